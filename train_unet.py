@@ -1,0 +1,383 @@
+"""Train a U-Net on a folder of images and masks.
+
+    python train_unet.py                                    the CONFIG below: the demo, out of the box
+    python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
+    python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
+    python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
+
+From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
+
+configs/default.yaml lists every key with its meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, load_config, to_yaml
+from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
+from unet_trainer.runs import BEST, LAST, CheckpointError, find_run, new_run_folder, newest_run
+
+if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
+    from unet_trainer.assemble import Data, Machine
+    from unet_trainer.history import Row
+    from unet_trainer.metrics import Scores
+
+# What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
+CONFIG: dict[str, Any] = {
+    "data_dir": "data/demo",  # a folder with images/ and masks/; the demo is made when it is missing
+    "run_name": "demo",
+    "image_size": 96,
+    "encoder": "tu-mobilenetv3_small_050",  # small, for a CPU; resnet34 is the one to take on a GPU
+    "decoder_channels": [128, 64, 32, 16, 16],
+    "batch_size": 8,
+    "num_epochs": 6,
+    "learning_rate": 3e-3,
+    "use_amp": False,  # True: bfloat16, at least twice as fast on a GPU
+    "amp_dtype": "bfloat16",
+    "compile_model": False,  # True: faster still, after a minute of compiling
+    "early_stopping_patience": 4,
+}
+
+
+class TrainingFailed(RuntimeError):
+    """Training cannot go on; the message says why, what is saved and what to try."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to. `history` has a dict for each epoch, with the columns of metrics.csv."""
+
+    run_dir: Path
+    best_epoch: int
+    best_val_iou: float
+    per_class_iou: dict[str, float | None]
+    epochs: int
+    stopped_early: bool
+    seconds: float
+    images_per_second: float
+    history: list[Row]
+
+
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    on_epoch: Callable[[Row], object] | None = None,
+    **overrides: Any,
+) -> TrainResult:
+    """Trains by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
+
+    `on_epoch` is called with the row of each epoch once it is saved. Raises UserError for what the user can mend and
+    TrainingFailed when the numbers go bad.
+    """
+    config = load_config(CONFIG if config is None else config, overrides)
+    started = time.perf_counter()
+
+    from unet_trainer import assemble, checkpoint
+    from unet_trainer.atomic import write_text_atomically
+
+    console = Console()
+    console.say("U-Net trainer")
+    earlier_file = _checkpoint_to_resume(config)
+    earlier = None if earlier_file is None else checkpoint.read_last(earlier_file)
+
+    config, numerics = assemble.build_numerics(config, console)
+    config, data = assemble.build_data(config, console, numerics.device)
+    machine = assemble.build_machine(config, numerics, len(data.train), console)
+    state = machine.state
+
+    if earlier is not None and earlier_file is not None:
+        run_dir = earlier_file.parent
+        changes = checkpoint.compare_configs(earlier["config"], as_dict(config))
+        checkpoint.compare_splits(earlier["split"], checkpoint.split_names(data.split))
+        state.load_state_dict(earlier)
+        console.log_to(run_dir / "train.log")
+        _tell_resumed(config, earlier, machine, changes, console)
+    else:
+        run_dir = _start_folder(config)
+        console.log_to(run_dir / "train.log")
+    console.fact("Run", str(run_dir))
+
+    is_finished = state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience)
+    if is_finished:
+        _tell_finished_before(config, state.epoch, run_dir, console)
+    elif config.compile_model:
+        console.say("Compiling the step (once; a minute or two) ...")
+        before = time.perf_counter()
+        config = assemble.compile_machine(config, machine, state.epoch, console)
+        if config.compile_model:
+            console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
+    header = f"Settings of this run. To run them again: python train_unet.py {run_dir / 'config.yaml'}"
+    write_text_atomically(run_dir / "config.yaml", to_yaml(dataclasses.replace(config, resume=None), header))
+    if not is_finished:
+        console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
+        _run_epochs(config, data, machine, run_dir, console, on_epoch)
+    return _report(config, data, machine, run_dir, console)
+
+
+def _run_epochs(
+    config: Config, data: Data, machine: Machine, run_dir: Path, console: Console, on_epoch: Callable[[Row], object] | None
+) -> None:
+    """Train, validate, judge, save; until the last epoch or until patience runs out."""
+    from unet_trainer import checkpoint
+    from unet_trainer.history import write_metrics
+    from unet_trainer.images import write_image
+
+    state = machine.state
+    on_gpu = machine.numerics.device.type == "cuda"
+    while state.epoch < config.num_epochs and not state.progress.is_out_of_patience(config.early_stopping_patience):
+        epoch_started = time.perf_counter()
+        console.epoch_begins(state.epoch + 1, config.num_epochs)
+        row = train_one_epoch(data, machine, console)
+        scores = evaluate(data, machine, console, row)
+        row["seconds"] = time.perf_counter() - epoch_started
+        if not math.isfinite(row["val_loss"]) or not math.isfinite(row["train_loss"]):
+            raise TrainingFailed(_non_finite_message(state.epoch, run_dir, config))
+
+        # The state is final before anything is saved.
+        state.epoch += 1
+        state.seconds += row["seconds"]
+        improved = state.progress.update(float(row[config.monitor]), state.epoch)
+        state.learning_rate.end_epoch(state.progress.epochs_since_best)
+        state.history.append(row)
+        if improved:
+            state.per_class_iou = scores.per_class_iou
+            checkpoint.save_best(run_dir / BEST, machine.eval_step.model, as_dict(config), state.epoch, row)
+            (run_dir / "samples").mkdir(exist_ok=True)
+            write_image(run_dir / "samples" / f"epoch_{state.epoch:04d}.png", machine.draw_samples(data))
+        checkpoint.save_last(run_dir / LAST, state, as_dict(config), data.split)
+        write_metrics(run_dir / "metrics.csv", state.history)
+        console.epoch_ends(row, config.num_epochs, improved, on_gpu)
+        if on_epoch is not None:
+            on_epoch(dict(row))
+
+
+def train_one_epoch(data: Data, machine: Machine, console: Console) -> Row:
+    """One pass over the training images; the part of the epoch's row that it fills."""
+    import torch
+
+    from unet_trainer.step import Totals
+
+    state, accumulation = machine.state, machine.accumulation_steps
+    device = machine.numerics.device
+    num_batches = len(data.train)
+    steps_per_epoch = -(-num_batches // accumulation)
+    totals = Totals(machine.num_classes, device)
+    machine.set_training(state.epoch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    learning_rate = 0.0
+    waited = 0.0
+    started = time.perf_counter()
+    with console.bar(f"Epoch {state.epoch + 1} [Train]:", num_batches) as bar:
+        batches = data.train.epoch(state.epoch)
+        for index in range(num_batches):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            window_start = index - index % accumulation
+            window = min(accumulation, num_batches - window_start)  # the last one of an epoch may be short
+            learning_rate = state.learning_rate.at(state.epoch * steps_per_epoch + index // accumulation)
+            machine.train_step(batch, totals, window, index + 1 == window_start + window, learning_rate)
+            bar.tick()
+            if (seen := totals.peek()) is not None:
+                bar.show(*seen)
+        loss, iou = totals.loss(), totals.scores().iou  # waits for the device, once an epoch
+        bar.show(loss, iou)
+    seconds = time.perf_counter() - started
+    return {
+        "epoch": state.epoch + 1,
+        "train_loss": loss,
+        "train_iou": iou,
+        "learning_rate": learning_rate,
+        "images_per_second": totals.num_images / seconds,
+        "data_wait": waited / seconds,
+        "skipped_steps": int(totals.num_skipped),
+        "peak_memory_gb": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0,
+    }
+
+
+def evaluate(data: Data, machine: Machine, console: Console, row: Row) -> Scores:
+    """One pass over the validation images; fills in the epoch's row."""
+    from unet_trainer.step import Totals
+
+    totals = Totals(machine.num_classes, machine.numerics.device)
+    machine.eval_step.model.eval()
+    with console.bar(f"Epoch {machine.state.epoch + 1} [Val]:  ", len(data.val)) as bar:
+        for batch in data.val.epoch(0):
+            machine.eval_step(batch, totals)
+            bar.tick()
+            if (seen := totals.peek()) is not None:
+                bar.show(*seen)
+        scores = totals.scores()
+        row.update(val_loss=totals.loss(), val_iou=scores.iou, val_dice=scores.dice)
+        bar.show(row["val_loss"], row["val_iou"])
+    return scores
+
+
+def _report(config: Config, data: Data, machine: Machine, run_dir: Path, console: Console) -> TrainResult:
+    """Says what came of the run and writes result.json."""
+    from unet_trainer.assemble import class_names
+    from unet_trainer.history import write_result
+
+    state = machine.state
+    best = state.history[state.progress.best_epoch - 1] if state.progress.best_epoch else state.history[-1]
+    result = TrainResult(
+        run_dir=run_dir,
+        best_epoch=int(best["epoch"]),
+        best_val_iou=float(best["val_iou"]),
+        per_class_iou=dict(zip(class_names(config), state.per_class_iou, strict=False)),
+        epochs=state.epoch,
+        stopped_early=state.epoch < config.num_epochs,
+        seconds=round(state.seconds, 3),
+        images_per_second=len(state.history) / sum(1 / row["images_per_second"] for row in state.history),
+        history=state.history,
+    )
+    summary = dataclasses.asdict(result)
+    del summary["run_dir"], summary["history"]
+    write_result(run_dir / "result.json", summary)
+    console.say()
+    if result.stopped_early:
+        console.say(f"Stopped early: no better {config.monitor} in {config.early_stopping_patience} epochs")
+    console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
+    console.class_table(result.per_class_iou)
+    console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
+    console.say(f"Weights: {run_dir / 'best.pt'} | table: {run_dir / 'metrics.csv'} | pictures: {run_dir / 'samples'}")
+    console.say(f"Next: python train_unet.py --resume {run_dir} num_epochs={config.num_epochs * 2}   (trains on)")
+    return result
+
+
+def _checkpoint_to_resume(config: Config) -> Path | None:
+    if config.resume is None:
+        return None
+    if config.resume != "auto":
+        return find_run(config.resume, Path(config.checkpoint_dir))
+    last = Path(config.checkpoint_dir) / config.run_name / LAST
+    return last if last.exists() else None
+
+
+def _start_folder(config: Config) -> Path:
+    """A folder for a new run. With resume: auto the name is kept, or the next start would not find it."""
+    try:
+        if config.resume == "auto":
+            folder = Path(config.checkpoint_dir) / config.run_name
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        return new_run_folder(Path(config.checkpoint_dir), config.run_name)
+    except OSError as error:
+        raise UserError(f"checkpoint_dir: {config.checkpoint_dir} cannot be written to ({error.strerror})") from None
+
+
+def _tell_resumed(config: Config, earlier: Mapping[str, Any], machine: Machine, changes: Sequence[str], console: Console) -> None:
+    state = machine.state
+    console.say(
+        f"Resuming after epoch {state.epoch}; best {config.monitor} so far "
+        f"{state.progress.best_value:.4f} (epoch {state.progress.best_epoch})"
+    )
+    for change in changes:
+        console.note(f"changed since then: {change}")
+    horizon = earlier["config"]["num_epochs"]
+    if horizon != config.num_epochs and state.epoch < config.num_epochs:
+        rate = state.learning_rate.at(state.epoch * (state.learning_rate.num_steps // config.num_epochs))
+        how = (
+            "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
+        )
+        console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
+
+
+def _tell_finished_before(config: Config, epoch: int, run_dir: Path, console: Console) -> None:
+    if epoch >= config.num_epochs:
+        how = f"num_epochs={config.num_epochs * 2}"
+        console.note(
+            f"this run had finished its {config.num_epochs} epochs; to train on: python train_unet.py --resume {run_dir} {how}"
+        )
+    else:
+        how = f"early_stopping_patience={(config.early_stopping_patience or 1) * 2}, or null"
+        console.note(f"this run had stopped early after epoch {epoch}; to train on, resume it with {how}")
+
+
+def _non_finite_message(epoch: int, run_dir: Path, config: Config) -> str:
+    saved = f"the state after epoch {epoch} is in {run_dir / 'last.pt'}" if epoch else "no epoch was finished"
+    ideas = ["a lower learning_rate", "grad_clip: 1.0"]
+    ideas += ["use_amp: false"] if config.use_amp else []
+    return f"the loss is no longer a finite number in epoch {epoch + 1}; {saved}. Try {', '.join(ideas)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? and trains on
+    try:
+        source, overrides = _read_command_line(sys.argv[1:] if arguments is None else arguments)
+        config = load_config(source, overrides)
+        if source is CONFIG and config.data_dir != DEMO_DIR:
+            print(
+                "Note: settings not given are those of the demo, a small model for small images; "
+                "configs/production.yaml is made for real data"
+            )
+        train(config)
+    except UserError as error:
+        show_error(str(error))
+        return EXIT_USER_ERROR
+    except TrainingFailed as error:
+        show_error(str(error))
+        return EXIT_TRAINING_FAILED
+    except KeyboardInterrupt:
+        show_error("interrupted; what was finished is saved, and python train_unet.py --resume goes on from there")
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def _read_command_line(arguments: Sequence[str]) -> tuple[Mapping[str, Any] | Path, list[str]]:
+    """The source of the config, and the overrides."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
+    parser.add_argument("--config", metavar="FILE", help="the YAML file, if not given by position")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="go on with the newest run, or with a run's name, folder or .pt file"
+    )
+    given, unknown = parser.parse_known_args(arguments)
+    words = [*given.words]
+    if given.resume is not None and (_is_override(given.resume) or given.resume.endswith((".yaml", ".yml"))):
+        words.append(given.resume)  # --resume key=value: the newest run, with an override
+        given.resume = ""
+    if unknown:
+        raise UserError("; ".join(_unknown_option(option) for option in unknown))
+    overrides = [word for word in words if _is_override(word)]
+    files = [word for word in words if not _is_override(word)] + ([given.config] if given.config else [])
+    if len(files) > 1:
+        raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
+    if given.resume is None:
+        return (Path(files[0]) if files else CONFIG), overrides
+    return _resume_source(given.resume, files, overrides)
+
+
+def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """--resume: the named config, or else the run's own; and where to go on from."""
+    own = dict(override.split("=", 1) for override in overrides)
+    checkpoint_dir = Path(own.get("checkpoint_dir") or Config().checkpoint_dir)
+    file = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
+    if not files and not (file.parent / "config.yaml").is_file():
+        raise CheckpointError(f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}")
+    return Path(files[0]) if files else file.parent / "config.yaml", [*overrides, f"resume={file}"]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and word.partition("=")[0].strip().isidentifier()
+
+
+def _unknown_option(option: str) -> str:
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    return f"{option}: unknown option" + (f"; settings are given as {name}=VALUE" if name else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Turns a Config into the parts of a run: device, data, model, steps. Says what it chose for the user, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unet_trainer.augment import build_augmentation
+from unet_trainer.checkpoint import TrainState
+from unet_trainer.config import DEMO_DIR, Config, UserError
+from unet_trainer.console import Console
+from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers, count_cores
+from unet_trainer.demo import ensure_demo
+from unet_trainer.images import Pixels
+from unet_trainer.losses import WeightedLoss
+from unet_trainer.masks import build_lookup, choose_mask_values
+from unet_trainer.model import Ema, build_model, set_training
+from unet_trainer.pairs import Split, build_split
+from unet_trainer.pictures import sample_sheet
+from unet_trainer.precision import build_scaler, choose_device, choose_precision, inspect_hardware, set_backends
+from unet_trainer.progress import Progress
+from unet_trainer.scan import Scan, class_shares, refuse_misfits, scan_pairs
+from unet_trainer.schedule import build_learning_rate, build_optimizer
+from unet_trainer.step import EvalStep, Numerics, TrainStep, build_forward, compile_steps, predict
+
+NUM_SAMPLES = 4  # validation images shown in samples/
+
+
+@dataclass(frozen=True)
+class Data:
+    """The pairs of a run and the loaders over them."""
+
+    split: Split
+    train: Loader
+    val: Loader
+    val_dataset: SegmentationDataset
+
+    def sample_batch(self) -> tuple[list[Pixels], list[Pixels]]:
+        """A few validation pairs, spread over the set; the same in every epoch."""
+        indices = np.unique(np.linspace(0, len(self.val_dataset) - 1, NUM_SAMPLES).round().astype(int))
+        pairs = [self.val_dataset[0, int(index)] for index in indices]
+        return [image for image, _ in pairs], [mask for _, mask in pairs]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The parts that learn."""
+
+    state: TrainState
+    train_step: TrainStep
+    eval_step: EvalStep
+    numerics: Numerics
+    num_classes: int
+    accumulation_steps: int
+    freeze_encoder_epochs: int
+
+    def set_training(self, epoch: int) -> None:
+        """Training mode for the epoch (counted from 0)."""
+        set_training(self.state.model, encoder_frozen=epoch < self.freeze_encoder_epochs)
+
+    def draw_samples(self, data: Data) -> Pixels:
+        images, truths = data.sample_batch()
+        ids = predict(self.eval_step.model, torch.from_numpy(np.stack(images)), self.numerics).to("cpu", torch.uint8).numpy()
+        return sample_sheet(images, truths, list(ids))
+
+
+def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
+    """Device and precision as the hardware allows; the config comes back with what was chosen."""
+    device = choose_device(config.device)
+    set_backends(config.allow_tf32, config.deterministic)
+    hardware = inspect_hardware(device)
+    precision = choose_precision(config.use_amp, config.amp_dtype, hardware)
+    cores = count_cores()
+    console.fact(
+        "Device", f"{device} ({hardware.name}{f', {cores} cores' if device.type == 'cpu' else ''}), torch {torch.__version__}"
+    )
+    if precision.fell_back:
+        console.warn(precision.reason)
+    if precision.uses_amp:
+        console.say(f"Mixed Precision Training: {precision.format}")
+        console.say(f"✓ AMP enabled with {precision.format}: {precision.reason}")
+    else:
+        tf32 = " with TF32 matrix products" if device.type == "cuda" and config.allow_tf32 else ""
+        console.say(f"Mixed Precision Training: off, float32{tf32} ({precision.reason})")
+        if device.type == "cuda" and not config.use_amp and (hardware.has_bfloat16 or hardware.has_float16):
+            console.say("  use_amp=true trains faster in about half the memory")
+    amp_dtype = precision.format if precision.format != "float32" else config.amp_dtype
+    config = dataclasses.replace(config, use_amp=precision.uses_amp, amp_dtype=amp_dtype)
+    return config, Numerics(device, precision, config.channels_last)
+
+
+def build_data(config: Config, console: Console, device: torch.device) -> tuple[Config, Data]:
+    """Finds, reads and checks every pair; the config comes back with the mask values that were chosen."""
+    data_dir = Path(config.data_dir)
+    if data_dir == Path(DEMO_DIR) and ensure_demo(data_dir):
+        console.say(f"Made the demo dataset in {data_dir}")
+    split = build_split(config)
+    pairs = (*split.train, *split.val)
+    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar:
+        scan = scan_pairs(pairs, count_cores(), bar.tick)
+    mask_values = choose_mask_values(config.mask_values, config.num_classes, config.ignore_value, scan.values_seen)
+    refuse_misfits(pairs, scan, mask_values, config.ignore_value)
+    lookup = build_lookup(mask_values, config.ignore_value)
+    size = image_shape(config)
+    _tell_data(config, split, scan, mask_values, lookup, size, console)
+    if len(split.train) < config.batch_size:
+        raise UserError(
+            f"batch_size: {config.batch_size} is more than the {len(split.train)} training images; need at most {len(split.train)}"
+        )
+    augmentation = build_augmentation(config.augmentation)
+    num_workers = choose_num_workers(config.num_workers, count_cores(), device.type == "cpu")
+    pin_memory = device.type == "cuda"
+    train_dataset = SegmentationDataset(split.train, lookup, size, augmentation, config.seed)
+    val_dataset = SegmentationDataset(split.val, lookup, size, None, config.seed)
+    data = Data(
+        split,
+        Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory),
+        Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory),
+        val_dataset,
+    )
+    return dataclasses.replace(config, mask_values=mask_values), data
+
+
+def _tell_data(
+    config: Config, split: Split, scan: Scan, mask_values: tuple[int, ...], lookup: Pixels, size: tuple[int, int], console: Console
+) -> None:
+    sizes = ", ".join(f"{width}×{height}" for (height, width), _ in scan.sizes.most_common(3)) + (
+        ", …" if len(scan.sizes) > 3 else ""
+    )
+    console.fact(
+        "Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule}); {sizes} → {size[1]}×{size[0]}"
+    )
+    shares = class_shares(scan, lookup, len(mask_values))
+    names = class_names(config)
+    shown = ["background", *names] if config.num_classes == 1 else names
+    table = [f"{value} → {name} {share:.1%}" for value, name, share in zip(mask_values, shown, shares, strict=True)]
+    console.fact("Masks", ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + " of pixels")
+    absent = [name for name, share in zip(shown, shares, strict=True) if share == 0]
+    if absent:
+        console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+
+
+def image_shape(config: Config) -> tuple[int, int]:
+    """Height and width of a batch."""
+    return config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+
+
+def class_names(config: Config) -> list[str]:
+    """A name for each class that is reported."""
+    if config.class_names is not None:
+        return list(config.class_names)
+    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
+
+
+def build_machine(config: Config, numerics: Numerics, num_batches: int, console: Console) -> Machine:
+    """Model, loss, optimizer and the two steps, all from the seed."""
+    if config.encoder_weights == "imagenet":
+        console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
+    torch.manual_seed(config.seed)
+    device = numerics.device
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = build_model(config).to(device).to(memory_format=layout)
+    loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
+    ema = None if config.ema_decay is None else Ema(model, config.ema_decay)
+    optimizer = build_optimizer(config, model, device)
+    scaler = build_scaler(config, numerics.precision, device)
+    learning_rate = build_learning_rate(config, -(-num_batches // config.accumulation_steps))
+    progress = Progress(higher_is_better=config.monitor != "val_loss", min_delta=config.early_stopping_min_delta)
+    eval_model = model if ema is None else ema.model
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    weights = config.encoder_weights or "random weights"
+    console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
+    effective = config.batch_size * config.accumulation_steps
+    console.fact(
+        "Batch", f"{config.batch_size} × {config.accumulation_steps} = {effective} effective, {num_batches} batches an epoch"
+    )
+    return Machine(
+        state=TrainState(model, optimizer, scaler, learning_rate, progress, ema),
+        train_step=TrainStep(build_forward(model, loss, numerics), model, optimizer, scaler, device, config.grad_clip, ema),
+        eval_step=EvalStep(build_forward(eval_model, loss, numerics), eval_model, device),
+        numerics=numerics,
+        num_classes=config.num_classes,
+        accumulation_steps=config.accumulation_steps,
+        freeze_encoder_epochs=config.freeze_encoder_epochs,
+    )
+
+
+def compile_machine(config: Config, machine: Machine, epoch: int, console: Console) -> Config:
+    """Compiles the steps on a made-up batch before the first epoch; where that fails, says so and leaves them as they are."""
+    height, width = image_shape(config)
+    images = torch.randint(
+        0, 256, (config.batch_size, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    masks = torch.zeros(config.batch_size, height, width, dtype=torch.uint8)
+    machine.set_training(epoch)
+    failure = compile_steps(machine.train_step, machine.eval_step, Batch(images, masks, config.batch_size), config.num_classes)
+    if failure is None:
+        return config
+    console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
+    return dataclasses.replace(config, compile_model=False)

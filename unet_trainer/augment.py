@@ -1,0 +1,130 @@
+"""Augmentation pipelines, by name or as a list from the config. The one module that imports albumentations.
+
+The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its transforms completely, and forked workers
+repeat each other. Each sample gets random states derived from its own key instead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from unet_trainer.config import ConfigError
+from unet_trainer.images import Pixels
+from unet_trainer.parsers import near_miss
+
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # or the import asks the network for a newer version
+import albumentations as A
+from albumentations.core.composition import BaseCompose
+
+GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
+# They leave uint8 or the image's own format, which the step expects: normalisation happens on the device.
+REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
+REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
+
+
+class Augmentation:
+    """Applies a pipeline to one pair; the result depends on the pair and the key alone."""
+
+    def __init__(self, transforms: Sequence[A.BasicTransform | BaseCompose]) -> None:
+        self.compose = A.Compose(list(transforms), seed=None)
+
+    def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int]) -> tuple[Pixels, Pixels]:
+        generator = np.random.default_rng(key)
+        self.compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        result = self.compose(image=image, mask=mask)
+        return result["image"], result["mask"]
+
+
+def build_augmentation(spec: str | Sequence[Any]) -> Augmentation | None:
+    """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem."""
+    if spec == "none" or len(spec) == 0:
+        return None
+    if isinstance(spec, str):
+        return Augmentation(PIPELINES[spec]())
+    problems: list[str] = []
+    transforms = [_build_transform(item, problems) for item in spec]
+    if problems:
+        raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
+    augmentation = Augmentation([transform for transform in transforms if transform is not None])
+    _try_out(augmentation)
+    return augmentation
+
+
+def _default() -> list[A.BasicTransform]:
+    return [
+        A.HorizontalFlip(p=0.5),
+        A.VerticalFlip(p=0.5),
+        A.Affine(scale=(0.8, 1.25), translate_percent=(-0.1, 0.1), rotate=(-30, 30), p=0.7, **REFLECT),
+        A.RandomBrightnessContrast(brightness_limit=0.2, contrast_limit=0.2, p=0.5),
+    ]
+
+
+def _strong() -> list[A.BasicTransform]:
+    return [
+        A.SquareSymmetry(p=1.0) if hasattr(A, "SquareSymmetry") else A.HorizontalFlip(p=0.5),
+        A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-45, 45), shear=(-8, 8), p=0.8, **REFLECT),
+        A.ElasticTransform(alpha=40, sigma=6, p=0.2, **REFLECT),
+        A.RandomBrightnessContrast(brightness_limit=0.3, contrast_limit=0.3, p=0.6),
+        A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4),
+        A.RandomGamma(gamma_limit=(70, 140), p=0.3),
+        A.GaussNoise(std_range=(0.01, 0.06), p=0.25),
+        A.GaussianBlur(blur_limit=(3, 5), p=0.15),
+    ]
+
+
+PIPELINES = {"default": _default, "strong": _strong}
+
+
+def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
+    """One entry, `Name` or `{Name: {parameter: value}}`; a problem is noted and None returned."""
+    name, parameters = (item, {}) if isinstance(item, str) else next(iter(item.items()))
+    parameters = dict(parameters or {})
+    if name in REFUSED:
+        problems.append(f"{name} is not for here: batches stay uint8, the device normalises them")
+        return None
+    known = getattr(A, name, None)
+    is_transform = isinstance(known, type) and issubclass(known, A.BasicTransform) and not name.startswith("_")
+    if not is_transform and name not in GROUPS:
+        meant = near_miss(name, [word.lower() for word in _transform_names()])
+        proper = next((word for word in _transform_names() if word.lower() == meant), None)
+        problems.append(f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list"))
+        return None
+    if name in GROUPS:
+        inner = parameters.pop("transforms", None)
+        if not isinstance(inner, list) or not inner:
+            problems.append(f"{name} needs transforms: a list")
+            return None
+        parameters["transforms"] = [_build_transform(entry, problems) for entry in inner]
+        if None in parameters["transforms"]:
+            return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a misspelt parameter is only a warning there
+            return getattr(A, name)(**parameters)
+    except (UserWarning, ValueError, TypeError) as error:
+        problems.append(f"{name}: {' '.join(str(error).split())[:200]}")
+        return None
+
+
+def _transform_names() -> list[str]:
+    return [name for name in dir(A) if isinstance(getattr(A, name), type) and issubclass(getattr(A, name), A.BasicTransform)]
+
+
+def _try_out(augmentation: Augmentation) -> None:
+    """Runs the pipeline on a made-up pair, so that what cannot work says so before the first step."""
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    mask = np.zeros((64, 64), np.uint8)
+    mask[16:48, 16:48] = 1
+    try:
+        image, mask = augmentation(image, mask, (0, 0, 0))
+    except (ValueError, TypeError, KeyError, cv2.error) as error:
+        raise ConfigError(f"augmentation: the pipeline fails on a 64×64 image: {' '.join(str(error).split())[:300]}") from None
+    if image.dtype != np.uint8 or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ConfigError(f"augmentation: the pipeline returns {image.dtype} {image.shape}; need uint8 images as they came in")

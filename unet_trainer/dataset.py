@@ -1,0 +1,161 @@
+"""(seed, epoch, index) → sample → uint8 batch. A sample depends on nothing else: not on workers, order or history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from unet_trainer.augment import Augmentation
+from unet_trainer.images import DataError, Pixels, ReadError, read_image, read_mask
+from unet_trainer.masks import IGNORED, UNKNOWN
+from unet_trainer.pairs import Pair
+
+Key = tuple[int, int]  # epoch, index
+ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
+
+
+class Batch(NamedTuple):
+    """What the workers hand over: small integers, channels last; the device does the rest."""
+
+    images: torch.Tensor  # N,H,W,C uint8
+    masks: torch.Tensor  # N,H,W uint8 class ids
+    num_images: int  # those that are no padding
+
+
+class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
+    """Reads a pair, brings it to the size of the batch and augments it."""
+
+    def __init__(
+        self, pairs: Sequence[Pair], lookup: Pixels, size: tuple[int, int], augmentation: Augmentation | None, seed: int
+    ) -> None:
+        self.pairs = pairs
+        self.lookup = lookup  # mask value → class id
+        self.size = size  # height, width
+        self.augmentation = augmentation
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
+        """H,W,3 image and H,W class ids."""
+        epoch, index = key
+        image, mask = self._read(self.pairs[index])
+        image, mask = resize_pair(image, mask, self.size)
+        if self.augmentation is not None:
+            image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
+            image, mask = resize_pair(image, mask, self.size)  # the user's list may hold crops
+        return image, mask
+
+    def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
+        """The files were checked before the first step; they may have changed since."""
+        path = pair.image
+        try:
+            image = read_image(path)
+            path = pair.mask
+            mask = self.lookup[read_mask(path)]
+        except ReadError as error:
+            raise DataError(f"{path}: {error}") from None
+        if (mask == UNKNOWN).any() or mask.shape != image.shape[:2]:
+            raise DataError(f"{path}: changed since the run began")
+        return image, mask
+
+
+def resize_pair(image: Pixels, mask: Pixels, size: tuple[int, int]) -> tuple[Pixels, Pixels]:
+    """Image and mask at (height, width); the mask keeps its values, so nothing is interpolated in it."""
+    height, width = size
+    if image.shape[:2] == size:
+        return image, mask
+    shrinks = image.shape[0] > height and image.shape[1] > width
+    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return resized, cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+
+
+class EpochBatches(Sampler[list[Key]]):
+    """The batches of one epoch as lists of (epoch, index). `set_epoch` picks the epoch that the next pass yields."""
+
+    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle  # training: shuffled, and the last partial batch is dropped to keep shapes static
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = np.arange(self.num_samples)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, ORDER_STREAM, self.epoch]).permutation(self.num_samples)
+        for batch in range(len(self)):
+            indices = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield [(self.epoch, int(index)) for index in indices]
+
+
+class Collate:
+    """Stacks samples; a short batch is filled up with pixels that count nowhere."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def __call__(self, samples: list[tuple[Pixels, Pixels]]) -> Batch:
+        height, width, channels = samples[0][0].shape
+        images = torch.zeros(self.batch_size, height, width, channels, dtype=torch.uint8)
+        masks = torch.full((self.batch_size, height, width), IGNORED, dtype=torch.uint8)
+        for index, (image, mask) in enumerate(samples):
+            images[index] = torch.from_numpy(np.ascontiguousarray(image))
+            masks[index] = torch.from_numpy(np.ascontiguousarray(mask))
+        return Batch(images, masks, len(samples))
+
+
+class Loader:
+    """Batches of an epoch, with workers that live as long as the loader."""
+
+    def __init__(self, dataset: SegmentationDataset, batch_size: int, num_workers: int, shuffle: bool, pin_memory: bool) -> None:
+        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle)
+        num_workers = min(num_workers, len(self.batches))
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.batches,
+            collate_fn=Collate(batch_size),
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            prefetch_factor=4 if num_workers else None,
+            pin_memory=pin_memory,
+            worker_init_fn=_start_worker,
+            generator=torch.Generator(),  # or every pass would move the global random state
+        )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        self.batches.set_epoch(epoch)
+        return iter(self.loader)
+
+
+def _start_worker(_: int) -> None:
+    cv2.setNumThreads(0)  # one process a core is enough
+    torch.set_num_threads(1)
+
+
+def choose_num_workers(num_workers: int | str, num_cores: int, on_cpu: bool) -> int:
+    """`auto`: all cores but one for a GPU; half of them where the model needs the cores itself, at most 4."""
+    if isinstance(num_workers, int):
+        return num_workers
+    return min(num_cores // 2, 4) if on_cpu else max(1, min(num_cores - 1, 16))
+
+
+def count_cores() -> int:
+    """Cores this process may use, which in a container is fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

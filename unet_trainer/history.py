@@ -1,0 +1,53 @@
+"""What a run leaves to read: a row an epoch in metrics.csv, the outcome in result.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.atomic import write_text_atomically
+
+Row = dict[str, float | int]
+
+COLUMNS = (
+    "epoch",
+    "train_loss",
+    "val_loss",
+    "train_iou",
+    "val_iou",
+    "val_dice",
+    "learning_rate",
+    "seconds",
+    "images_per_second",
+    "data_wait",
+    "skipped_steps",
+    "peak_memory_gb",
+)
+
+
+def write_metrics(path: Path, rows: Sequence[Row]) -> None:
+    """The whole table, so that a resumed run leaves no row twice."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([f"{value:.6g}" if isinstance(value := row[name], float) else value for name in COLUMNS])
+    write_text_atomically(path, text.getvalue())
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    write_text_atomically(path, json.dumps(_finite(result), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: it becomes null."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,102 @@
+"""Reads and writes image files. Nothing is converted in silence: a depth or layout that would lose information is refused.
+
+OpenCV decodes; its habits that damage data (16 bit cut to 8, palettes turned into colours, cut-off files accepted) are
+stopped here.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from unet_trainer.config import UserError
+
+Pixels = NDArray[Any]  # uint8 wherever the name stands; OpenCV's type stubs know no dtype
+
+IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"])
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
+JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+PALETTE_COLOUR_TYPE = 3
+
+# Its decoder messages carry no file name; the errors raised here do.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+
+class DataError(UserError):
+    """The data cannot be trained on; the message names the files and the fix."""
+
+
+class ReadError(DataError):
+    """A file that cannot be read as an image; the message is the reason alone, the caller knows the file."""
+
+
+def read_image(path: Path) -> Pixels:
+    """H,W,3 uint8 RGB. Grey becomes three equal channels, alpha is dropped, EXIF rotation is applied."""
+    image = _decode(_read_bytes(path), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    if image.dtype != np.uint8:
+        raise ReadError(f"{image.dtype} pixels; only 8-bit images can be read so far, convert the file to 8 bit")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def read_mask(path: Path) -> Pixels:
+    """H,W uint8, the values as they stand in the file (a palette's index, not its colour)."""
+    data = _read_bytes(path)
+    if data.startswith(PNG_START) and data[25:26] == bytes([PALETTE_COLOUR_TYPE]):
+        _refuse_cut_off(data)
+        with Image.open(io.BytesIO(data)) as picture:  # OpenCV would give the palette's colours
+            return np.asarray(picture, dtype=np.uint8)
+    mask = _decode(data, cv2.IMREAD_UNCHANGED)
+    if mask.ndim == 3:
+        colours = mask[:, :, :3]
+        if (colours != colours[:, :, :1]).any():
+            raise ReadError("a colour mask; need one channel with a value for each class")
+        mask = colours[:, :, 0]
+    if not np.issubdtype(mask.dtype, np.integer) or mask.max(initial=0) > 255 or mask.min(initial=0) < 0:
+        raise ReadError(f"{mask.dtype} values up to {mask.max()}; need whole numbers from 0 to 255")
+    return np.ascontiguousarray(mask, dtype=np.uint8)
+
+
+def write_image(path: Path, pixels: Pixels) -> None:
+    """Writes H,W or H,W,3 RGB in the format that the extension names."""
+    path.write_bytes(encode_image(pixels, path.suffix))
+
+
+def encode_image(pixels: Pixels, extension: str) -> bytes:
+    stored = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels
+    done, buffer = cv2.imencode(extension, stored)
+    assert done, extension
+    return buffer.tobytes()
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ReadError(error.strerror or str(error)) from None
+    if not data:
+        raise ReadError("the file is empty")
+    return data
+
+
+def _decode(data: bytes, flags: int) -> Pixels:
+    _refuse_cut_off(data)
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise ReadError(f"cannot be decoded ({error.err})") from None
+    if image is None:
+        raise ReadError("not an image that can be decoded")
+    return image
+
+
+def _refuse_cut_off(data: bytes) -> None:
+    """OpenCV fills the missing part of a cut-off JPEG with grey and says nothing."""
+    tail = data[-4096:]
+    if (data.startswith(PNG_START) and PNG_END not in tail) or (data.startswith(JPEG_START) and JPEG_END not in tail):
+        raise ReadError("the file is cut off")

@@ -1,0 +1,52 @@
+"""Where runs are: a folder each under checkpoint_dir. Finds one to go on with, makes one for a new run. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unet_trainer.config import UserError
+
+LAST, BEST = "last.pt", "best.pt"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+def find_run(name: str, checkpoint_dir: Path) -> Path:
+    """The checkpoint that RUN means: a run's name or folder, or a .pt file."""
+    for candidate in (Path(name), checkpoint_dir / name):
+        if candidate.is_file():
+            return candidate
+        if (candidate / LAST).is_file():
+            return candidate / LAST
+        if candidate.is_dir():
+            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
+    runs = [path.parent.name for path in _by_age(checkpoint_dir)]
+    there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
+    raise CheckpointError(f"no run {name}{there}")
+
+
+def newest_run(checkpoint_dir: Path) -> Path:
+    """The checkpoint that was written last."""
+    found = _by_age(checkpoint_dir)
+    if not found:
+        raise CheckpointError(f"nothing to go on from: no {LAST} under {checkpoint_dir}")
+    return found[0]
+
+
+def _by_age(checkpoint_dir: Path) -> list[Path]:
+    return sorted(checkpoint_dir.glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
+    """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
+    number = 1
+    while True:
+        folder = checkpoint_dir / (run_name if number == 1 else f"{run_name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

@@ -1,0 +1,242 @@
+"""One training step and one evaluation step: normalise, forward, loss, counts. Eager or compiled, in any precision, the
+same code: a disabled scaler and a disabled autocast do nothing. No line here waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from unet_trainer.dataset import Batch
+from unet_trainer.losses import WeightedLoss, class_logits
+from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
+from unet_trainer.model import Ema
+from unet_trainer.precision import DTYPES, Precision
+
+IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
+IMAGENET_STD = (58.395, 57.12, 57.375)
+PEEK_SECONDS = 0.5  # how often the progress bar asks for numbers
+
+Forward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How a forward pass computes."""
+
+    device: torch.device
+    precision: Precision
+    channels_last: bool
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, DTYPES[self.precision.format], enabled=self.precision.uses_amp)
+
+
+class Totals:
+    """Loss and confusion matrix of an epoch, summed on the device and read late and seldom."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        num_ids = max(2, num_classes)
+        self.num_classes = num_classes
+        self.loss_sum = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
+        self.num_skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_bad = torch.zeros((), dtype=torch.int64, device=device)  # images whose loss was no finite number
+        self.num_images = 0
+        self._glimpse = Glimpse(device)
+
+    def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+        loss = loss.detach()
+        is_finite = torch.isfinite(loss)  # a float16 overflow is skipped by the scaler and must not spoil the epoch's mean
+        self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
+        self.num_bad += ~is_finite * num_images
+        self.matrix += counts
+        self.num_images += num_images
+
+    def loss(self) -> float:
+        """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
+        num_good = self.num_images - int(self.num_bad)
+        return float(self.loss_sum) / num_good if num_good else math.nan
+
+    def scores(self) -> Scores:
+        """Waits for the device."""
+        return scores(self.matrix, self.num_classes)
+
+    def peek(self) -> tuple[float, float] | None:
+        """Loss and IoU as they were a moment ago, None when there is nothing new. Never waits for the device."""
+        seen = self._glimpse.take([self.loss_sum, self.matrix], self.num_images)
+        if seen is None:
+            return None
+        (loss_sum, matrix), num_images = seen
+        return float(loss_sum) / max(1, num_images), scores(matrix, self.num_classes).iou
+
+
+class Glimpse:
+    """Copies tensors to the host in the background, every half second, and hands a copy out once it has arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.arrived = torch.cuda.Event() if self.on_cuda else None
+        self.started = time.perf_counter()
+        self.copies: list[torch.Tensor] | None = None
+        self.label = 0
+
+    def take(self, tensors: list[torch.Tensor], label: int) -> tuple[list[torch.Tensor], int] | None:
+        if self.copies is not None:
+            if self.arrived is not None and not self.arrived.query():
+                return None
+            taken, self.copies = (self.copies, self.label), None
+            return taken
+        if time.perf_counter() - self.started >= PEEK_SECONDS:
+            self.started = time.perf_counter()
+            self.label = label
+            # A copy into ordinary memory would wait for the device.
+            self.copies = [torch.empty_like(tensor, device="cpu", pin_memory=self.on_cuda) for tensor in tensors]
+            for copy, tensor in zip(self.copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
+            if self.arrived is not None:
+                self.arrived.record()
+        return None
+
+
+def build_normalise(numerics: Numerics) -> Callable[[torch.Tensor], torch.Tensor]:
+    """N,H,W,C uint8 → N,C,H,W float32 in the model's memory layout."""
+    mean = torch.tensor(IMAGENET_MEAN, device=numerics.device).view(1, -1, 1, 1)
+    scale = 1 / torch.tensor(IMAGENET_STD, device=numerics.device).view(1, -1, 1, 1)
+    layout = torch.channels_last if numerics.channels_last else torch.contiguous_format
+
+    def normalise(images: torch.Tensor) -> torch.Tensor:
+        pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+        return (pixels.float() - mean) * scale
+
+    return normalise
+
+
+def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics) -> Forward:
+    """N,H,W,C uint8 images and N,H,W uint8 ids → loss and confusion matrix, both on the device."""
+    normalise = build_normalise(numerics)
+
+    def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with numerics.autocast():
+            logits = model(normalise(images))
+        logits = class_logits(logits)  # float32 from here on: sums over pixels exceed what 16 bit can hold
+        counts = confusion_matrix(predicted_ids(logits.detach()), masks, logits.shape[1])
+        return loss(logits, masks), counts
+
+    return forward
+
+
+@torch.no_grad()
+def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+    """N,H,W,C uint8 images on any device → N,H,W class ids."""
+    model.eval()
+    normalised = build_normalise(numerics)(images.to(numerics.device))
+    with numerics.autocast():
+        logits = model(normalised)
+    return predicted_ids(class_logits(logits))
+
+
+@dataclass
+class TrainStep:
+    """Forward, backward and, at the end of an accumulation window, the optimizer."""
+
+    forward: Forward
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    grad_clip: float | None = None
+    ema: Ema | None = None
+    parameters: list[torch.nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = list(self.model.parameters())
+
+    def __call__(self, batch: Batch, totals: Totals, window: int, closes_window: bool, learning_rate: float) -> None:
+        """One batch of a window of `window` batches whose gradients add up before the weights move."""
+        images, masks = to_device(batch, self.device)
+        torch.compiler.cudagraph_mark_step_begin()
+        loss, counts = self.forward(images, masks)
+        totals.add(loss, counts, batch.num_images)
+        self.scaler.scale(loss / window).backward()
+        if closes_window:
+            self.move_weights(totals, learning_rate)
+
+    def move_weights(self, totals: Totals, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.grad_clip is not None or self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+            limit = float("inf") if self.grad_clip is None else self.grad_clip
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True)
+            if self.scaler.is_enabled():  # the scaler skips a step with non-finite gradients
+                totals.num_skipped += ~torch.isfinite(norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=False)
+        if self.ema is not None:
+            self.ema.update(self.model)
+
+
+@dataclass
+class EvalStep:
+    """Forward without gradients, for a model in evaluation mode."""
+
+    forward: Forward
+    model: torch.nn.Module
+    device: torch.device
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, totals: Totals) -> None:
+        images, masks = to_device(batch, self.device)
+        torch.compiler.cudagraph_mark_step_begin()
+        loss, counts = self.forward(images, masks)
+        totals.add(loss, counts, batch.num_images)
+
+
+def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch.images.to(device, non_blocking=True), batch.masks.to(device, non_blocking=True)
+
+
+def compile_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_classes: int) -> str | None:
+    """Compiles both forward passes and tries them on a batch; returns None, or why it failed, with the steps as they were.
+
+    Expects the model in training mode and leaves it there, its weights, statistics and random state untouched.
+    """
+    eager = train_step.forward, eval_step.forward
+    device = train_step.device
+    # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
+    mode = "reduce-overhead" if device.type == "cuda" else "default"
+    train_step.forward = torch.compile(train_step.forward, mode=mode, dynamic=False)
+    eval_step.forward = torch.compile(eval_step.forward, mode=mode, dynamic=False)
+    saved = {name: value.clone() for name, value in train_step.model.state_dict().items()}
+    was_training = {module: module.training for module in train_step.model.modules()}
+    devices = [device] if device.type == "cuda" else []
+    failure = None
+    try:
+        with torch.random.fork_rng(devices):
+            _try_steps(train_step, eval_step, batch, Totals(num_classes, device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers fail in every way there is, and the eager steps work in each case
+        first_line = next((line for line in str(error).splitlines() if line.strip()), "")
+        failure = f"{type(error).__name__}: {first_line.strip()[:200]}"
+        train_step.forward, eval_step.forward = eager
+    train_step.model.load_state_dict(saved)
+    for module, training in was_training.items():
+        module.training = training
+    train_step.optimizer.zero_grad(set_to_none=False)
+    return failure
+
+
+def _try_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, totals: Totals) -> None:
+    for _ in range(3):  # CUDA graphs: run, record, replay
+        train_step(batch, totals, window=1, closes_window=False, learning_rate=0.0)
+    eval_step.model.eval()
+    for _ in range(3):
+        eval_step(batch, totals)
+    totals.loss()
