@@ -71,7 +71,7 @@ class Machine:
 def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
     """Device and precision as the hardware allows; the config comes back with what was chosen."""
     device = choose_device(config.device)
-    set_backends(config.allow_tf32, config.deterministic)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
     hardware = inspect_hardware(device)
     precision = choose_precision(config.use_amp, config.amp_dtype, hardware)
     cores = count_cores()
@@ -111,7 +111,7 @@ def build_data(config: Config, console: Console, device: torch.device) -> tuple[
         raise UserError(
             f"batch_size: {config.batch_size} is more than the {len(split.train)} training images; need at most {len(split.train)}"
         )
-    augmentation = build_augmentation(config.augmentation)
+    augmentation = build_augmentation(config.augmentation, size)
     num_workers = choose_num_workers(config.num_workers, count_cores(), device.type == "cpu")
     pin_memory = device.type == "cuda"
     train_dataset = SegmentationDataset(split.train, lookup, size, augmentation, config.seed)

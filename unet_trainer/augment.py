@@ -21,11 +21,14 @@ from unet_trainer.parsers import near_miss
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # or the import asks the network for a newer version
 import albumentations as A
+from albumentations.augmentations.crops.transforms import CropSizeError
 from albumentations.core.composition import BaseCompose
 
 GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
 # They leave uint8 or the image's own format, which the step expects: normalisation happens on the device.
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
+ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
+NUM_TRIALS = 8  # a transform of probability p is seen in 1 - (1 - p)^8 of the cases
 REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
 
 
@@ -42,8 +45,11 @@ class Augmentation:
         return result["image"], result["mask"]
 
 
-def build_augmentation(spec: str | Sequence[Any]) -> Augmentation | None:
-    """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem."""
+def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int] = (512, 512)) -> Augmentation | None:
+    """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
+
+    `size` is the height and width of the images that it will be given: a crop must fit into them.
+    """
     if spec == "none" or len(spec) == 0:
         return None
     if isinstance(spec, str):
@@ -53,7 +59,7 @@ def build_augmentation(spec: str | Sequence[Any]) -> Augmentation | None:
     if problems:
         raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
     augmentation = Augmentation([transform for transform in transforms if transform is not None])
-    _try_out(augmentation)
+    _try_out(augmentation, size)
     return augmentation
 
 
@@ -68,8 +74,9 @@ def _default() -> list[A.BasicTransform]:
 
 def _strong() -> list[A.BasicTransform]:
     return [
-        A.SquareSymmetry(p=1.0) if hasattr(A, "SquareSymmetry") else A.HorizontalFlip(p=0.5),
-        A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-45, 45), shear=(-8, 8), p=0.8, **REFLECT),
+        A.HorizontalFlip(p=0.5),
+        A.VerticalFlip(p=0.5),
+        A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-90, 90), shear=(-8, 8), p=0.8, **REFLECT),
         A.ElasticTransform(alpha=40, sigma=6, p=0.2, **REFLECT),
         A.RandomBrightnessContrast(brightness_limit=0.3, contrast_limit=0.3, p=0.6),
         A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4),
@@ -84,16 +91,18 @@ PIPELINES = {"default": _default, "strong": _strong}
 
 def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
     """One entry, `Name` or `{Name: {parameter: value}}`; a problem is noted and None returned."""
-    name, parameters = (item, {}) if isinstance(item, str) else next(iter(item.items()))
+    name, parameters = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
+    if not isinstance(name, str) or not isinstance(parameters, dict | None):
+        problems.append(f"got {item!r}; need Name or {{Name: {{parameter: value}}}}")
+        return None
     parameters = dict(parameters or {})
     if name in REFUSED:
         problems.append(f"{name} is not for here: batches stay uint8, the device normalises them")
         return None
-    known = getattr(A, name, None)
-    is_transform = isinstance(known, type) and issubclass(known, A.BasicTransform) and not name.startswith("_")
-    if not is_transform and name not in GROUPS:
-        meant = near_miss(name, [word.lower() for word in _transform_names()])
-        proper = next((word for word in _transform_names() if word.lower() == meant), None)
+    known = [*GROUPS, *_transform_names()]
+    if name not in known:
+        meant = near_miss(name, [word.lower() for word in known])
+        proper = next((word for word in known if word.lower() == meant), None)
         problems.append(f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list"))
         return None
     if name in GROUPS:
@@ -114,17 +123,21 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
 
 
 def _transform_names() -> list[str]:
-    return [name for name in dir(A) if isinstance(getattr(A, name), type) and issubclass(getattr(A, name), A.BasicTransform)]
+    classes = {name: value for name, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)}
+    return sorted(classes.keys() - ABSTRACT)
 
 
-def _try_out(augmentation: Augmentation) -> None:
+def _try_out(augmentation: Augmentation, size: tuple[int, int]) -> None:
     """Runs the pipeline on a made-up pair, so that what cannot work says so before the first step."""
-    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    mask = np.zeros((64, 64), np.uint8)
-    mask[16:48, 16:48] = 1
-    try:
-        image, mask = augmentation(image, mask, (0, 0, 0))
-    except (ValueError, TypeError, KeyError, cv2.error) as error:
-        raise ConfigError(f"augmentation: the pipeline fails on a 64×64 image: {' '.join(str(error).split())[:300]}") from None
-    if image.dtype != np.uint8 or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ConfigError(f"augmentation: the pipeline returns {image.dtype} {image.shape}; need uint8 images as they came in")
+    height, width = size
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    square = np.zeros((height, width), np.uint8)
+    square[height // 4 : height // 2, width // 4 : width // 2] = 1
+    for trial in range(NUM_TRIALS):
+        try:
+            image, mask = augmentation(noise, square, (0, trial))
+        except (ValueError, TypeError, KeyError, cv2.error, CropSizeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
+        if image.dtype != np.uint8 or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ConfigError(f"augmentation: the pipeline returns {image.dtype} {image.shape}; need uint8 images as they came in")

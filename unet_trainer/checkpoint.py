@@ -105,7 +105,17 @@ def save_best(path: Path, model: torch.nn.Module, config: Mapping[str, Any], epo
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, lambda file: torch.save({"format": FORMAT, **content}, file))
+    """Tensors are stored as of the CPU, so that the file loads on any machine."""
+    stored = _on_cpu({"format": FORMAT, **content})
+    write_atomically(path, lambda file: torch.save(stored, file))
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu")
+    if isinstance(value, dict):
+        return {name: _on_cpu(item) for name, item in value.items()}
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from unet_trainer import parsers as p
-from unet_trainer.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, shorten
+from unet_trainer.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, resolve, shorten
 
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
@@ -23,6 +23,7 @@ WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 SIZE_STEP = 32  # the deepest encoder stage is 32 times smaller than the image
 DEMO_DIR = "data/demo"
+MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number
 
 
 class UserError(ValueError):
@@ -226,14 +227,16 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     problems: list[str] = []
     origin = "the config"
     raw: dict[str, Any] = {}
+    is_read = True
     if isinstance(source, Config):
         raw = as_dict(source)
     elif isinstance(source, str | Path):
         origin = str(source)
         try:
-            raw = _read_file(Path(source))
+            raw = _read_file(Path(source), problems)
         except YamlError as error:
             problems.append(str(error))
+            is_read = False
     elif isinstance(source, Mapping):
         raw = {str(name): value for name, value in source.items()}
     else:
@@ -243,32 +246,38 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     else:
         raw.update(_read_overrides(overrides, problems))
     values = _parse_values(raw, problems)
-    problems += _contradictions(values)
+    if is_read:  # else the overrides would be held against defaults that the file may change
+        problems += _contradictions(values)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
     return Config(**values)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        raise YamlError(
-            f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: --resume {path})"
-        )
+def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
+        if path.is_dir():
+            raise IsADirectoryError
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise YamlError(
+            f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: --resume {path})"
+        ) from None
     except FileNotFoundError:
         siblings = [str(sibling) for sibling in sorted(path.parent.glob("*.y*ml"))] or [
             str(found) for found in sorted(Path("configs").glob("*.yaml"))
         ]
-        meant = p.near_miss(str(path), siblings) or (siblings and p.near_miss(path.stem, [Path(s).stem for s in siblings]))
+        by_stem = {Path(sibling).stem: sibling for sibling in siblings}
+        meant = p.near_miss(str(path), siblings) or by_stem.get(p.near_miss(path.stem, by_stem) or "")
         hint = f"; did you mean {meant}?" if meant else f"; there are {', '.join(siblings)}" if siblings else ""
         raise YamlError(f"no such file{hint}") from None
-    except OSError as error:
-        raise YamlError(f"cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise YamlError(f"cannot be read: {getattr(error, 'strerror', error)}") from None
+    if len(content) > MAX_BYTES:
+        raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
     try:
-        values = parse_yaml(content.decode("utf-8-sig"))
+        values = parse_yaml(content.decode("utf-8-sig"), problems)
     except UnicodeDecodeError:
         raise YamlError("not UTF-8 text; need a YAML file") from None
     if values is None or (isinstance(values, Plain) and not values):
@@ -369,8 +378,10 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         found.append(
             f"decoder_channels: not for architecture: {values['architecture']}; only for {', '.join(WITH_DECODER_CHANNELS)}"
         )
-    if given("run_name") and (any(mark in values["run_name"] for mark in "/\\\n\r") or values["run_name"].strip() in (".", "..")):
-        found.append(f"run_name: got {shorten(values['run_name'])}; need a plain name without slashes (checkpoint_dir says where)")
+    if given("run_name") and not _is_folder_name(values["run_name"]):
+        found.append(
+            f"run_name: got {shorten(values['run_name'])}; need a plain name without slashes (checkpoint_dir says where), not longer than {MAX_NAME_BYTES} bytes"
+        )
     return found
 
 
@@ -400,6 +411,10 @@ def _class_contradictions(values: Mapping[str, Any], given: Any) -> list[str]:
     return found
 
 
+def _is_folder_name(name: str) -> bool:
+    return not any(mark in name for mark in "/\\\n\r") and name.strip() not in (".", "..") and len(name.encode()) <= MAX_NAME_BYTES
+
+
 def _is_device(name: str) -> bool:
     kind, colon, index = name.partition(":")
     return (
@@ -422,6 +437,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that would come back as something else: we read numbers otherwise than PyYAML, and it loses a \\x85."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if not text.isprintable() else "'" if resolve(Plain(text)) != text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 def to_yaml(config: Config, header: str) -> str:
     """The config as YAML that runs again as it is, every key with its comment."""
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
@@ -429,6 +455,6 @@ def to_yaml(config: Config, header: str) -> str:
         metadata = FIELDS[name].metadata
         if metadata["theme"]:
             lines += ["", f"# {metadata['theme']}"]
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+        text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
         lines.append(f"{name}: {text.removesuffix('...' + chr(10)).strip()}  # {metadata['doc']}")
     return "\n".join(lines) + "\n"

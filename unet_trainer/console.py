@@ -108,10 +108,10 @@ class Console:
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
         """A class that does not occur shows as –."""
-        width = max(len(name) for name in scores)
-        self.say(f"  {'class':<{max(width, 5)}}  IoU")
+        width = max(len(name) for name in ("class", *scores))
+        self.say(f"  {'class':<{width}}  IoU")
         for name, value in scores.items():
-            self.say(f"  {name:<{max(width, 5)}}  {'–' if value is None else f'{value:.4f}'}")
+            self.say(f"  {name:<{width}}  {'–' if value is None else f'{value:.4f}'}")
 
     def _record(self, text: str) -> None:
         if self.log is None:
@@ -121,7 +121,7 @@ class Console:
 
     def _append(self, lines: list[str]) -> None:
         if self.log is not None and lines:
-            with self.log.open("a", encoding="utf-8") as file:
+            with self.log.open("a", encoding="utf-8", errors="replace") as file:
                 file.write("\n".join(lines) + "\n")
 
 

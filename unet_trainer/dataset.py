@@ -53,6 +53,13 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
             image, mask = resize_pair(image, mask, self.size)  # the user's list may hold crops
         return image, mask
 
+    def __getitems__(self, keys: list[Key]) -> list[tuple[Pixels, Pixels]] | DataError:
+        """A batch of samples. What is wrong with a file comes back as a value: raised in a worker, its sentence would drown."""
+        try:
+            return [self[key] for key in keys]
+        except DataError as error:
+            return error
+
     def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
         path = pair.image
@@ -108,7 +115,9 @@ class Collate:
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
 
-    def __call__(self, samples: list[tuple[Pixels, Pixels]]) -> Batch:
+    def __call__(self, samples: list[tuple[Pixels, Pixels]] | DataError) -> Batch | DataError:
+        if isinstance(samples, DataError):
+            return samples
         height, width, channels = samples[0][0].shape
         images = torch.zeros(self.batch_size, height, width, channels, dtype=torch.uint8)
         masks = torch.full((self.batch_size, height, width), IGNORED, dtype=torch.uint8)
@@ -141,7 +150,10 @@ class Loader:
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.batches.set_epoch(epoch)
-        return iter(self.loader)
+        for batch in self.loader:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
 
 
 def _start_worker(_: int) -> None:

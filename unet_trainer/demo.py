@@ -53,6 +53,7 @@ def draw_sample(index: int, side: int = SIDE) -> tuple[Pixels, Pixels]:
     """Image and mask number `index`: a pure function of the number."""
     rng = np.random.default_rng([SEED, index])
     image = _tissue(rng, side)
+    _draw_shadows(rng, image)
     _draw_fibres(rng, image)
     mask = np.zeros((side, side), np.uint8)
     for _ in range(rng.integers(4, 10)):
@@ -67,14 +68,24 @@ def _texture(rng: np.random.Generator, side: int, coarsest: int, octaves: int) -
         cells = coarsest * 2**octave
         grid = rng.standard_normal((cells, cells)).astype(np.float32)
         total += cv2.resize(grid, (side, side), interpolation=cv2.INTER_CUBIC) * 0.6**octave
-    return total / 2
+    return (total / 2).astype(np.float32)
 
 
 def _tissue(rng: np.random.Generator, side: int) -> Floats:
     """H,W,3 in 0 to 1: pale, mottled, tinted differently in each image."""
     base = np.array([0.80, 0.68, 0.76], np.float32) + rng.uniform(-0.05, 0.05, 3).astype(np.float32)
     mottle = _texture(rng, side, coarsest=3, octaves=5)[:, :, None]
-    return (base + mottle * np.array([0.06, 0.09, 0.06], np.float32)).astype(np.float32)
+    return base + mottle * np.array([0.06, 0.09, 0.06], np.float32)
+
+
+def _draw_shadows(rng: np.random.Generator, image: Floats) -> None:
+    """Stains as dark as cells, but soft and without grain or rim: brightness alone must not give the cells away."""
+    side = image.shape[0]
+    rows, columns = np.mgrid[:side, :side].astype(np.float32)
+    for _ in range(rng.integers(1, 4)):
+        y, x = rng.uniform(0, side, 2)
+        distance = np.hypot(rows - y, (columns - x) * rng.uniform(0.6, 1.6)) / (rng.uniform(0.12, 0.25) * side)
+        image *= 1 - rng.uniform(0.25, 0.45) * np.exp(-(distance**2)).astype(np.float32)[:, :, None]
 
 
 def _draw_fibres(rng: np.random.Generator, image: Floats) -> None:
@@ -106,7 +117,7 @@ def _draw_cell(rng: np.random.Generator, image: Floats, mask: Pixels) -> None:
     cv2.fillPoly(shape, [outline], 255)
     depth = cv2.distanceTransform(shape, cv2.DIST_L2, 3)
     rim = np.exp(-depth / (0.02 * side))[:, :, None]
-    body = rng.uniform((0.36, 0.22, 0.48), (0.52, 0.36, 0.64)).astype(np.float32)
+    body = rng.uniform((0.36, 0.22, 0.48), (0.62, 0.44, 0.70)).astype(np.float32)
     grain = _texture(rng, side, coarsest=16, octaves=3)[:, :, None] * 0.07
     cell = body * (1 - 0.35 * rim) + grain
     inside = shape > 0
@@ -117,7 +128,7 @@ def _draw_cell(rng: np.random.Generator, image: Floats, mask: Pixels) -> None:
 def _photograph(rng: np.random.Generator, image: Floats) -> Pixels:
     """Uneven light, a little blur and sensor noise."""
     side = image.shape[0]
-    light = 1 + 0.10 * _texture(rng, side, coarsest=2, octaves=1)[:, :, None]
+    light = 1 + 0.15 * _texture(rng, side, coarsest=2, octaves=1)[:, :, None]
     blurred = cv2.GaussianBlur(image * light, (0, 0), rng.uniform(0.5, 1.0))
     noisy = blurred + rng.normal(0, rng.uniform(0.02, 0.05), image.shape)
     return (np.clip(noisy, 0, 1) * 255).astype(np.uint8)

@@ -21,7 +21,7 @@ Pixels = NDArray[Any]  # uint8 wherever the name stands; OpenCV's type stubs kno
 
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"])
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
-JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xda"
 PALETTE_COLOUR_TYPE = 3
 
 # Its decoder messages carry no file name; the errors raised here do.
@@ -49,8 +49,11 @@ def read_mask(path: Path) -> Pixels:
     data = _read_bytes(path)
     if data.startswith(PNG_START) and data[25:26] == bytes([PALETTE_COLOUR_TYPE]):
         _refuse_cut_off(data)
-        with Image.open(io.BytesIO(data)) as picture:  # OpenCV would give the palette's colours
-            return np.asarray(picture, dtype=np.uint8)
+        try:
+            with Image.open(io.BytesIO(data)) as picture:  # OpenCV would give the palette's colours
+                return np.asarray(picture, dtype=np.uint8)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # PIL's ways to say broken
+            raise ReadError(f"cannot be decoded ({error})") from None
     mask = _decode(data, cv2.IMREAD_UNCHANGED)
     if mask.ndim == 3:
         colours = mask[:, :, :3]
@@ -97,6 +100,13 @@ def _decode(data: bytes, flags: int) -> Pixels:
 
 def _refuse_cut_off(data: bytes) -> None:
     """OpenCV fills the missing part of a cut-off JPEG with grey and says nothing."""
-    tail = data[-4096:]
-    if (data.startswith(PNG_START) and PNG_END not in tail) or (data.startswith(JPEG_START) and JPEG_END not in tail):
+    if (data.startswith(PNG_START) and PNG_END not in data[-4096:]) or (data.startswith(JPEG_START) and not _has_jpeg_end(data)):
         raise ReadError("the file is cut off")
+
+
+def _has_jpeg_end(data: bytes) -> bool:
+    """Whether the end marker follows the picture's own data: a thumbnail before it has one too, and a phone's video may follow."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and data[position + 1 : position + 2] != JPEG_SCAN:
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return JPEG_END in data[position:]

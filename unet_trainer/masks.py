@@ -32,13 +32,16 @@ def _misfit(num_classes: int, ignore_value: int | None, seen: list[int]) -> str:
     shown = ", ".join(str(value) for value in seen[:12]) + (f", … ({len(seen)} values)" if len(seen) > 12 else "")
     expected = "{0, 1} or {0, 255}" if num_classes == 1 else f"0 to {num_classes - 1}"
     fixes = [f"mask_values: [{', '.join(map(str, seen))}]"] if len(seen) == max(2, num_classes) else []
-    dense = seen == list(range(len(seen)))
-    if dense and len(seen) != num_classes:
+    if _are_ids(seen) and len(seen) != num_classes:
         fixes.append(f"num_classes: {len(seen)}")
-    if ignore_value is None and seen[-1] == 255 and len(seen) > 2:
+    if ignore_value is None and seen[-1] == 255 and len(seen) > 2 and _are_ids(seen[:-1]):
         fixes.append("ignore_value: 255, if those pixels are not to be learnt")
     fixes = fixes or ["num_classes, mask_values (the value of each class) or ignore_value"]
     return f"the masks hold the values {shown}; num_classes: {num_classes} takes {expected}. Set {' or '.join(fixes)}"
+
+
+def _are_ids(values: list[int]) -> bool:
+    return values == list(range(len(values))) and len(values) <= UNKNOWN
 
 
 def build_lookup(mask_values: Sequence[int], ignore_value: int | None) -> Pixels:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-NUM_LANES = 256  # copies of the matrix that pixels are spread over, so that they seldom queue for one counter
+MAX_COUNTERS = 2**16  # pixels are spread over as many copies of the matrix, so that they seldom queue for one counter
 
 
 def predicted_ids(class_logits: torch.Tensor) -> torch.Tensor:
@@ -28,10 +28,11 @@ def confusion_matrix(predicted: torch.Tensor, truth: torch.Tensor, num_ids: int)
     cells = truth * num_ids + predicted.reshape(-1)
     num_cells = num_ids * num_ids
     cells = torch.where(truth < num_ids, cells, num_cells)  # ignored pixels fall into one more cell, which is cut off
-    lanes = torch.arange(cells.numel(), device=cells.device) % NUM_LANES
-    counts = torch.zeros(NUM_LANES * (num_cells + 1), dtype=torch.int64, device=cells.device)
+    num_lanes = max(1, min(256, MAX_COUNTERS // num_cells))
+    lanes = torch.arange(cells.numel(), device=cells.device) % num_lanes
+    counts = torch.zeros(num_lanes * (num_cells + 1), dtype=torch.int64, device=cells.device)
     counts = counts.scatter_add(0, lanes * (num_cells + 1) + cells, torch.ones_like(cells))
-    return counts.view(NUM_LANES, num_cells + 1).sum(0)[:num_cells].view(num_ids, num_ids)
+    return counts.view(num_lanes, num_cells + 1).sum(0)[:num_cells].view(num_ids, num_ids)
 
 
 @dataclass(frozen=True)

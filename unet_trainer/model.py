@@ -26,10 +26,12 @@ def build_model(config: Config) -> torch.nn.Module:
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be had."""
     _check_encoder_name(config.encoder)
     weights = config.encoder_weights
-    is_file = weights is not None and (Path(weights).suffix in WEIGHT_FILES or Path(weights).exists())
+    is_file = weights is not None and (Path(weights).suffix in WEIGHT_FILES or Path(weights).is_file())
     options = {} if config.decoder_channels is None else {"decoder_channels": config.decoder_channels}
     named: str | bool | None = None if is_file or weights is None else weights
     if named is not None and config.encoder.startswith("tu-"):
+        if named != "imagenet":
+            raise ConfigError(f"encoder_weights: got {weights!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})")
         named = True  # timm encoders name their weights in the encoder's name
     try:
         model = smp.create_model(config.architecture, config.encoder, named, in_channels=3, classes=config.num_classes, **options)
@@ -49,7 +51,7 @@ def build_model(config: Config) -> torch.nn.Module:
 
 def _check_encoder_name(name: str) -> None:
     known = list(smp.encoders.encoders)
-    if name in known or name.startswith("timm-") or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
+    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
         return
     names = [f"tu-{model}" for model in timm.list_models()] if name.startswith("tu-") else known
     meant = near_miss(name, names) or near_miss(f"tu-{name}", [f"tu-{model}" for model in timm.list_models()])
@@ -82,8 +84,9 @@ def _no_download(encoder: str, weights: str | None, error: BaseException) -> Use
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
     """Every tensor of the encoder must be in the file; what the file has beyond (a classifier) is left."""
-    found = {_bare(name): tensor for name, tensor in _read_weights(path).items()}
+    in_file = {_bare(name): tensor for name, tensor in _read_weights(path).items()}
     wanted = encoder.state_dict()
+    found = {name: in_file[_bare(name)] for name in wanted if _bare(name) in in_file}  # timm encoders' own names begin with model.
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
     if missing:
         raise UserError(
@@ -105,13 +108,14 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"encoder_weights: no file {path}")
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, TypeError) as error:
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
-    tensors = {name: value for name, value in content.items() if torch.is_tensor(value)} if isinstance(content, dict) else {}
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {name: value for name, value in items if isinstance(name, str) and torch.is_tensor(value)}
     if not tensors:
         raise UserError(f"encoder_weights: {path} holds no tensors by name")
     return tensors

@@ -54,10 +54,10 @@ def build_split(config: Config) -> Split:
 
 def _folders(data_dir: Path, image_dir: str, mask_dir: str, part: str) -> tuple[Path, Path] | None:
     """The folders of one part: data_dir/train/images or data_dir/images/train; None when there are none."""
-    for images, masks in (
-        (data_dir / part / image_dir, data_dir / part / mask_dir),
-        (data_dir / image_dir / part, data_dir / mask_dir / part),
-    ):
+    below = (data_dir / image_dir / part, data_dir / mask_dir / part)
+    above = (data_dir / part / image_dir, data_dir / part / mask_dir)
+    is_absolute = Path(image_dir).is_absolute()  # then `above` would be the same folder for train and val
+    for images, masks in (below,) if is_absolute else (above, below):
         if images.is_dir():
             return images, masks
     return None

@@ -24,13 +24,23 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def python_value(raw: Any) -> Any:
+    """The Python number or boolean that a numpy scalar stands for."""
+    return raw.item() if hasattr(raw, "item") and getattr(raw, "shape", None) == () else raw
+
+
+def _can_be_written(raw: str) -> bool:
+    """No NUL, which no path can have, and no half of a surrogate pair, which no UTF-8 file can."""
+    return "\0" not in raw and not any("\ud800" <= letter <= "\udfff" for letter in raw)
+
+
 def text(example: str = "") -> Parser:
     need = "need text" + (f", e.g. {example}" if example else "")
 
     def parse(raw: Any) -> str:
         if isinstance(raw, os.PathLike):
             raw = os.fspath(raw)
-        if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
+        if not isinstance(raw, str) or not raw.strip() or not _can_be_written(raw):
             raise ValueError(need)
         return str(raw)
 
@@ -39,12 +49,13 @@ def text(example: str = "") -> Parser:
 
 def word_or_empty(raw: Any) -> str:
     """Text that may be empty, such as a suffix."""
-    if not isinstance(raw, str) or "\0" in raw:
+    if not isinstance(raw, str) or not _can_be_written(raw):
         raise ValueError("need text, e.g. _mask")
     return str(raw)
 
 
 def flag(raw: Any) -> bool:
+    raw = python_value(raw)
     if isinstance(raw, bool):
         return raw
     if isinstance(raw, str) and raw.strip().lower() in BOOLEANS:
@@ -71,10 +82,15 @@ def number(
     need += f", e.g. {example}"
 
     def parse(raw: Any) -> float:
-        value = parse_number(raw) if isinstance(raw, str) else raw
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        value = parse_number(raw) if isinstance(raw, str) else python_value(raw)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise ValueError(need)
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError(need) from None
+        if not math.isfinite(value):
+            raise ValueError(need)
         inside = (
             (minimum is None or value >= minimum)
             and (above is None or value > above)
@@ -94,7 +110,7 @@ def integer(*, minimum: int, maximum: int = 2**31, example: str) -> Parser:
         need = f"need a whole number from {minimum} to {maximum}, e.g. {example}"
 
     def parse(raw: Any) -> int:
-        value = parse_number(raw) if isinstance(raw, str) else raw
+        value = parse_number(raw) if isinstance(raw, str) else python_value(raw)
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not minimum <= int(value) <= maximum:
@@ -137,6 +153,8 @@ def either(first: Parser, second: Parser) -> Parser:
             try:
                 return second(raw)
             except ValueError as second_error:
+                if str(first_error).endswith("?"):  # it knows what was meant
+                    raise first_error from None
                 raise ValueError(f"{first_error}, or {str(second_error).removeprefix('need ')}") from None
 
     return parse
@@ -184,4 +202,16 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
             continue
         if not isinstance(item, dict) or len(item) != 1 or not isinstance(next(iter(item.values())), dict | type(None)):
             raise ValueError(need)
-    return tuple(items)
+    return tuple(_parameters(item) for item in items)
+
+
+def _parameters(value: Any) -> Any:
+    """What a transform is given, which must go into config.yaml and come back."""
+    if isinstance(value, list):
+        return [_parameters(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _parameters(item) for name, item in value.items()}
+    value = python_value(value)
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise ValueError("need numbers, text, true, false or null as parameters of a transform, or lists of them")
+    return value

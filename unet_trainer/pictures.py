@@ -12,7 +12,7 @@ from unet_trainer.masks import IGNORED
 
 GAP = 6
 HEADER = 26
-MIN_SIDE = 160  # small images are shown larger
+MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
 # Distinct on most images and for most eyes; class ids beyond the list begin again.
 COLOURS = np.array(
     [[0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60]],
@@ -37,7 +37,7 @@ def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
 def sample_sheet(images: Sequence[Pixels], truths: Sequence[Pixels], predictions: Sequence[Pixels], columns: int = 2) -> Pixels:
     """A sheet of triples image | truth | prediction, `columns` triples in a row, under a header."""
     triples = [
-        _beside([_enlarge(image), _enlarge(overlay(image, truth)), _enlarge(overlay(image, predicted))])
+        _beside([_fit(image), _fit(overlay(image, truth)), _fit(overlay(image, predicted))])
         for image, truth, predicted in zip(images, truths, predictions, strict=True)
     ]
     triples += [np.full_like(triples[0], 255)] * (-len(triples) % columns)
@@ -60,6 +60,10 @@ def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
     return np.hstack([part for picture in pictures for part in (picture, white)][:-1])
 
 
-def _enlarge(picture: Pixels) -> Pixels:
-    factor = -(-MIN_SIDE // min(picture.shape[:2]))
-    return cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST) if factor > 1 else picture
+def _fit(picture: Pixels) -> Pixels:
+    """Small ones by a whole factor, so that pixels stay visible as such."""
+    longest, shortest = max(picture.shape[:2]), min(picture.shape[:2])
+    if longest > MAX_SIDE:
+        return cv2.resize(picture, None, fx=MAX_SIDE / longest, fy=MAX_SIDE / longest, interpolation=cv2.INTER_AREA)
+    factor = max(1, min(-(-MIN_SIDE // shortest), MAX_SIDE // longest))
+    return cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)

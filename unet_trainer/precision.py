@@ -100,11 +100,11 @@ def build_scaler(config: Config, precision: Precision, device: torch.device) -> 
     )
 
 
-def set_backends(allow_tf32: bool, deterministic: bool) -> None:
+def set_backends(allow_tf32: bool, deterministic: bool, search_kernels: bool = False) -> None:
     """Process-wide switches of torch, set from the config at each start of a run."""
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = allow_tf32
-    torch.backends.cudnn.benchmark = not deterministic  # shapes are static: the search for kernels pays once
+    torch.backends.cudnn.benchmark = search_kernels and not deterministic  # 5 % for a search of up to half a minute
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may differ from run to run

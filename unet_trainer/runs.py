@@ -15,13 +15,16 @@ class CheckpointError(UserError):
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:
     """The checkpoint that RUN means: a run's name or folder, or a .pt file."""
-    for candidate in (Path(name), checkpoint_dir / name):
-        if candidate.is_file():
-            return candidate
-        if (candidate / LAST).is_file():
-            return candidate / LAST
-        if candidate.is_dir():
-            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
+    candidates = (Path(name), checkpoint_dir / name)
+    try:
+        for file in (path for candidate in candidates for path in (candidate, candidate / LAST)):
+            if file.is_file():
+                return file
+        for candidate in candidates:
+            if candidate.is_dir():
+                raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from None
     runs = [path.parent.name for path in _by_age(checkpoint_dir)]
     there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
     raise CheckpointError(f"no run {name}{there}")
@@ -41,11 +44,12 @@ def _by_age(checkpoint_dir: Path) -> list[Path]:
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here, or a link to nowhere would read as "the name is taken" for ever
     number = 1
     while True:
         folder = checkpoint_dir / (run_name if number == 1 else f"{run_name}-{number}")
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
         except FileExistsError:
             number += 1
         else:

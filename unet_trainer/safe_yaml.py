@@ -35,8 +35,9 @@ class Plain(str):
 class _Composer:
     """Builds values from parser events, so that nothing recurses or multiplies beyond the bounds."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, duplicates: list[str] | None) -> None:
         self.events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.SafeLoader)
+        self.duplicates = duplicates
         self.anchors: dict[str, tuple[Any, int]] = {}
         self.num_nodes = 0
 
@@ -55,10 +56,10 @@ class _Composer:
 
     def node(self, event: yaml.Event, depth: int) -> Any:
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event)
+            return self.alias(event, depth)
         assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
         if event.tag is not None:
-            raise YamlError(f"{_place(event)}: tag {event.tag!r}; tags are not allowed, write the plain value")
+            raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
         if depth > MAX_DEPTH:
             raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
         nodes_before = self.num_nodes
@@ -87,15 +88,20 @@ class _Composer:
             if not isinstance(key, str):
                 raise YamlError(f"{_place(event)}: a key must be a word")
             if str(key) in items:
-                raise YamlError(f"{_place(event)}: {shorten(key)} is given twice; keep one")
+                problem = f"{_place(event)}: {shorten(key)} is given twice; keep one"
+                if self.duplicates is None:
+                    raise YamlError(problem)
+                self.duplicates.append(problem)
             items[str(key)] = self.node(next(self.events), depth + 1)
         return items
 
-    def alias(self, event: yaml.AliasEvent) -> Any:
+    def alias(self, event: yaml.AliasEvent, depth: int) -> Any:
         if event.anchor not in self.anchors:  # also an alias inside its own anchor
-            raise YamlError(f"{_place(event)}: alias *{event.anchor} has no anchor before it")
+            raise YamlError(f"{_place(event)}: alias {shorten(event.anchor)} has no anchor before it")
         value, size = self.anchors[event.anchor]
         self.count(size, event)
+        if depth + _height(value) > MAX_DEPTH:
+            raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
         return value
 
     def count(self, num_nodes: int, event: yaml.Event) -> None:
@@ -104,17 +110,24 @@ class _Composer:
             raise YamlError(f"{_place(event)}: more than {MAX_NODES} values (aliases counted in full)")
 
 
-def parse_yaml(text: str) -> Any:
-    """One YAML document as None, Plain, str, list and dict; raises YamlError."""
+def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
+    """One YAML document as None, Plain, str, list and dict; raises YamlError.
+
+    Duplicate keys are put into `duplicates` where the caller wants them beside other problems.
+    """
     if len(text) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
     try:
-        return _Composer(text).document()
+        return _Composer(text, duplicates).document()
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise YamlError(f"{where}not valid YAML: {error.problem or error.context}") from None
+        raise YamlError(f"{where}not valid YAML: {_cut(error.problem or error.context or '', 200)}") from None
     except yaml.YAMLError as error:
         raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None
+    except YamlError:
+        raise
+    except (ValueError, OverflowError):  # PyYAML takes "\UFFFFFFFF" and %YAML 999... on trust
+        raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
 
 
 def resolve(value: Any) -> Any:
@@ -147,8 +160,20 @@ def parse_number(text: str) -> int | float | None:
 
 def shorten(value: object, limit: int = 60) -> str:
     """A value as it may stand in a message: repr, cut, on one line."""
-    text = repr(str(value) if isinstance(value, Plain) else value)
+    try:
+        text = repr(str(value) if isinstance(value, Plain) else value)
+    except ValueError:  # Python does not print integers of several thousand digits
+        text = "a number of thousands of digits"
+    return _cut(text.replace("\n", " "), limit)
+
+
+def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _height(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_height, children), default=0) if isinstance(value, dict | list) else 0
 
 
 def _place(event: yaml.Event) -> str:

@@ -36,10 +36,10 @@ def scan_pairs(pairs: Sequence[Pair], num_threads: int, tick: Callable[[], objec
         for result in pool.map(_scan_pair, pairs):
             results.append(result)
             tick()
-    problems = [result for result in results if isinstance(result, str)]
+    problems = [problem for result in results if isinstance(result, list) for problem in result]
     if problems:
         raise DataError(_listed("files that cannot be used", problems))
-    good = [result for result in results if not isinstance(result, str)]
+    good = [result for result in results if not isinstance(result, list)]
     return Scan(np.stack([counts for _, counts in good]), Counter(size for size, _ in good))
 
 
@@ -64,20 +64,22 @@ def class_shares(scan: Scan, lookup: NDArray[np.uint8], num_ids: int) -> list[fl
     return [pixels / max(1, sum(per_class)) for pixels in per_class]
 
 
-def _scan_pair(pair: Pair) -> tuple[tuple[int, int], NDArray[np.int64]] | str:
-    """Size and mask values, or the problem as a line."""
+def _scan_pair(pair: Pair) -> tuple[tuple[int, int], NDArray[np.int64]] | list[str]:
+    """Size and mask values, or the problems, a line each."""
+    problems = []
     try:
         height, width = read_image(pair.image).shape[:2]
     except ReadError as error:
-        return f"{pair.image}: {error}"
+        problems.append(f"{pair.image}: {error}")
     try:
         mask = read_mask(pair.mask)
     except ReadError as error:
-        return f"{pair.mask}: {error}"
+        problems.append(f"{pair.mask}: {error}")
+    if problems:
+        return problems
     if mask.shape != (height, width):
-        return (
-            f"{pair.mask}: {mask.shape[1]}×{mask.shape[0]}, its image {pair.image} is {width}×{height}; sizes in a pair must agree"
-        )
+        sizes = f"{mask.shape[1]}×{mask.shape[0]}, its image {pair.image} is {width}×{height}"
+        return [f"{pair.mask}: {sizes}; sizes in a pair must agree"]
     histogram = cv2.calcHist([mask], [0], None, [256], [0, 256])
     return (height, width), histogram.ravel().astype(np.int64)
 

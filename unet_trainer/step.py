@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -159,7 +160,6 @@ class TrainStep:
     def __call__(self, batch: Batch, totals: Totals, window: int, closes_window: bool, learning_rate: float) -> None:
         """One batch of a window of `window` batches whose gradients add up before the weights move."""
         images, masks = to_device(batch, self.device)
-        torch.compiler.cudagraph_mark_step_begin()
         loss, counts = self.forward(images, masks)
         totals.add(loss, counts, batch.num_images)
         self.scaler.scale(loss / window).backward()
@@ -193,7 +193,6 @@ class EvalStep:
     @torch.no_grad()
     def __call__(self, batch: Batch, totals: Totals) -> None:
         images, masks = to_device(batch, self.device)
-        torch.compiler.cudagraph_mark_step_begin()
         loss, counts = self.forward(images, masks)
         totals.add(loss, counts, batch.num_images)
 
@@ -211,14 +210,14 @@ def compile_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_
     device = train_step.device
     # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
     mode = "reduce-overhead" if device.type == "cuda" else "default"
-    train_step.forward = torch.compile(train_step.forward, mode=mode, dynamic=False)
-    eval_step.forward = torch.compile(eval_step.forward, mode=mode, dynamic=False)
+    train_step.forward, eval_step.forward = (_replayed(torch.compile(forward, mode=mode, dynamic=False)) for forward in eager)
     saved = {name: value.clone() for name, value in train_step.model.state_dict().items()}
     was_training = {module: module.training for module in train_step.model.modules()}
     devices = [device] if device.type == "cuda" else []
     failure = None
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice to compiler developers
             _try_steps(train_step, eval_step, batch, Totals(num_classes, device))
     except torch.OutOfMemoryError:
         raise
@@ -231,6 +230,14 @@ def compile_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_
         module.training = training
     train_step.optimizer.zero_grad(set_to_none=False)
     return failure
+
+
+def _replayed(compiled: Forward) -> Forward:
+    def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.compiler.cudagraph_mark_step_begin()  # the outputs of the last replay may be overwritten from here on
+        return compiled(images, masks)
+
+    return forward
 
 
 def _try_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, totals: Totals) -> None:

@@ -1,0 +1,48 @@
+"""A small dataset and a small model: every test trains for real, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unet_trainer.demo import write_demo
+
+ROOT = Path(__file__).parent.parent
+
+# The smallest U-Net that still has everything: skip connections, batch norm, depthwise convolutions.
+TINY_MODEL: dict[str, Any] = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8]}
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 pairs of 64×64, masks in {0, 255}; 10 train and 2 validate at the default val_fraction. Read-only by agreement."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_demo(folder / "data", num_images=12, side=64)
+    return folder / "data"
+
+
+@pytest.fixture
+def tiny_config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
+    """Two epochs of two steps on the CPU, in a second or two."""
+    return {
+        **TINY_MODEL,
+        "data_dir": str(tiny_data),
+        "checkpoint_dir": str(tmp_path / "checkpoints"),
+        "image_size": 32,
+        "batch_size": 4,
+        "num_epochs": 2,
+        "num_workers": 0,
+        "device": "cpu",
+    }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests say why they do not run."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,111 @@
+"""The files in configs/: each loads, says the command that runs it, and holds what its name promises."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train_unet
+from unet_trainer.config import FIELDS, Config, load_config, to_yaml
+from unet_trainer.safe_yaml import parse_yaml
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "configs").iterdir())
+BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
+FLOAT32 = {"use_amp": False}
+PROMISES = {
+    "fast": {"batch_size": 16, "num_epochs": 50, **BFLOAT16, "compile_model": True},
+    "production": {"batch_size": 8, "num_epochs": 100, **BFLOAT16, "early_stopping_patience": 20},
+    "max_batch": {"batch_size": 32, **BFLOAT16},
+    "low_memory": {"batch_size": 4, **BFLOAT16, "accumulation_steps": 4},
+    "older_gpu": {"batch_size": 8, "use_amp": True, "amp_dtype": "float16"},
+    "stable": {
+        **FLOAT32,
+        "allow_tf32": False,
+        "compile_model": False,
+        "deterministic": True,
+        "accumulation_steps": 1,
+        "ema_decay": None,
+    },
+    "debug": {"batch_size": 2, "num_epochs": 5, **FLOAT32, "compile_model": False, "num_workers": 0},
+}
+DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
+REWRITE_DEFAULT = (
+    "from pathlib import Path; from unet_trainer.config import Config, to_yaml; "
+    f"Path('configs/default.yaml').write_text(to_yaml(Config(), {DEFAULT_HEADER!r}), encoding='utf-8')"
+)
+
+
+def read(name):
+    return (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def test_default_yaml_is_what_the_code_says():
+    assert read("default") == to_yaml(Config(), DEFAULT_HEADER), (
+        f"configs/default.yaml is out of date; this writes it anew:\npython -c {shlex.quote(REWRITE_DEFAULT)}"
+    )
+
+
+def test_command_that_rewrites_default_yaml_does_so(tmp_path):
+    (tmp_path / "configs").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", REWRITE_DEFAULT], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "configs" / "default.yaml").read_text(encoding="utf-8") == to_yaml(Config(), DEFAULT_HEADER)
+
+
+def test_default_yaml_lists_every_key_in_order_and_is_the_defaults():
+    assert list(parse_yaml(read("default"))) == list(FIELDS)
+    assert load_config(ROOT / "configs" / "default.yaml") == Config()
+
+
+def test_demo_yaml_is_the_dict_of_the_script():
+    assert list(parse_yaml(read("demo"))) == list(train_unet.CONFIG)
+    assert load_config(ROOT / "configs" / "demo.yaml") == load_config(train_unet.CONFIG)
+
+
+def test_every_file_is_known_here():
+    assert {file.name for file in FILES} == {f"{name}.yaml" for name in ("default", "demo", *PROMISES)}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_preset_holds_what_it_promises(name):
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    assert {key: getattr(config, key) for key in PROMISES[name]} == PROMISES[name]
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_preset_names_its_runs_after_itself_and_leaves_data_and_machine_open(name):
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    assert config.run_name == name
+    assert (config.data_dir, config.device, config.resume, config.seed) == ("data/demo", "auto", None, 42)
+
+
+def test_low_memory_steps_on_the_effective_batch_of_fast():
+    low_memory, fast = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("low_memory", "fast"))
+    assert low_memory.accumulation_steps > 1
+    assert low_memory.batch_size * low_memory.accumulation_steps == fast.batch_size * fast.accumulation_steps
+
+
+def test_no_preset_asks_for_the_network():
+    assert all(load_config(file).encoder_weights is None for file in FILES)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_file_opens_with_the_command_that_runs_it(file):
+    first_line = file.read_text(encoding="utf-8").splitlines()[0]
+    python, script, path, *overrides = shlex.split(first_line.removeprefix("# "))
+    assert (python, script, path) == ("python", "train_unet.py", f"configs/{file.name}")
+    assert overrides == ([] if file.stem == "demo" else ["data_dir=data/mine"])
+    assert load_config(file, overrides).num_epochs >= 5
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_file_says_in_a_comment_what_it_is_for(file):
+    second_line = file.read_text(encoding="utf-8").splitlines()[1]
+    assert second_line.startswith("# ")
+    assert second_line.endswith(".")

@@ -1,0 +1,142 @@
+"""What only a GPU can show: precisions agree, compiled equals eager, nothing waits, resume holds. Skipped without one."""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+
+import pytest
+import torch
+
+from test_train_unet import digest, stop_after
+from train_unet import train
+from unet_trainer import assemble
+from unet_trainer.config import load_config
+from unet_trainer.console import Console
+from unet_trainer.dataset import Batch
+from unet_trainer.step import Totals, compile_steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler, about itself
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
+
+PRECISIONS = {
+    "float32": {"use_amp": False},
+    "bfloat16": {"use_amp": True},
+    "float16": {"use_amp": True, "amp_dtype": "float16"},
+}
+
+
+def make_machine(compiled=False, batch_size=8, side=128, **settings):
+    config = load_config({"encoder": "resnet18", "device": "cuda", "batch_size": batch_size, "image_size": side, **settings})
+    config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, 8, Console(io.StringIO()))
+    machine.set_training(0)
+    if compiled:
+        assert compile_steps(machine.train_step, machine.eval_step, make_batch(batch_size, side), config.num_classes) is None
+    return machine
+
+
+def make_batch(num_images=8, side=128, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (num_images, side, side, 3), dtype=torch.uint8, generator=generator)
+    images[:, : side // 2] //= 2
+    masks = (images.float().mean(-1) > 100).to(torch.uint8)
+    return Batch(images.pin_memory(), masks.pin_memory(), num_images)
+
+
+def take_steps(machine, num_steps=6):
+    totals = Totals(1, machine.numerics.device)
+    for index in range(num_steps):
+        machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3)
+    return totals
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_follows_float32(precision, compiled):
+    reference = take_steps(make_machine())
+    totals = take_steps(make_machine(compiled, **PRECISIONS[precision]))
+    assert totals.loss() == pytest.approx(reference.loss(), rel=0.05)
+    assert int(totals.num_skipped) <= 2
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("extra", [{}, {"grad_clip": 1.0, "ema_decay": 0.99}], ids=["plain", "clip and ema"])
+def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, extra):
+    machine = make_machine(compiled, **PRECISIONS[precision], **extra)
+    take_steps(machine, 3)  # the optimizer makes its state in the first
+    batches = [make_batch(seed=index) for index in range(3)]
+    totals = Totals(1, machine.numerics.device)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            machine.train_step(batch, totals, 1, True, 1e-3)
+            totals.peek()
+        machine.eval_step.model.eval()
+        for batch in batches:
+            machine.eval_step(batch, totals)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert math.isfinite(totals.loss())
+
+
+def test_accumulation_works_with_cuda_graphs():
+    """Gradients of several replays add up at one address."""
+    results = []
+    for compiled in (False, True):
+        machine = make_machine(compiled, accumulation_steps=3)
+        totals = Totals(1, machine.numerics.device)
+        for index in range(6):
+            machine.train_step(make_batch(seed=index), totals, 3, index % 3 == 2, 1e-3)
+        results.append(totals.loss())
+    assert results[1] == pytest.approx(results[0], rel=0.02)
+
+
+def test_bfloat16_takes_about_half_the_memory():
+    peaks = {}
+    for precision in ("float32", "bfloat16"):
+        gc.collect()
+        torch.cuda.empty_cache()
+        machine = make_machine(side=256, batch_size=16, **PRECISIONS[precision])
+        totals = Totals(1, machine.numerics.device)
+        batch = make_batch(16, 256)
+        machine.train_step(batch, totals, 1, True, 1e-3)  # the search for kernels needs more than the step
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        machine.train_step(batch, totals, 1, True, 1e-3)
+        peaks[precision] = torch.cuda.max_memory_allocated() - before
+        del machine
+    assert peaks["bfloat16"] < 0.65 * peaks["float32"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_run_trains_and_resumes_on_the_gpu(precision, tiny_config):
+    config = {
+        **tiny_config,
+        **PRECISIONS[precision],
+        "device": "cuda",
+        "num_epochs": 4,
+        "deterministic": True,
+        "encoder": "resnet18",
+    }
+    straight = train(config, run_name="straight")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_name="broken", on_epoch=stop_after(2))
+    resumed = train(config, run_name="broken", resume="auto")
+    assert digest(resumed.run_dir) == digest(straight.run_dir)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
+    config = {**tiny_config, "device": "cuda", "use_amp": True, "compile_model": True, "image_size": 256, "encoder": "resnet18"}
+    result = train(config)
+    assert load_config(result.run_dir / "config.yaml").compile_model is True
+    assert result.history[-1]["peak_memory_gb"] > 0.2
+    assert math.isfinite(result.best_val_iou)

@@ -1,0 +1,230 @@
+"""The step: accumulation, clipping, precision, skipped steps, compilation."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+
+from conftest import TINY_MODEL
+from unet_trainer import assemble
+from unet_trainer.config import load_config
+from unet_trainer.console import Console
+from unet_trainer.dataset import Batch
+from unet_trainer.losses import WeightedLoss
+from unet_trainer.model import Ema
+from unet_trainer.precision import Precision
+from unet_trainer.step import EvalStep, Numerics, Totals, TrainStep, build_forward, compile_steps, predict
+
+CPU = torch.device("cpu")
+FLOAT32 = Numerics(CPU, Precision("float32", "test"), channels_last=True)
+
+
+def make_batch(num_images, seed=0, side=16):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (num_images, side, side, 3), dtype=torch.uint8, generator=generator)
+    masks = (images[..., 0] > 128).to(torch.uint8)
+    return Batch(images, masks, num_images)
+
+
+def plain_model():
+    """No batch norm: the gradient of a batch is the mean of its images' gradients."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 1))
+
+
+def make_step(model, numerics=FLOAT32, loss="bce", **options):
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = options.pop("scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
+    forward = build_forward(model, WeightedLoss({loss: options.pop("loss_weight", 1.0)}, 1, None), numerics)
+    return TrainStep(forward, model, optimizer, scaler, numerics.device, **options)
+
+
+def tiny_machine(**settings):
+    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", **settings})
+    config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, 4, Console(io.StringIO()))
+    machine.set_training(0)
+    return machine
+
+
+def weights(model):
+    return torch.cat([value.flatten().double() for value in model.state_dict().values()])
+
+
+def test_accumulation_equals_the_big_batch():
+    whole, parts = plain_model(), plain_model()
+    batch = make_batch(8)
+    make_step(whole)(batch, Totals(1, CPU), window=1, closes_window=True, learning_rate=0.5)
+    step = make_step(parts)
+    for index in range(4):
+        part = Batch(batch.images[index * 2 : index * 2 + 2], batch.masks[index * 2 : index * 2 + 2], 2)
+        step(part, Totals(1, CPU), window=4, closes_window=index == 3, learning_rate=0.5)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
+    assert not torch.allclose(weights(whole), weights(plain_model()), atol=1e-3)
+
+
+def test_weights_wait_for_the_end_of_the_window():
+    model = plain_model()
+    step = make_step(model)
+    step(make_batch(2), Totals(1, CPU), window=2, closes_window=False, learning_rate=0.5)
+    assert torch.equal(weights(model), weights(plain_model()))
+    step(make_batch(2), Totals(1, CPU), window=2, closes_window=True, learning_rate=0.5)
+    assert not torch.equal(weights(model), weights(plain_model()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_gradients_are_clipped_after_unscaling(scale):
+    """The length of an SGD step is learning rate × clipped norm, whatever the loss scale."""
+    model = plain_model()
+    before = weights(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    step = make_step(model, scaler=scaler, grad_clip=0.01)
+    step(make_batch(4), Totals(1, CPU), window=1, closes_window=True, learning_rate=1.0)
+    assert (weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_step_with_infinite_gradients_is_skipped_and_counted():
+    model = plain_model()
+    before = weights(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    totals = Totals(1, CPU)
+    step = make_step(model, scaler=scaler, loss_weight=1e6)  # 1e6 × 2^127 overflows float32
+    step(make_batch(4), totals, window=1, closes_window=True, learning_rate=1.0)
+    assert torch.equal(weights(model), before)
+    assert int(totals.num_skipped) == 1
+    assert scaler.get_scale() == 2.0**126
+    assert math.isfinite(totals.loss())
+
+
+def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
+    totals = Totals(1, CPU)
+    counts = torch.zeros(2, 2, dtype=torch.int64)
+    totals.add(torch.tensor(2.0), counts, 4)
+    totals.add(torch.tensor(float("inf")), counts, 4)
+    totals.add(torch.tensor(float("nan")), counts, 2)
+    totals.add(torch.tensor(5.0), counts, 2)
+    assert totals.loss() == pytest.approx((2.0 * 4 + 5.0 * 2) / 6)
+    only_bad = Totals(1, CPU)
+    only_bad.add(torch.tensor(float("nan")), counts, 2)
+    assert math.isnan(only_bad.loss())
+
+
+def test_the_bar_sees_numbers_late_but_right(monkeypatch):
+    monkeypatch.setattr("unet_trainer.step.PEEK_SECONDS", 0.0)
+    totals = Totals(1, CPU)
+    totals.add(torch.tensor(3.0), torch.tensor([[5, 1], [1, 2]]), 2)
+    assert totals.peek() is None  # the copy has only begun
+    totals.add(torch.tensor(9.0), torch.tensor([[0, 0], [9, 0]]), 2)
+    assert totals.peek() == (3.0, 0.5)  # as it was a moment ago: 2 / (2 + 1 + 1)
+
+
+@pytest.mark.parametrize("amp_dtype", ["float32", "bfloat16"])
+def test_weights_and_optimizer_state_stay_float32(amp_dtype):
+    machine = tiny_machine(use_amp=amp_dtype != "float32", amp_dtype="bfloat16", ema_decay=0.9)
+    totals = Totals(1, CPU)
+    machine.train_step(make_batch(2, side=32), totals, window=1, closes_window=True, learning_rate=1e-3)
+    state = machine.state
+    tensors = [*state.model.state_dict().values(), *state.ema.model.state_dict().values()]
+    tensors += [value for entry in state.optimizer.state.values() for value in entry.values()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}  # int64: batch norm's counter
+    assert math.isfinite(totals.loss())
+
+
+def test_bfloat16_really_computes_in_bfloat16():
+    seen = []
+    machine = tiny_machine(use_amp=True)
+    convolution = next(module for module in machine.state.model.modules() if isinstance(module, torch.nn.Conv2d))
+    convolution.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    machine.train_step(make_batch(2, side=32), Totals(1, CPU), window=1, closes_window=True, learning_rate=1e-3)
+    assert seen == [torch.bfloat16]
+
+
+def test_padding_changes_neither_validation_loss_nor_counts():
+    machine = tiny_machine(loss={"dice": 1, "cross_entropy": 1, "focal": 1, "lovasz": 1, "tversky": 1, "iou": 1})
+    machine.eval_step.model.eval()
+    batch = make_batch(2, side=32)
+    padded = Batch(
+        torch.cat([batch.images, torch.zeros(2, 32, 32, 3, dtype=torch.uint8)]),
+        torch.cat([batch.masks, torch.full((2, 32, 32), 255, dtype=torch.uint8)]),
+        2,
+    )
+    alone, filled = Totals(1, CPU), Totals(1, CPU)
+    machine.eval_step(batch, alone)
+    machine.eval_step(padded, filled)
+    assert filled.loss() == pytest.approx(alone.loss(), rel=1e-5)
+    assert torch.equal(alone.matrix, filled.matrix)
+
+
+def test_evaluation_moves_nothing():
+    machine = tiny_machine()
+    before = copy.deepcopy(machine.state.model.state_dict())
+    machine.eval_step.model.eval()
+    machine.eval_step(make_batch(2, side=32), Totals(1, CPU))
+    assert all(torch.equal(value, before[name]) for name, value in machine.state.model.state_dict().items())
+
+
+def test_ema_follows_each_step_of_the_optimizer():
+    machine = tiny_machine(ema_decay=0.99, accumulation_steps=2)
+    for closes in (False, True, False, True):
+        machine.train_step(make_batch(2, side=32), Totals(1, CPU), window=2, closes_window=closes, learning_rate=1e-3)
+    assert isinstance(machine.state.ema, Ema)
+    assert machine.state.ema.num_updates == 2
+    assert machine.eval_step.model is machine.state.ema.model
+
+
+def test_predict_agrees_with_the_confusion_matrix_of_the_evaluation():
+    machine = tiny_machine()
+    batch = make_batch(2, side=32)
+    totals = Totals(1, CPU)
+    machine.eval_step.model.eval()
+    machine.eval_step(batch, totals)
+    ids = predict(machine.eval_step.model, batch.images, machine.numerics)
+    assert ids.shape == (2, 32, 32)
+    assert int(((ids == 1) & (batch.masks == 1)).sum()) == int(totals.matrix[1, 1])
+
+
+def test_a_failing_compiler_leaves_the_steps_as_they_were(monkeypatch):
+    def broken(function, **options):
+        def call(*tensors):
+            raise RuntimeError("\nno working C++ compiler\nand much more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    machine = tiny_machine()
+    eager = machine.train_step.forward, machine.eval_step.forward
+    failure = compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), num_classes=1)
+    assert failure == "RuntimeError: no working C++ compiler"
+    assert (machine.train_step.forward, machine.eval_step.forward) == eager
+
+
+def test_trying_the_compiled_steps_leaves_no_trace(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    machine = tiny_machine(architecture="unet")
+    before = copy.deepcopy(machine.state.model.state_dict())
+    random_state = torch.get_rng_state()
+    assert compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), num_classes=1) is None
+    assert all(torch.equal(value, before[name]) for name, value in machine.state.model.state_dict().items())
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert all(module.training for module in machine.state.model.modules())
+    assert all(not parameter.grad.any() for parameter in machine.state.model.parameters())
+
+
+def test_compiled_and_eager_steps_agree():
+    model, twin = plain_model(), plain_model()
+    step, compiled = make_step(model), make_step(twin)
+    evaluation = EvalStep(build_forward(twin, WeightedLoss({"bce": 1.0}, 1, None), FLOAT32), twin, CPU)
+    assert compile_steps(compiled, evaluation, make_batch(4), num_classes=1) is None
+    totals, compiled_totals = Totals(1, CPU), Totals(1, CPU)
+    for index in range(3):
+        step(make_batch(4, index), totals, window=1, closes_window=True, learning_rate=0.1)
+        compiled(make_batch(4, index), compiled_totals, window=1, closes_window=True, learning_rate=0.1)
+    assert compiled_totals.loss() == pytest.approx(totals.loss(), rel=1e-5)
+    assert torch.equal(totals.matrix, compiled_totals.matrix)
+    assert torch.allclose(weights(model), weights(twin), atol=1e-6)

@@ -1,0 +1,376 @@
+"""The story: train, stop, resume, report; from Python and from the command line, on real files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import train_unet
+from conftest import ROOT
+from train_unet import TrainingFailed, main, train
+from unet_trainer.config import Config, UserError, load_config
+from unet_trainer.history import COLUMNS
+
+
+def digest(run_dir, name="last.pt"):
+    """Of every tensor of the model and its average, bit for bit."""
+    content = torch.load(run_dir / name, weights_only=True, map_location="cpu")
+    total = hashlib.sha256()
+    models = [content["model"], *([content["ema"]["model"]] if content.get("ema") else [])]
+    for model in models:
+        for tensor_name, tensor in model.items():
+            total.update(tensor_name.encode())
+            total.update(tensor.numpy().tobytes())
+    return total.hexdigest()
+
+
+def words(settings):
+    """A config dict as command-line words."""
+    return [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, value in settings.items()]
+
+
+def stop_after(epoch):
+    def stop(row):
+        if row["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
+    result = train(tiny_config)
+    assert sorted(path.name for path in result.run_dir.iterdir()) == [
+        "best.pt",
+        "config.yaml",
+        "last.pt",
+        "metrics.csv",
+        "result.json",
+        "samples",
+        "train.log",
+    ]
+    rows = list(csv.DictReader((result.run_dir / "metrics.csv").read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert tuple(rows[0]) == COLUMNS
+    written = json.loads((result.run_dir / "result.json").read_text())
+    assert {"best_val_iou", "best_epoch", "epochs", "stopped_early", "seconds", "images_per_second", "per_class_iou"} <= set(
+        written
+    )
+    assert written["best_val_iou"] == result.best_val_iou == max(row["val_iou"] for row in result.history)
+    assert written["per_class_iou"] == {"foreground": result.best_val_iou}
+    assert (result.run_dir / "samples" / f"epoch_{result.best_epoch:04d}.png").exists()
+    said = capsys.readouterr().out
+    assert (result.run_dir / "train.log").read_text() == said
+    for part in (
+        "Mixed Precision Training: off, float32",
+        "10 train, 2 val",
+        "4 × 1 = 4 effective",
+        "Epoch 2/2",
+        "Best epoch",
+        "Next: python",
+    ):
+        assert part in said
+
+
+def test_the_config_of_a_run_runs_again_as_it_is(tiny_config):
+    first = train(tiny_config)
+    again = train(str(first.run_dir / "config.yaml"))
+    assert again.run_dir.name == "run-2"
+    assert digest(first.run_dir) == digest(again.run_dir)
+    assert load_config(first.run_dir / "config.yaml").mask_values == (0, 255)
+
+
+def test_a_dict_a_path_and_a_config_train_the_same(tiny_config, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in tiny_config.items()))
+    runs = [train(tiny_config), train(file), train(load_config(tiny_config)), train({}, **tiny_config)]
+    assert len({digest(run.run_dir) for run in runs}) == 1
+    assert [run.run_dir.name for run in runs] == ["run", "run-2", "run-3", "run-4"]
+
+
+def test_training_learns(tiny_config):
+    result = train(tiny_config, num_epochs=20, learning_rate=0.01, augmentation="none", image_size=64, batch_size=5)
+    assert result.best_val_iou > 0.6
+    assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
+
+
+EVERYTHING = {
+    "ema_decay": 0.9,
+    "accumulation_steps": 2,
+    "grad_clip": 1.0,
+    "warmup_epochs": 1,
+    "optimizer": "sgd",
+    "loss": {"dice": 1, "focal": 1},
+    "batch_size": 2,
+    "freeze_encoder_epochs": 1,
+    "encoder": "tu-efficientnet_b0",  # has stochastic depth, so that random state matters
+    "num_workers": 1,
+}
+
+
+@pytest.mark.parametrize("extra", [{}, EVERYTHING, {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}])
+def test_resumed_run_equals_uninterrupted_run(tiny_config, extra):
+    config = {**tiny_config, "num_epochs": 4, **extra}
+    straight = train(config, run_name="straight")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_name="broken", on_epoch=stop_after(2))
+    broken = straight.run_dir.parent / "broken"
+    assert digest(broken) != digest(straight.run_dir)
+    resumed = train(config, resume=str(broken), run_name="broken")
+    assert resumed.run_dir == broken
+    assert digest(broken) == digest(straight.run_dir)
+    assert digest(broken, "best.pt") == digest(straight.run_dir, "best.pt")
+    timeless = [name for name in COLUMNS if name not in ("seconds", "images_per_second", "data_wait")]
+    assert [[row[name] for name in timeless] for row in resumed.history] == [
+        [row[name] for name in timeless] for row in straight.history
+    ]
+    assert resumed.best_epoch == straight.best_epoch
+
+
+def test_two_and_two_epochs_equal_four(tiny_config):
+    """With a schedule that has no horizon, raising num_epochs later is the same as having asked for it."""
+    four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four")
+    two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two")
+    assert main(["--resume", str(two.run_dir), "num_epochs=4"]) == 0
+    assert digest(two.run_dir) == digest(four.run_dir)
+    assert len((two.run_dir / "metrics.csv").read_text().splitlines()) == 5
+
+
+def test_raising_num_epochs_says_how_the_schedule_goes_on(tiny_config, capsys):
+    run = train(tiny_config)
+    capsys.readouterr()
+    resumed = train(str(run.run_dir / "config.yaml"), resume=str(run.run_dir), num_epochs=4)
+    said = capsys.readouterr().out
+    assert "Resuming after epoch 2" in said
+    assert "changed since then: num_epochs: 2 → 4" in said
+    assert "the cosine schedule now spans 4 epochs instead of 2; the learning rate goes on at 5.00e-04" in said
+    assert resumed.epochs == 4
+    assert load_config(run.run_dir / "config.yaml").num_epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_classes": 2}, "num_classes: 1 in the checkpoint, 2 now"),
+        ({"encoder": "resnet18"}, "encoder: tu-mobilenetv3_small_050 in the checkpoint, resnet18 now"),
+        ({"val_fraction": 0.5}, "cannot go on with another data split"),
+        ({"seed": 1}, "seed: 42 in the checkpoint, 1 now"),
+        ({"optimizer": "sgd"}, "optimizer: adamw in the checkpoint, sgd now"),
+    ],
+)
+def test_a_meaningless_change_on_resume_is_refused_by_name(tiny_config, change, named, capsys):
+    run = train(tiny_config, num_epochs=1)
+    before = digest(run.run_dir)
+    assert main([*words({**tiny_config, "num_epochs": 2, **change}), "--resume", str(run.run_dir)]) == 2
+    assert named in capsys.readouterr().err
+    assert digest(run.run_dir) == before
+
+
+def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys):
+    run = train(tiny_config)
+    before = digest(run.run_dir)
+    assert main(["--resume", str(run.run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert f"this run had finished its 2 epochs; to train on: python train_unet.py --resume {run.run_dir} num_epochs=4" in said
+    assert digest(run.run_dir) == before
+
+
+def test_resume_auto_starts_and_then_goes_on_with_the_run_of_that_name(tiny_config):
+    config = {**tiny_config, "resume": "auto", "run_name": "job", "num_epochs": 3}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, on_epoch=stop_after(1))
+    result = train(config)
+    assert result.run_dir.name == "job"
+    assert result.epochs == 3
+    assert [path.name for path in result.run_dir.parent.iterdir()] == ["job"]
+
+
+def test_resume_alone_takes_the_newest_run(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where checkpoints/ is
+    config = {**tiny_config, "checkpoint_dir": "checkpoints", "num_epochs": 1}
+    old, new = train(config), train(config)
+    os.utime(old.run_dir / "last.pt", (1, 1))
+    assert main(["--resume", "num_epochs=2"]) == 0
+    assert json.loads((tmp_path / new.run_dir / "result.json").read_text())["epochs"] == 2
+    assert json.loads((tmp_path / old.run_dir / "result.json").read_text())["epochs"] == 1
+
+
+def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatch, capsys):
+    real = train_unet.train_one_epoch
+
+    def interrupted(data, machine, console):
+        if machine.state.epoch == 1:
+            raise KeyboardInterrupt
+        return real(data, machine, console)
+
+    monkeypatch.setattr(train_unet, "train_one_epoch", interrupted)
+    assert main(words(tiny_config)) == 130
+    assert "--resume goes on from there" in capsys.readouterr().err
+
+
+def test_early_stopping_stops_when_patience_runs_out(tiny_config, capsys):
+    result = train(
+        tiny_config, num_epochs=9, learning_rate=1e-12, early_stopping_patience=2, augmentation="none", early_stopping_min_delta=0.5
+    )
+    assert result.epochs == 3
+    assert result.stopped_early
+    assert "Stopped early: no better val_iou in 2 epochs" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_early_goes_on_only_when_asked(tiny_config, capsys):
+    config = {**tiny_config, "num_epochs": 9, "early_stopping_patience": 1, "early_stopping_min_delta": 0.9}
+    stopped = train(config)
+    assert train(config, resume=str(stopped.run_dir)).epochs == stopped.epochs == 2
+    assert (
+        "had stopped early after epoch 2; to train on, resume it with early_stopping_patience=2, or null" in capsys.readouterr().out
+    )
+    assert train(config, resume=str(stopped.run_dir), early_stopping_patience=3).epochs == 4
+
+
+def test_val_loss_can_be_monitored(tiny_config):
+    result = train(tiny_config, num_epochs=3, monitor="val_loss")
+    losses = [row["val_loss"] for row in result.history]
+    assert result.best_epoch == losses.index(min(losses)) + 1
+
+
+def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny_config, capsys):
+    good = train(tiny_config, num_epochs=1, scheduler="constant")
+    before = digest(good.run_dir)
+    settings = ["num_epochs=3", "learning_rate=1e30", "scheduler=constant"]
+    assert main(["--resume", str(good.run_dir), *settings]) == 3
+    error = capsys.readouterr().err
+    assert "the loss is no longer a finite number in epoch 2" in error
+    assert f"the state after epoch 1 is in {good.run_dir / 'last.pt'}" in error
+    assert "Traceback" not in error
+    assert digest(good.run_dir) == before
+    with pytest.raises(TrainingFailed):
+        train(tiny_config, learning_rate=1e30)
+
+
+def test_classes_by_id_with_ignored_pixels(tiny_config, tmp_path, capsys):
+    """Three classes and void; class 2 never occurs and is shown as absent, not as perfect."""
+    for folder in ("images", "masks"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    chooser = np.random.default_rng(0)
+    for index in range(8):
+        mask = np.zeros((40, 48), np.uint8)
+        mask[10:30, 12:40] = 1
+        mask[:4] = 255
+        cv2.imwrite(str(tmp_path / "data/images" / f"{index}.png"), chooser.integers(0, 256, (40, 48, 3), np.uint8))
+        cv2.imwrite(str(tmp_path / "data/masks" / f"{index}_mask.png"), mask)
+    result = train(
+        tiny_config,
+        data_dir=tmp_path / "data",
+        mask_suffix="_mask",
+        num_classes=3,
+        ignore_value=255,
+        class_names=["sky", "road", "cow"],
+    )
+    said = capsys.readouterr().out
+    assert "no pixel of cow in any mask" in said
+    assert "0 → sky" in said
+    assert list(result.per_class_iou) == ["sky", "road", "cow"]
+    assert result.per_class_iou["cow"] in (None, 0.0)  # absent, or predicted and wrong
+    assert math.isfinite(result.best_val_iou)
+
+
+def test_train_and_val_folders_are_used_as_they_are(tiny_config, tiny_data, tmp_path, capsys):
+    for part, names in (("train", range(6)), ("val", range(6, 10))):
+        for kind, extension in (("images", "jpg"), ("masks", "png")):
+            (tmp_path / "data" / part / kind).mkdir(parents=True)
+            for index in names:
+                shutil.copy(tiny_data / kind / f"cells_{index:03d}.{extension}", tmp_path / "data" / part / kind)
+    train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
+    assert "6 train, 4 val (folders train and val)" in capsys.readouterr().out
+
+
+def test_data_problems_come_in_one_message_naming_files(tiny_config, tiny_data, tmp_path, capsys):
+    shutil.copytree(tiny_data, tmp_path / "data")
+    (tmp_path / "data/images/cells_001.jpg").write_bytes(b"not an image")
+    (tmp_path / "data/masks/cells_002.png").write_bytes((tmp_path / "data/masks/cells_002.png").read_bytes()[:50])
+    cv2.imwrite(str(tmp_path / "data/masks/cells_003.png"), np.zeros((10, 10), np.uint8))
+    assert main(words({**tiny_config, "data_dir": str(tmp_path / "data")})) == 2
+    error = capsys.readouterr().err
+    assert "cells_001.jpg: not an image that can be decoded" in error
+    assert "cells_002.png: the file is cut off" in error
+    assert "cells_003.png: 10×10, its image" in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "checkpoints").exists()  # nothing begun, nothing left behind
+
+
+def test_a_batch_larger_than_the_data_is_refused(tiny_config):
+    with pytest.raises(UserError, match="batch_size: 64 is more than the 10 training images; need at most 10"):
+        train(tiny_config, batch_size=64)
+
+
+def test_user_data_is_only_read(tiny_config, tiny_data):
+    def snapshot():
+        files = sorted(path for path in tiny_data.rglob("*") if path.is_file())
+        return [(path, path.stat().st_mtime_ns, path.read_bytes()) for path in files]
+
+    before = snapshot()
+    train(tiny_config, num_epochs=1)
+    assert snapshot() == before
+
+
+def test_bfloat16_trains_on_a_cpu(tiny_config, capsys):
+    result = train(tiny_config, use_amp=True, num_epochs=1)
+    said = capsys.readouterr().out
+    assert "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16" in said
+    assert load_config(result.run_dir / "config.yaml").use_amp is True
+
+
+def test_float16_on_a_machine_without_gpu_becomes_float32_and_says_so(tiny_config, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    result = train(tiny_config, use_amp=True, amp_dtype="float16", device="auto", num_epochs=1)
+    assert "Warning: float16 is far slower than float32 on a CPU; float32 instead" in capsys.readouterr().out
+    assert load_config(result.run_dir / "config.yaml").use_amp is False
+
+
+def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config):
+    """Without a C++ compiler the compiled step cannot be built on a CPU."""
+    environment = {**os.environ, "CXX": "/nonexistent/compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tiny_config["checkpoint_dir"]) + "-cache"
+    command = [sys.executable, "train_unet.py", *words({**tiny_config, "compile_model": True, "num_epochs": 1})]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Warning: compile_model: compiling failed, training goes on uncompiled (" in done.stdout
+    assert "Epoch 1/1" in done.stdout
+
+
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_trains(preset, tiny_config, monkeypatch):
+    """As it is but for size: small data, small model, two epochs. Compiling has tests of its own."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    small = {name: tiny_config[name] for name in ("data_dir", "checkpoint_dir", "encoder", "decoder_channels")}
+    small |= {
+        "image_size": 32,
+        "num_epochs": max(2, math.ceil(load_config(preset).warmup_epochs) + 1),
+        "early_stopping_patience": None,
+        "device": "auto",
+    }
+    small |= {"batch_size": min(load_config(preset).batch_size, 10)}
+    result = train(preset, **small)
+    torch.use_deterministic_algorithms(False)
+    assert result.epochs == small["num_epochs"]
+    assert math.isfinite(result.best_val_iou)
+
+
+def test_config_is_the_default_argument(monkeypatch, tiny_config):
+    monkeypatch.setattr(train_unet, "CONFIG", {**tiny_config, "run_name": "mine", "num_epochs": 1})
+    assert train().run_dir.name == "mine"
+    assert isinstance(load_config(train_unet.CONFIG), Config)
