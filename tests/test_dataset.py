@@ -20,13 +20,13 @@ from unet_trainer.dataset import (
     resize_pair,
 )
 from unet_trainer.images import DataError
-from unet_trainer.masks import IGNORED, build_lookup
+from unet_trainer.masks import IGNORED, MaskCoding
 from unet_trainer.pairs import build_split
 
 
 def build_dataset(data_dir, augmentation="default", seed=3):
     split = build_split(load_config({"data_dir": data_dir}))
-    return SegmentationDataset(split.train, build_lookup((0, 255), None), (32, 32), build_augmentation(augmentation), seed)
+    return SegmentationDataset(split.train, MaskCoding((0, 255)), (32, 32), build_augmentation(augmentation), seed)
 
 
 def digest(loader, epoch):
@@ -110,7 +110,7 @@ def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data
 def test_a_mask_that_changed_since_the_start_is_named(tiny_data, tmp_path):
     shutil.copytree(tiny_data, tmp_path / "data")
     dataset = build_dataset(tmp_path / "data")
-    dataset.lookup = build_lookup((0, 1), None)  # 255 is no class here
+    dataset.coding = MaskCoding((0, 1))  # 255 is no class here
     with pytest.raises(DataError, match="changed since the run began"):
         dataset[0, 0]
 

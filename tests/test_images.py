@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from unet_trainer.config import UserError
-from unet_trainer.images import DataError, ReadError, encode_image, read_image, read_mask, write_image
+from unet_trainer.images import COLOUR, DataError, ReadError, encode_image, read_image, read_mask, write_image
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
 RED_GREEN_BLUE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]
@@ -223,9 +223,15 @@ def test_an_rgba_mask_with_equal_channels_is_read_without_its_alpha(tmp_path):
     assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
 
 
-def test_a_colour_mask_is_refused(tmp_path):
-    Image.fromarray(picture()).save(tmp_path / "a.png")
-    assert reason(read_mask, tmp_path / "a.png") == "a colour mask; need one channel with a value for each class"
+def test_a_colour_mask_is_read_as_one_number_a_colour(tmp_path):
+    colours = np.array([[[255, 0, 0], [0, 128, 7]], [[0, 0, 0], [255, 255, 255]]], np.uint8)
+    Image.fromarray(colours).save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png").tolist() == [[COLOUR + 0xFF0000, COLOUR + 0x008007], [0, 255]]
+
+
+def test_a_16_bit_colour_mask_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
+    assert reason(read_mask, tmp_path / "a.png") == "a 16-bit colour mask; need 8 bit"
 
 
 def test_a_16_bit_mask_with_small_values_is_read(tmp_path):
@@ -234,19 +240,20 @@ def test_a_16_bit_mask_with_small_values_is_read(tmp_path):
     assert (mask.dtype, mask.tolist()) == (np.uint8, IDS.tolist())
 
 
-def test_a_16_bit_mask_with_large_values_is_refused(tmp_path):
+def test_a_16_bit_mask_keeps_large_values(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), IDS.astype(np.uint16) * 300)
-    assert reason(read_mask, tmp_path / "a.png") == "uint16 values up to 900; need whole numbers from 0 to 255"
+    mask = read_mask(tmp_path / "a.png")
+    assert (mask.dtype, mask.tolist()) == (np.uint16, (IDS.astype(int) * 300).tolist())
 
 
 def test_a_mask_of_fractions_is_refused(tmp_path):
     cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.float32) / 2)
-    assert reason(read_mask, tmp_path / "a.tif") == "float32 values up to 1.5; need whole numbers from 0 to 255"
+    assert reason(read_mask, tmp_path / "a.tif") == "float32 values from 0.0 to 1.5; need whole numbers from 0 to 65535"
 
 
 def test_a_mask_with_negative_values_is_refused(tmp_path):
     cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.int16) - 1)
-    assert reason(read_mask, tmp_path / "a.tif") == "int16 values up to 2; need whole numbers from 0 to 255"
+    assert reason(read_mask, tmp_path / "a.tif") == "int16 values from -1 to 2; need whole numbers from 0 to 65535"
 
 
 # Writing

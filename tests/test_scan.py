@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from unet_trainer.images import DataError, write_image
-from unet_trainer.masks import build_lookup
+from unet_trainer.images import COLOUR, DataError, write_image
+from unet_trainer.masks import MaskCoding
 from unet_trainer.pairs import Pair
-from unet_trainer.scan import class_shares, refuse_misfits, scan_pairs
+from unet_trainer.scan import balanced_weights, class_shares, refuse_misfits, scan_pairs
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -36,17 +36,15 @@ def refusal(call, *arguments):
 def test_values_are_counted_for_each_pair_and_sizes_for_all(tmp_path):
     pairs = [make_pair(tmp_path, "a", mask_of(0, 0, 255)), make_pair(tmp_path, "b", mask_of(0, 1, 1, 1))]
     scan = scan_pairs(pairs, 2)
-    assert scan.values_by_pair.shape == (2, 256)
-    assert scan.values_by_pair[0, [0, 1, 255]].tolist() == [4, 0, 2]
-    assert scan.values_by_pair[1, [0, 1, 255]].tolist() == [2, 6, 0]
-    assert scan.values_seen == [0, 1, 255]
+    assert scan.counts_by_pair == [{0: 4, 255: 2}, {0: 2, 1: 6}]
+    assert scan.counts == {0: 6, 1: 6, 255: 2}
     assert scan.sizes == Counter({(2, 3): 1, (2, 4): 1})
 
 
 def test_the_order_of_pairs_is_kept_by_many_threads(tmp_path):
     pairs = [make_pair(tmp_path, f"{value:02d}", np.full((8, 8), value, np.uint8)) for value in range(24)]
     scan = scan_pairs(pairs, 8)
-    assert scan.values_by_pair.argmax(1).tolist() == list(range(24))
+    assert [list(counts) for counts in scan.counts_by_pair] == [[value] for value in range(24)]
 
 
 def test_every_pair_ticks_once(tmp_path):
@@ -98,30 +96,30 @@ def test_values_that_are_no_class_are_refused_with_file_and_share(tmp_path):
         make_pair(tmp_path, "void", mask_of(0, 128)),
     ]
     scan = scan_pairs(pairs, 1)
-    assert refusal(refuse_misfits, pairs, scan, (0, 255), 128).splitlines() == [
+    assert refusal(refuse_misfits, pairs, scan, MaskCoding((0, 255), 0, 128)).splitlines() == [
         "1 mask values that are no class (classes have 0, 255):",
         f"  {pairs[1].mask}: 7 (25.0% of pixels), 9 (12.5% of pixels)",
     ]
-    assert refusal(refuse_misfits, pairs, scan, (0, 255), None).splitlines()[2] == f"  {pairs[2].mask}: 128 (50.0% of pixels)"
-    refuse_misfits(pairs[::2], scan_pairs(pairs[::2], 1), (0, 255), 128)
+    assert refusal(refuse_misfits, pairs, scan, MaskCoding((0, 255))).splitlines()[2] == f"  {pairs[2].mask}: 128 (50.0% of pixels)"
+    refuse_misfits(pairs[::2], scan_pairs(pairs[::2], 1), MaskCoding((0, 255), 0, 128))
 
 
 def test_a_single_pixel_of_another_value_is_found(tmp_path):
     mask = np.zeros((300, 300), np.uint8)
     mask[123, 45] = 3
     pairs = [make_pair(tmp_path, "a", mask)]
-    assert "3 (0.0% of pixels)" in refusal(refuse_misfits, pairs, scan_pairs(pairs, 1), (0, 1), None)
+    assert "3 (0.0% of pixels)" in refusal(refuse_misfits, pairs, scan_pairs(pairs, 1), MaskCoding((0, 1)))
 
 
 def test_shares_are_those_of_the_pixels_that_count(tmp_path):
     pairs = [make_pair(tmp_path, "a", mask_of(0, 0, 0, 255)), make_pair(tmp_path, "b", mask_of(128, 128, 128, 128))]
     scan = scan_pairs(pairs, 1)
-    assert class_shares(scan, build_lookup((0, 255), 128), 2) == [0.75, 0.25]
+    assert class_shares(scan, MaskCoding((0, 255), 0, 128), 2) == [0.75, 0.25]
 
 
 def test_shares_of_ignored_pixels_alone_are_0(tmp_path):
     scan = scan_pairs([make_pair(tmp_path, "a", mask_of(255, 255))], 1)
-    assert class_shares(scan, build_lookup((0, 1), 255), 2) == [0.0, 0.0]
+    assert class_shares(scan, MaskCoding((0, 1), 0, 255), 2) == [0.0, 0.0]
 
 
 def test_a_scan_leaves_the_files_as_they_are(tmp_path):
@@ -133,3 +131,18 @@ def test_a_scan_leaves_the_files_as_they_are(tmp_path):
     before = state()
     scan_pairs(pairs, 2)
     assert state() == before
+
+
+def test_wide_values_and_colours_are_counted_too(tmp_path):
+    ids = make_pair(tmp_path, "ids", np.array([[0, 300, 300]], np.uint16))
+    colours = make_pair(tmp_path, "colours", np.zeros((1, 2), np.uint8))
+    write_image(colours.mask, np.array([[[255, 0, 0], [0, 0, 0]]], np.uint8))
+    assert scan_pairs([ids, colours], 1).counts_by_pair == [{0: 1, 300: 2}, {0: 1, COLOUR + 0xFF0000: 1}]
+
+
+def test_rare_classes_weigh_more_within_bounds():
+    assert balanced_weights([0.5, 0.25, 0.25]) == (0.5, 1.0, 1.0)
+    assert balanced_weights([0.998, 0.001, 0.001]) == (0.1, 1.0, 1.0)  # never below a tenth
+    assert balanced_weights([0.6, 0.3999, 0.0001])[2] == 10.0
+    assert balanced_weights([0.5, 0.0, 0.5]) == (1.0, 1.0, 1.0)  # a class that does not occur
+    assert balanced_weights([0.0, 0.0]) == (1.0, 1.0)

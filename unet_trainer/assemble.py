@@ -17,13 +17,13 @@ from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_
 from unet_trainer.demo import ensure_demo
 from unet_trainer.images import Pixels
 from unet_trainer.losses import WeightedLoss
-from unet_trainer.masks import build_lookup, choose_mask_values
+from unet_trainer.masks import MaskCoding, build_coding
 from unet_trainer.model import Ema, build_model, set_training
 from unet_trainer.pairs import Split, build_split
 from unet_trainer.pictures import sample_sheet
 from unet_trainer.precision import build_scaler, choose_device, choose_precision, inspect_hardware, set_backends
 from unet_trainer.progress import Progress
-from unet_trainer.scan import Scan, class_shares, refuse_misfits, scan_pairs
+from unet_trainer.scan import MAX_WEIGHT, Scan, balanced_weights, class_shares, refuse_misfits, scan_pairs
 from unet_trainer.schedule import build_learning_rate, build_optimizer
 from unet_trainer.step import EvalStep, Numerics, TrainStep, build_forward, compile_steps, predict
 
@@ -102,11 +102,10 @@ def build_data(config: Config, console: Console, device: torch.device) -> tuple[
     pairs = (*split.train, *split.val)
     with console.bar("Reading every pair once:", len(pairs), keep=False) as bar:
         scan = scan_pairs(pairs, count_cores(), bar.tick)
-    mask_values = choose_mask_values(config.mask_values, config.num_classes, config.ignore_value, scan.values_seen)
-    refuse_misfits(pairs, scan, mask_values, config.ignore_value)
-    lookup = build_lookup(mask_values, config.ignore_value)
+    coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, scan.counts)
+    refuse_misfits(pairs, scan, coding)
     size = image_shape(config)
-    _tell_data(config, split, scan, mask_values, lookup, size, console)
+    _tell_data(config, split, scan, coding, size, console)
     if len(split.train) < config.batch_size:
         raise UserError(
             f"batch_size: {config.batch_size} is more than the {len(split.train)} training images; need at most {len(split.train)}"
@@ -114,31 +113,45 @@ def build_data(config: Config, console: Console, device: torch.device) -> tuple[
     augmentation = build_augmentation(config.augmentation, size)
     num_workers = choose_num_workers(config.num_workers, count_cores(), device.type == "cpu")
     pin_memory = device.type == "cuda"
-    train_dataset = SegmentationDataset(split.train, lookup, size, augmentation, config.seed)
-    val_dataset = SegmentationDataset(split.val, lookup, size, None, config.seed)
+    train_dataset = SegmentationDataset(split.train, coding, size, augmentation, config.seed)
+    val_dataset = SegmentationDataset(split.val, coding, size, None, config.seed)
     data = Data(
         split,
         Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory),
         Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory),
         val_dataset,
     )
-    return dataclasses.replace(config, mask_values=mask_values), data
+    config = dataclasses.replace(config, mask_values=coding.mask_values, ignore_value=coding.ignore_value)
+    return _weigh_classes(config, scan, coding, console), data
 
 
-def _tell_data(
-    config: Config, split: Split, scan: Scan, mask_values: tuple[int, ...], lookup: Pixels, size: tuple[int, int], console: Console
-) -> None:
+def _weigh_classes(config: Config, scan: Scan, coding: MaskCoding, console: Console) -> Config:
+    """class_weights: auto → the numbers, so that config.yaml and a resumed run have the same."""
+    if config.class_weights != "auto":
+        return config
+    shares = class_shares(scan, coding, max(2, config.num_classes))
+    weights = balanced_weights(shares)
+    if config.num_classes == 1:
+        weights = (round(min(weights[1] / weights[0], MAX_WEIGHT), 4),)  # foreground against background
+    console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in zip(class_names(config), weights, strict=True)))
+    return dataclasses.replace(config, class_weights=weights)
+
+
+def _tell_data(config: Config, split: Split, scan: Scan, coding: MaskCoding, size: tuple[int, int], console: Console) -> None:
     sizes = ", ".join(f"{width}×{height}" for (height, width), _ in scan.sizes.most_common(3)) + (
         ", …" if len(scan.sizes) > 3 else ""
     )
     console.fact(
         "Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule}); {sizes} → {size[1]}×{size[0]}"
     )
-    shares = class_shares(scan, lookup, len(mask_values))
     names = class_names(config)
     shown = ["background", *names] if config.num_classes == 1 else names
-    table = [f"{value} → {name} {share:.1%}" for value, name, share in zip(mask_values, shown, shares, strict=True)]
-    console.fact("Masks", ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + " of pixels")
+    shares = class_shares(scan, coding, len(shown))
+    table = [
+        f"{coding.describe(index)} → {name} {share:.1%}" for index, (name, share) in enumerate(zip(shown, shares, strict=True))
+    ]
+    why = f" ({coding.reason})" if config.mask_values == "auto" else ""
+    console.fact("Masks", ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + f" of pixels{why}")
     absent = [name for name, share in zip(shown, shares, strict=True) if share == 0]
     if absent:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
@@ -164,6 +177,7 @@ def build_machine(config: Config, numerics: Numerics, num_batches: int, console:
     device = numerics.device
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     model = build_model(config).to(device).to(memory_format=layout)
+    assert config.class_weights != "auto"  # decided with the data
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(model, config.ema_decay)
     optimizer = build_optimizer(config, model, device)

@@ -67,13 +67,13 @@ class Config:
     class_names: tuple[str, ...] | None = key(
         None, p.optional(p.listing(p.text(), example="[background, road]")), "names for the per-class table, one a class"
     )
-    mask_values: Literal["auto"] | tuple[int, ...] = key(
+    mask_values: str | tuple[int | tuple[int, int, int], ...] = key(
         "auto",
-        p.either(p.choice("auto"), p.listing(p.integer(minimum=0, maximum=255, example="0"), example="[0, 255]", minimum=2)),
-        "auto: {0,1} or {0,255} for one class, ids for more; or the mask value of each class, in class order",
+        p.mask_values,
+        "auto: decided from all masks, and said; the value or [red, green, blue] of each class, in class order; nonzero; or above N",
     )
     ignore_value: int | None = key(
-        None, p.optional(p.integer(minimum=0, maximum=255, example="255")), "mask value of pixels that count nowhere"
+        None, p.optional(p.integer(minimum=0, maximum=65535, example="255")), "mask value of pixels that count nowhere"
     )
     val_fraction: float = key(
         0.2, p.number(above=0, below=1, example="0.2"), "share of the pairs held out for validation when there is no val/ folder"
@@ -119,10 +119,10 @@ class Config:
         f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce",
         theme="Loss",
     )
-    class_weights: tuple[float, ...] | None = key(
+    class_weights: tuple[float, ...] | Literal["auto"] | None = key(
         None,
-        p.optional(p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]")),
-        "weight of each class in the loss; with one class, the weight of foreground pixels",
+        p.optional(p.either(p.choice("auto"), p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]"))),
+        "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh more, from the masks",
     )
 
     batch_size: int = key(8, p.integer(minimum=1, maximum=65536, example="8"), "images in one forward pass", theme="Training")
@@ -390,20 +390,26 @@ def _class_contradictions(values: Mapping[str, Any], given: Any) -> list[str]:
     num_classes = values["num_classes"]
     if given("loss") and "bce" in values["loss"] and num_classes > 1:
         found.append(f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy")
-    if given("class_weights") and values["class_weights"] and len(values["class_weights"]) != num_classes:
+    if given("class_weights") and isinstance(values["class_weights"], tuple) and len(values["class_weights"]) != num_classes:
         found.append(f"class_weights: got {len(values['class_weights'])} values; need {num_classes}, one for each of num_classes")
     if given("class_names") and values["class_names"] and len(values["class_names"]) != num_classes:
         found.append(f"class_names: got {len(values['class_names'])} names; need {num_classes}, one for each of num_classes")
-    if given("mask_values") and values["mask_values"] != "auto":
+    if given("mask_values") and isinstance(values["mask_values"], str) and values["mask_values"] != "auto" and num_classes > 2:
+        found.append(
+            f"mask_values: {values['mask_values']} tells two classes apart, num_classes: {num_classes} needs a value for each"
+        )
+    if given("mask_values") and not isinstance(values["mask_values"], str):
         needed = max(2, num_classes)
         if len(values["mask_values"]) != needed or len(set(values["mask_values"])) != needed:
             found.append(
-                f"mask_values: got {list(values['mask_values'])}; need {needed} different values, {'background first' if num_classes == 1 else 'one a class'}"
+                f"mask_values: got {_plain(values['mask_values'])}; need {needed} different values, {'background first' if num_classes == 1 else 'one a class'}"
             )
         if given("ignore_value") and values["ignore_value"] in values["mask_values"]:
             found.append(f"ignore_value: {values['ignore_value']} is also in mask_values; need another, or null")
     elif (
-        given("ignore_value", "mask_values") and values["ignore_value"] is not None and values["ignore_value"] < max(2, num_classes)
+        given("ignore_value", "mask_values")
+        and values["mask_values"] == "auto"
+        and values["ignore_value"] in range(max(2, num_classes))
     ):
         found.append(
             f"ignore_value: {values['ignore_value']} is the id of a class (num_classes: {num_classes}); set mask_values to the values of the classes"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from unet_trainer.augment import Augmentation
 from unet_trainer.images import DataError, Pixels, ReadError, read_image, read_mask
-from unet_trainer.masks import IGNORED, UNKNOWN
+from unet_trainer.masks import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.pairs import Pair
 
 Key = tuple[int, int]  # epoch, index
@@ -32,10 +32,10 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
     """Reads a pair, brings it to the size of the batch and augments it."""
 
     def __init__(
-        self, pairs: Sequence[Pair], lookup: Pixels, size: tuple[int, int], augmentation: Augmentation | None, seed: int
+        self, pairs: Sequence[Pair], coding: MaskCoding, size: tuple[int, int], augmentation: Augmentation | None, seed: int
     ) -> None:
         self.pairs = pairs
-        self.lookup = lookup  # mask value → class id
+        self.coding = coding  # mask value → class id
         self.size = size  # height, width
         self.augmentation = augmentation
         self.seed = seed
@@ -66,7 +66,7 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
         try:
             image = read_image(path)
             path = pair.mask
-            mask = self.lookup[read_mask(path)]
+            mask = self.coding.encode(read_mask(path))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
         if (mask == UNKNOWN).any() or mask.shape != image.shape[:2]:

@@ -23,6 +23,7 @@ IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xda"
 PALETTE_COLOUR_TYPE = 3
+COLOUR = 1 << 24  # a mask's colour that is no grey: COLOUR + 0xRRGGBB
 
 # Its decoder messages carry no file name; the errors raised here do.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -45,7 +46,7 @@ def read_image(path: Path) -> Pixels:
 
 
 def read_mask(path: Path) -> Pixels:
-    """H,W uint8, the values as they stand in the file (a palette's index, not its colour)."""
+    """H,W whole numbers as they stand in the file: uint8 or uint16, a palette's index and not its colour; int32 for colours."""
     data = _read_bytes(path)
     if data.startswith(PNG_START) and data[25:26] == bytes([PALETTE_COLOUR_TYPE]):
         _refuse_cut_off(data)
@@ -55,14 +56,25 @@ def read_mask(path: Path) -> Pixels:
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # PIL's ways to say broken
             raise ReadError(f"cannot be decoded ({error})") from None
     mask = _decode(data, cv2.IMREAD_UNCHANGED)
+    if not np.issubdtype(mask.dtype, np.integer) or mask.min() < 0 or mask.max() > 65535:
+        raise ReadError(f"{mask.dtype} values from {mask.min()} to {mask.max()}; need whole numbers from 0 to 65535")
     if mask.ndim == 3:
-        colours = mask[:, :, :3]
-        if (colours != colours[:, :, :1]).any():
-            raise ReadError("a colour mask; need one channel with a value for each class")
-        mask = colours[:, :, 0]
-    if not np.issubdtype(mask.dtype, np.integer) or mask.max(initial=0) > 255 or mask.min(initial=0) < 0:
-        raise ReadError(f"{mask.dtype} values up to {mask.max()}; need whole numbers from 0 to 255")
-    return np.ascontiguousarray(mask, dtype=np.uint8)
+        mask = _join_colours(mask[:, :, :3]) if mask.shape[2] >= 3 else mask[:, :, 0]  # grey with alpha has two
+    if mask.dtype != np.uint8 and mask.max() <= 65535:  # no colours
+        mask = mask.astype(np.uint8 if mask.max() <= 255 else np.uint16)
+    return np.ascontiguousarray(mask)
+
+
+def _join_colours(channels: Pixels) -> Pixels:
+    """H,W,3 blue, green, red → H,W: brightness where the three agree, COLOUR + 0xRRGGBB elsewhere."""
+    blue, green, red = (channels[:, :, index] for index in range(3))
+    is_grey = (blue == green) & (green == red)
+    if is_grey.all():
+        return blue
+    if channels.dtype != np.uint8:
+        raise ReadError("a 16-bit colour mask; need 8 bit")
+    joined = COLOUR + (red.astype(np.int32) << 16) + (green.astype(np.int32) << 8) + blue
+    return np.where(is_grey, blue, joined).astype(np.int32)
 
 
 def write_image(path: Path, pixels: Pixels) -> None:

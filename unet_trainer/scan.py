@@ -9,24 +9,29 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
-from unet_trainer.images import DataError, ReadError, read_image, read_mask
+from unet_trainer.images import DataError, Pixels, ReadError, read_image, read_mask
+from unet_trainer.masks import UNKNOWN, MaskCoding, show_value
 from unet_trainer.pairs import Pair
 
 NUM_NAMED = 20  # problems shown before "and N more"
+MAX_WEIGHT = 10.0  # of a class against the middle one: beyond it, a few pixels would rule the loss
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the files hold: mask pixels of each value, per pair and in all, and how often each size occurs."""
+    """What the files hold: mask pixels of each value, per pair, and how often each size occurs."""
 
-    values_by_pair: NDArray[np.int64]  # num_pairs, 256
+    counts_by_pair: list[dict[int, int]]  # mask value → number of pixels
     sizes: Counter[tuple[int, int]]  # (height, width) → number of images
 
     @property
-    def values_seen(self) -> list[int]:
-        return [int(value) for value in np.flatnonzero(self.values_by_pair.sum(0))]
+    def counts(self) -> Counter[int]:
+        """Pixels of each value in all masks."""
+        total: Counter[int] = Counter()
+        for counts in self.counts_by_pair:
+            total.update(counts)
+        return total
 
 
 def scan_pairs(pairs: Sequence[Pair], num_threads: int, tick: Callable[[], object] = lambda: None) -> Scan:
@@ -40,31 +45,41 @@ def scan_pairs(pairs: Sequence[Pair], num_threads: int, tick: Callable[[], objec
     if problems:
         raise DataError(_listed("files that cannot be used", problems))
     good = [result for result in results if not isinstance(result, list)]
-    return Scan(np.stack([counts for _, counts in good]), Counter(size for size, _ in good))
+    return Scan([counts for _, counts in good], Counter(size for size, _ in good))
 
 
-def refuse_misfits(pairs: Sequence[Pair], scan: Scan, mask_values: Sequence[int], ignore_value: int | None) -> None:
+def refuse_misfits(pairs: Sequence[Pair], scan: Scan, coding: MaskCoding) -> None:
     """Raises DataError that names each mask holding a value that is no class."""
-    allowed = np.zeros(256, bool)
-    allowed[[*mask_values, *([] if ignore_value is None else [ignore_value])]] = True
     problems = []
-    for pair, counts in zip(pairs, scan.values_by_pair, strict=True):
-        misfits = np.flatnonzero((counts > 0) & ~allowed)
-        if len(misfits):
-            shares = ", ".join(f"{value} ({counts[value] / counts.sum():.1%} of pixels)" for value in misfits[:6])
+    for pair, counts in zip(pairs, scan.counts_by_pair, strict=True):
+        values = np.array(sorted(counts))
+        misfits = values[coding.encode(values) == UNKNOWN].tolist()
+        if misfits:
+            total = sum(counts.values())
+            shares = ", ".join(f"{show_value(value)} ({counts[value] / total:.1%} of pixels)" for value in misfits[:6])
             problems.append(f"{pair.mask}: {shares}")
     if problems:
-        raise DataError(_listed(f"mask values that are no class (classes have {', '.join(map(str, mask_values))})", problems))
+        classes = ", ".join(show_value(value) for value in coding.values or ())
+        raise DataError(_listed(f"mask values that are no class (classes have {classes})", problems))
 
 
-def class_shares(scan: Scan, lookup: NDArray[np.uint8], num_ids: int) -> list[float]:
+def class_shares(scan: Scan, coding: MaskCoding, num_ids: int) -> list[float]:
     """Share of each class id among the pixels that count."""
-    totals = scan.values_by_pair.sum(0)
-    per_class = [int(totals[lookup == class_id].sum()) for class_id in range(num_ids)]
+    counts = scan.counts
+    values = np.array(sorted(counts))
+    ids = coding.encode(values)
+    per_class = [sum(counts[value] for value in values[ids == class_id].tolist()) for class_id in range(num_ids)]
     return [pixels / max(1, sum(per_class)) for pixels in per_class]
 
 
-def _scan_pair(pair: Pair) -> tuple[tuple[int, int], NDArray[np.int64]] | list[str]:
+def balanced_weights(shares: Sequence[float]) -> tuple[float, ...]:
+    """Median share / share of each class, within a factor of MAX_WEIGHT; 1 for a class that does not occur."""
+    present = [share for share in shares if share > 0]
+    middle = float(np.median(present)) if present else 1.0
+    return tuple(round(min(max(middle / share, 1 / MAX_WEIGHT), MAX_WEIGHT), 4) if share > 0 else 1.0 for share in shares)
+
+
+def _scan_pair(pair: Pair) -> tuple[tuple[int, int], dict[int, int]] | list[str]:
     """Size and mask values, or the problems, a line each."""
     problems = []
     try:
@@ -80,8 +95,15 @@ def _scan_pair(pair: Pair) -> tuple[tuple[int, int], NDArray[np.int64]] | list[s
     if mask.shape != (height, width):
         sizes = f"{mask.shape[1]}×{mask.shape[0]}, its image {pair.image} is {width}×{height}"
         return [f"{pair.mask}: {sizes}; sizes in a pair must agree"]
-    histogram = cv2.calcHist([mask], [0], None, [256], [0, 256])
-    return (height, width), histogram.ravel().astype(np.int64)
+    return (height, width), _count_values(mask)
+
+
+def _count_values(mask: Pixels) -> dict[int, int]:
+    if mask.dtype == np.uint8:
+        histogram = cv2.calcHist([mask], [0], None, [256], [0, 256]).ravel()  # ten times faster than unique
+        return {int(value): int(histogram[value]) for value in np.flatnonzero(histogram)}
+    values, counts = np.unique(mask, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def _listed(what: str, problems: list[str]) -> str:
