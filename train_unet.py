@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unet_trainer.atomic import write_text_atomically
 from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, load_config, to_yaml
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.runs import BEST, LAST, CheckpointError, find_run, new_run_folder, newest_run
@@ -78,19 +79,30 @@ def train(
     TrainingFailed when the numbers go bad.
     """
     config = load_config(CONFIG if config is None else config, overrides)
+    console = Console()
+    try:
+        return _train(config, console, on_epoch)
+    except TrainingFailed as error:
+        console.log_only(f"Error: {error}")  # whoever catches it shows it
+        raise
+    except KeyboardInterrupt:
+        _tell_interrupted(console)
+        raise
+
+
+def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] | None) -> TrainResult:
+    """Config → build → resume → epochs → report."""
     started = time.perf_counter()
 
     from unet_trainer import assemble, checkpoint
-    from unet_trainer.atomic import write_text_atomically
 
-    console = Console()
     console.say("U-Net trainer")
     earlier_file = _checkpoint_to_resume(config)
     earlier = None if earlier_file is None else checkpoint.read_last(earlier_file)
 
     config, numerics = assemble.build_numerics(config, console)
     config, data = assemble.build_data(config, console, numerics.device)
-    machine = assemble.build_machine(config, numerics, len(data.train), console)
+    machine = assemble.build_machine(config, numerics, len(data.train), console, resumes=earlier is not None)
     state = machine.state
 
     if earlier is not None and earlier_file is not None:
@@ -98,28 +110,37 @@ def train(
         changes = checkpoint.compare_configs(earlier["config"], as_dict(config))
         checkpoint.compare_splits(earlier["split"], checkpoint.split_names(data.split))
         state.load_state_dict(earlier)
+        if config.num_epochs < state.epoch:
+            raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {run_dir} has; need more")
         console.log_to(run_dir / "train.log")
         _tell_resumed(config, earlier, machine, changes, console)
     else:
+        assemble.try_machine(config, machine)
         run_dir = _start_folder(config)
         console.log_to(run_dir / "train.log")
     console.fact("Run", str(run_dir))
 
-    is_finished = state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience)
-    if is_finished:
+    if state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience):
         _tell_finished_before(config, state.epoch, run_dir, console)
-    elif config.compile_model:
+        return _report(config, machine, run_dir, console)
+    if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
-        config = assemble.compile_machine(config, machine, state.epoch, console)
+        config = assemble.compile_machine(config, machine, console)
         if config.compile_model:
             console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
+    if earlier is None:
+        _write_config(config, run_dir)
+    console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
+    _run_epochs(config, data, machine, run_dir, console, on_epoch)
+    return _report(config, machine, run_dir, console)
+
+
+def _write_config(config: Config, run_dir: Path) -> None:
+    """What the run is trained with, to run again or to go on with."""
     header = f"Settings of this run. To run them again: python train_unet.py {run_dir / 'config.yaml'}"
-    write_text_atomically(run_dir / "config.yaml", to_yaml(dataclasses.replace(config, resume=None), header))
-    if not is_finished:
-        console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
-        _run_epochs(config, data, machine, run_dir, console, on_epoch)
-    return _report(config, data, machine, run_dir, console)
+    kept = dataclasses.replace(config, resume=None, run_name=run_dir.name)
+    write_text_atomically(run_dir / "config.yaml", to_yaml(kept, header))
 
 
 def _run_epochs(
@@ -154,6 +175,7 @@ def _run_epochs(
             write_image(run_dir / "samples" / f"epoch_{state.epoch:04d}.png", machine.draw_samples(data))
         checkpoint.save_last(run_dir / LAST, state, as_dict(config), data.split)
         write_metrics(run_dir / "metrics.csv", state.history)
+        _write_config(config, run_dir)  # here and not earlier: settings that fail in their first epoch are not kept
         console.epoch_ends(row, config.num_epochs, improved, on_gpu)
         if on_epoch is not None:
             on_epoch(dict(row))
@@ -168,7 +190,7 @@ def train_one_epoch(data: Data, machine: Machine, console: Console) -> Row:
     state, accumulation = machine.state, machine.accumulation_steps
     device = machine.numerics.device
     num_batches = len(data.train)
-    steps_per_epoch = -(-num_batches // accumulation)
+    first_step = state.epoch * state.learning_rate.steps_per_epoch
     totals = Totals(machine.num_classes, device)
     machine.set_training(state.epoch)
     learning_rate = 0.0
@@ -182,7 +204,7 @@ def train_one_epoch(data: Data, machine: Machine, console: Console) -> Row:
             waited += time.perf_counter() - asked
             window_start = index - index % accumulation
             window = min(accumulation, num_batches - window_start)  # the last one of an epoch may be short
-            learning_rate = state.learning_rate.at(state.epoch * steps_per_epoch + index // accumulation)
+            learning_rate = state.learning_rate.at(first_step + index // accumulation)
             machine.train_step(batch, totals, window, index + 1 == window_start + window, learning_rate)
             bar.tick()
             if (seen := totals.peek()) is not None:
@@ -216,23 +238,25 @@ def evaluate(data: Data, machine: Machine, console: Console, row: Row) -> Scores
             if (seen := totals.peek()) is not None:
                 bar.show(*seen)
         scores = totals.scores()
-        row.update(val_loss=totals.loss(), val_iou=scores.iou, val_dice=scores.dice)
+        row.update(val_loss=totals.strict_loss(), val_iou=scores.iou, val_dice=scores.dice)
         bar.show(row["val_loss"], row["val_iou"])
     return scores
 
 
-def _report(config: Config, data: Data, machine: Machine, run_dir: Path, console: Console) -> TrainResult:
+def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -> TrainResult:
     """Says what came of the run and writes result.json."""
     from unet_trainer.assemble import class_names
     from unet_trainer.history import write_result
 
     state = machine.state
-    best = state.history[state.progress.best_epoch - 1] if state.progress.best_epoch else state.history[-1]
+    has_best = state.progress.best_epoch > 0
+    best = state.history[state.progress.best_epoch - 1] if has_best else state.history[-1]
+    per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
     result = TrainResult(
         run_dir=run_dir,
         best_epoch=int(best["epoch"]),
         best_val_iou=float(best["val_iou"]),
-        per_class_iou=dict(zip(class_names(config), state.per_class_iou, strict=False)),
+        per_class_iou=dict(zip(class_names(config), per_class, strict=True)),
         epochs=state.epoch,
         stopped_early=state.epoch < config.num_epochs,
         seconds=round(state.seconds, 3),
@@ -245,10 +269,15 @@ def _report(config: Config, data: Data, machine: Machine, run_dir: Path, console
     console.say()
     if result.stopped_early:
         console.say(f"Stopped early: no better {config.monitor} in {config.early_stopping_patience} epochs")
-    console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
+    if has_best:
+        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
+    else:
+        console.warn(f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}")
     console.class_table(result.per_class_iou)
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
-    console.say(f"Weights: {run_dir / 'best.pt'} | table: {run_dir / 'metrics.csv'} | pictures: {run_dir / 'samples'}")
+    console.say(
+        f"Weights: {run_dir / (BEST if has_best else LAST)} | table: {run_dir / 'metrics.csv'} | pictures: {run_dir / 'samples'}"
+    )
     console.say(f"Next: python train_unet.py --resume {run_dir} num_epochs={config.num_epochs * 2}   (trains on)")
     return result
 
@@ -284,7 +313,7 @@ def _tell_resumed(config: Config, earlier: Mapping[str, Any], machine: Machine, 
         console.note(f"changed since then: {change}")
     horizon = earlier["config"]["num_epochs"]
     if horizon != config.num_epochs and state.epoch < config.num_epochs:
-        rate = state.learning_rate.at(state.epoch * (state.learning_rate.num_steps // config.num_epochs))
+        rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
         how = (
             "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
         )
@@ -298,8 +327,16 @@ def _tell_finished_before(config: Config, epoch: int, run_dir: Path, console: Co
             f"this run had finished its {config.num_epochs} epochs; to train on: python train_unet.py --resume {run_dir} {how}"
         )
     else:
-        how = f"early_stopping_patience={(config.early_stopping_patience or 1) * 2}, or null"
-        console.note(f"this run had stopped early after epoch {epoch}; to train on, resume it with {how}")
+        how = "early_stopping_patience=null"
+        console.note(f"this run had stopped early after epoch {epoch}; to train on: python train_unet.py --resume {run_dir} {how}")
+
+
+def _tell_interrupted(console: Console) -> None:
+    run_dir = None if console.log is None else console.log.parent
+    if run_dir is not None and (run_dir / LAST).exists():
+        console.say(f"Interrupted. To go on after the last finished epoch: python train_unet.py --resume {run_dir}")
+    else:
+        console.say("Interrupted before an epoch was finished; nothing is saved")
 
 
 def _non_finite_message(epoch: int, run_dir: Path, config: Config) -> str:
@@ -330,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_error(str(error))
         return EXIT_TRAINING_FAILED
     except KeyboardInterrupt:
-        show_error("interrupted; what was finished is saved, and python train_unet.py --resume goes on from there")
+        show_error("interrupted")
         return EXIT_INTERRUPTED
     return EXIT_DONE
 
@@ -363,7 +400,7 @@ def _read_command_line(arguments: Sequence[str]) -> tuple[Mapping[str, Any] | Pa
 def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """--resume: the named config, or else the run's own; and where to go on from."""
     own = dict(override.split("=", 1) for override in overrides)
-    checkpoint_dir = Path(own.get("checkpoint_dir") or Config().checkpoint_dir)
+    checkpoint_dir = Path(own.get("checkpoint_dir") or load_config(Path(files[0]) if files else CONFIG).checkpoint_dir)
     file = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
     if not files and not (file.parent / "config.yaml").is_file():
         raise CheckpointError(f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import random
 import shutil
 from pathlib import Path
@@ -97,6 +98,15 @@ def test_scaler_state_comes_back(tmp_path):
     assert other.get_scale() == 128.0
 
 
+def plain(value):
+    """Tensors as bytes, so that contents can be compared whole."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
 def test_every_flipped_bit_is_found(saved, tmp_path):
     """torch.load accepts a flipped bit in a tensor without a word."""
     path, _ = saved
@@ -114,7 +124,7 @@ def test_every_flipped_bit_is_found(saved, tmp_path):
             found = checkpoint.read_last(damaged)
         except CheckpointError:
             continue
-        if not all(torch.equal(value, original["model"][name]) for name, value in found["model"].items()):
+        if pickle.dumps(plain(found)) != pickle.dumps(plain(original)):
             missed.append(position)
     assert missed == []
 
@@ -169,11 +179,35 @@ def test_a_failed_save_leaves_the_old_checkpoint_intact(saved, monkeypatch):
     assert [entry.name for entry in path.parent.iterdir()] == ["last.pt"]
 
 
-def test_prefixes_of_compiled_models_never_reach_the_file(saved):
-    path, _ = saved
-    names = checkpoint.read_last(path)["model"]
-    assert names
-    assert not [name for name in names if name.startswith(("module.", "_orig_mod."))]
+def test_prefixes_of_compiled_models_never_reach_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: torch._dynamo.disable(function))  # wraps, in no time
+    config, machine = make_machine()
+    plain_names = list(machine.state.model.state_dict())
+    assemble.compile_machine(config, machine, Console(io.StringIO()))
+    take_step(machine)
+    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    assert list(checkpoint.read_last(tmp_path / "last.pt")["model"]) == plain_names
+
+
+def test_scaler_settings_are_those_of_this_start(tmp_path):
+    config, machine = make_machine()
+    machine.state.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    machine.state.scaler.scale(torch.ones(()))
+    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    machine.state.scaler = torch.amp.GradScaler("cpu", growth_interval=100, backoff_factor=0.25)
+    machine.state.load_state_dict(checkpoint.read_last(tmp_path / "last.pt"))
+    scaler = machine.state.scaler
+    assert (scaler.get_scale(), scaler.get_growth_interval(), scaler.get_backoff_factor()) == (128.0, 100, 0.25)
+
+
+def test_another_monitor_is_refused_and_another_loss_where_the_loss_is_monitored():
+    before = as_dict(load_config({}))
+    with pytest.raises(CheckpointError, match="monitor: val_iou in the checkpoint, val_loss now; it decides which epoch was best"):
+        checkpoint.compare_configs(before, as_dict(load_config({"monitor": "val_loss"})))
+    assert checkpoint.compare_configs(before, as_dict(load_config({"loss": "dice"})))
+    before = as_dict(load_config({"monitor": "val_loss"}))
+    with pytest.raises(CheckpointError, match=r"loss: .* it decides which epoch was best"):
+        checkpoint.compare_configs(before, as_dict(load_config({"monitor": "val_loss", "loss": "dice"})))
 
 
 def test_a_change_that_makes_the_result_meaningless_is_refused_by_name():
@@ -196,6 +230,8 @@ def test_harmless_changes_are_told_and_machine_settings_are_not():
 def test_another_split_is_refused_by_example():
     before = {"train": ["a", "b"], "val": ["c"]}
     checkpoint.compare_splits(before, {"train": ["b", "a"], "val": ["c"]})
+    same_names = {"train": ["0", "1"], "val": ["0", "1"]}  # train/images/0.png and val/images/0.png
+    checkpoint.compare_splits(same_names, same_names)
     for now, words in (
         ({"train": ["a", "c"], "val": ["b"]}, "1 images trained on would now validate, e.g. b"),
         ({"train": ["a", "b"], "val": ["c", "d"]}, "1 validation images differ, e.g. d"),

@@ -17,7 +17,7 @@ import pytest
 from unet_trainer import demo
 from unet_trainer.demo import draw_sample, ensure_demo, write_demo
 from unet_trainer.images import read_image, read_mask
-from unet_trainer.masks import choose_mask_values
+from unet_trainer.masks import build_coding
 from unet_trainer.pairs import find_pairs
 from unet_trainer.scan import scan_pairs
 
@@ -66,7 +66,7 @@ def test_the_demo_is_jpegs_and_png_masks_that_pair_and_scan(tmp_path):
     assert [pair.mask.name for pair in pairs] == ["cells_000.png", "cells_001.png", "cells_002.png"]
     scan = scan_pairs(pairs, 2)
     assert dict(scan.sizes) == {(192, 192): 3}
-    assert choose_mask_values("auto", 1, None, scan.values_seen) == (0, 255)
+    assert build_coding("auto", 1, None, scan.counts).mask_values == (0, 255)
     image, mask = draw_sample(2)
     assert np.array_equal(read_mask(pairs[2].mask), mask)
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import zlib
 
 import cv2
 import numpy as np
@@ -232,6 +234,22 @@ def test_a_colour_mask_is_read_as_one_number_a_colour(tmp_path):
 def test_a_16_bit_colour_mask_is_refused(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
     assert reason(read_mask, tmp_path / "a.png") == "a 16-bit colour mask; need 8 bit"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_masks_of_few_bits_keep_their_values(bits, tmp_path):
+    """OpenCV stretches them to 255. One bit stays {0, 255}, as every reader has it."""
+    ids = np.arange(2**bits, dtype=np.uint8).reshape(1, -1).repeat(8, 0)
+    packed = np.packbits(np.unpackbits(ids[:, :, None], axis=2)[:, :, 8 - bits :].reshape(8, -1), axis=1)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", ids.shape[1], 8, bits, 0, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(content)
+    assert read_mask(tmp_path / "a.png").tolist() == (ids * (255 if bits == 1 else 1)).tolist()
 
 
 def test_a_16_bit_mask_with_small_values_is_read(tmp_path):

@@ -79,7 +79,10 @@ def test_a_gpu_that_is_asked_for_and_missing_is_an_error_with_the_fix(monkeypatc
 def test_a_gpu_beyond_the_last_one_is_an_error_that_names_the_range(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]  # events, pinned memory and random states follow the current device
     with pytest.raises(UserError, match=r"^device: cuda:2 does not exist; this machine has cuda:0 to cuda:1$"):
         choose_device("cuda:2")
 

@@ -199,7 +199,7 @@ def test_a_failing_compiler_leaves_the_steps_as_they_were(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     machine = tiny_machine()
     eager = machine.train_step.forward, machine.eval_step.forward
-    failure = compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), num_classes=1)
+    failure = compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), 1, machine.phases())
     assert failure == "RuntimeError: no working C++ compiler"
     assert (machine.train_step.forward, machine.eval_step.forward) == eager
 
@@ -209,18 +209,52 @@ def test_trying_the_compiled_steps_leaves_no_trace(monkeypatch):
     machine = tiny_machine(architecture="unet")
     before = copy.deepcopy(machine.state.model.state_dict())
     random_state = torch.get_rng_state()
-    assert compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), num_classes=1) is None
+    assert compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), 1, machine.phases()) is None
     assert all(torch.equal(value, before[name]) for name, value in machine.state.model.state_dict().items())
     assert torch.equal(random_state, torch.get_rng_state())
-    assert all(module.training for module in machine.state.model.modules())
     assert all(not parameter.grad.any() for parameter in machine.state.model.parameters())
+
+
+def test_validation_with_one_bad_batch_has_no_loss():
+    totals = Totals(1, CPU)
+    counts = torch.zeros(2, 2, dtype=torch.int64)
+    totals.add(torch.tensor(0.1), counts, 4)
+    assert totals.strict_loss() == pytest.approx(0.1)
+    totals.add(torch.tensor(float("nan")), counts, 4)
+    assert math.isnan(totals.strict_loss())
+
+
+def test_a_compiler_that_fails_only_once_the_encoder_thaws_is_found_before_the_first_epoch(monkeypatch):
+    def compile_frozen_only(function, **options):
+        def call(*tensors):
+            if next(machine.state.model.get_submodule("encoder").parameters()).requires_grad and torch.is_grad_enabled():
+                raise RuntimeError("cannot compile this graph")
+            return function(*tensors)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_frozen_only)
+    machine = tiny_machine(freeze_encoder_epochs=2)
+    failure = compile_steps(machine.train_step, machine.eval_step, make_batch(2, side=32), 1, machine.phases())
+    assert failure == "RuntimeError: cannot compile this graph"
+
+
+def test_every_run_of_a_process_is_compiled():
+    """The table of compiled code is emptied for each, or the fifth would run eager and be called compiled."""
+    for num_images in range(1, 7):
+        model = plain_model()
+        step = make_step(model)
+        evaluation = EvalStep(build_forward(model, WeightedLoss({"bce": 1.0}, 1, None), FLOAT32), model, CPU)
+        torch._dynamo.utils.counters.clear()
+        assert compile_steps(step, evaluation, make_batch(num_images, side=8), 1, [model.train]) is None
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_compiled_and_eager_steps_agree():
     model, twin = plain_model(), plain_model()
     step, compiled = make_step(model), make_step(twin)
     evaluation = EvalStep(build_forward(twin, WeightedLoss({"bce": 1.0}, 1, None), FLOAT32), twin, CPU)
-    assert compile_steps(compiled, evaluation, make_batch(4), num_classes=1) is None
+    assert compile_steps(compiled, evaluation, make_batch(4), 1, [twin.train]) is None
     totals, compiled_totals = Totals(1, CPU), Totals(1, CPU)
     for index in range(3):
         step(make_batch(4, index), totals, window=1, closes_window=True, learning_rate=0.1)

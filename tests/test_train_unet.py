@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -21,6 +22,7 @@ from conftest import ROOT
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config import Config, UserError, load_config
 from unet_trainer.history import COLUMNS
+from unet_trainer.model import build_model
 
 
 def digest(run_dir, name="last.pt"):
@@ -214,8 +216,15 @@ def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatc
         return real(data, machine, console)
 
     monkeypatch.setattr(train_unet, "train_one_epoch", interrupted)
-    assert main(words(tiny_config)) == 130
-    assert "--resume goes on from there" in capsys.readouterr().err
+    assert main(words({**tiny_config, "run_name": "broken"})) == 130
+    said = capsys.readouterr().out
+    run_dir = Path(tiny_config["checkpoint_dir"]) / "broken"
+    command = f"python train_unet.py --resume {run_dir}"
+    assert command in said
+    assert command in (run_dir / "train.log").read_text()
+    monkeypatch.setattr(train_unet, "train_one_epoch", real)
+    assert main(["--resume", str(run_dir)]) == 0
+    assert json.loads((run_dir / "result.json").read_text())["epochs"] == 2
 
 
 def test_early_stopping_stops_when_patience_runs_out(tiny_config, capsys):
@@ -231,9 +240,7 @@ def test_a_run_that_stopped_early_goes_on_only_when_asked(tiny_config, capsys):
     config = {**tiny_config, "num_epochs": 9, "early_stopping_patience": 1, "early_stopping_min_delta": 0.9}
     stopped = train(config)
     assert train(config, resume=str(stopped.run_dir)).epochs == stopped.epochs == 2
-    assert (
-        "had stopped early after epoch 2; to train on, resume it with early_stopping_patience=2, or null" in capsys.readouterr().out
-    )
+    assert "had stopped early after epoch 2; to train on: python train_unet.py --resume" in capsys.readouterr().out
     assert train(config, resume=str(stopped.run_dir), early_stopping_patience=3).epochs == 4
 
 
@@ -253,6 +260,8 @@ def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny
     assert f"the state after epoch 1 is in {good.run_dir / 'last.pt'}" in error
     assert "Traceback" not in error
     assert digest(good.run_dir) == before
+    assert "no longer a finite number" in (good.run_dir / "train.log").read_text()
+    assert load_config(good.run_dir / "config.yaml").learning_rate == 1e-3  # settings that failed are not kept
     with pytest.raises(TrainingFailed):
         train(tiny_config, learning_rate=1e30)
 
@@ -290,8 +299,13 @@ def test_train_and_val_folders_are_used_as_they_are(tiny_config, tiny_data, tmp_
             (tmp_path / "data" / part / kind).mkdir(parents=True)
             for index in names:
                 shutil.copy(tiny_data / kind / f"cells_{index:03d}.{extension}", tmp_path / "data" / part / kind)
-    train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
-    assert "6 train, 4 val (folders train and val)" in capsys.readouterr().out
+    for index, name in enumerate(sorted((tmp_path / "data/val/images").iterdir())):  # names of their own in each folder
+        mask = tmp_path / "data/val/masks" / f"{name.stem}.png"
+        name.rename(name.with_stem(f"cells_{index:03d}"))
+        mask.rename(mask.with_stem(f"cells_{index:03d}"))
+    run = train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
+    assert train(tiny_config, data_dir=tmp_path / "data", num_epochs=2, resume=str(run.run_dir)).epochs == 2
+    assert "6 train, 4 val (train/images/ + train/masks/, same names; folders train and val)" in capsys.readouterr().out
 
 
 def test_data_problems_come_in_one_message_naming_files(tiny_config, tiny_data, tmp_path, capsys):
@@ -368,6 +382,69 @@ def test_every_preset_trains(preset, tiny_config, monkeypatch):
     torch.use_deterministic_algorithms(False)
     assert result.epochs == small["num_epochs"]
     assert math.isfinite(result.best_val_iou)
+
+
+def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(tiny_config, checkpoint_dir="checkpoints", run_name="other", num_epochs=1)
+    mine = train(tiny_config, checkpoint_dir="mine", run_name="job", num_epochs=1)
+    os.utime(tmp_path / mine.run_dir / "last.pt", (1, 1))  # the other one is newer
+    file = tmp_path / "mine.yaml"
+    settings = {**tiny_config, "checkpoint_dir": "mine", "run_name": "job"}
+    file.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in settings.items()))
+    assert main([str(file), "--resume"]) == 0
+    assert json.loads((tmp_path / "mine/job/result.json").read_text())["epochs"] == 2
+    assert json.loads((tmp_path / "checkpoints/other/result.json").read_text())["epochs"] == 1
+
+
+def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
+    weights = tmp_path / "encoder.pt"
+    model = build_model(load_config(tiny_config))
+    torch.save(model.get_submodule("encoder").state_dict(), weights)
+    run = train(tiny_config, encoder_weights=str(weights), num_epochs=1)
+    weights.unlink()
+    assert train(tiny_config, encoder_weights=str(weights), resume=str(run.run_dir)).epochs == 2
+    assert load_config(run.run_dir / "config.yaml").encoder_weights == str(weights)
+
+
+def test_fewer_epochs_than_the_run_has_are_refused(tiny_config):
+    run = train(tiny_config)
+    with pytest.raises(UserError, match="num_epochs: 1 is less than the 2 epochs that"):
+        train(tiny_config, resume=str(run.run_dir), num_epochs=1)
+    assert load_config(run.run_dir / "config.yaml").num_epochs == 2
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 1, "architecture": "deeplabv3", "decoder_channels": None}])
+def test_what_the_model_cannot_run_is_told_before_the_run_has_a_folder(settings, tiny_config, tmp_path):
+    with pytest.raises(
+        UserError, match=r"the model cannot run with architecture: .*batch_size: 1, image_size: 32: Expected more than 1"
+    ):
+        train(tiny_config, **settings)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, capsys):
+    for part, value in (("train", 1), ("val", 255)):
+        for kind in ("images", "masks"):
+            (tmp_path / "data" / part / kind).mkdir(parents=True)
+        for index in range(4):
+            mask = np.full((32, 32), value, np.uint8)
+            mask[:8] = 0 if part == "train" else 255
+            cv2.imwrite(str(tmp_path / "data" / part / "images" / f"{index}.png"), np.full((32, 32, 3), index, np.uint8))
+            cv2.imwrite(str(tmp_path / "data" / part / "masks" / f"{index}.png"), mask)
+    result = train(tiny_config, data_dir=tmp_path / "data", ignore_value=255, num_epochs=1)
+    said = capsys.readouterr().out
+    assert "Warning: val_iou was no number in any epoch" in said
+    assert str(result.run_dir / "last.pt") in said
+    assert not (result.run_dir / "best.pt").exists()
+    assert result.per_class_iou == {"foreground": None}
+
+
+def test_another_data_folder_on_resume_is_said(tiny_config, tiny_data, tmp_path, capsys):
+    shutil.copytree(tiny_data, tmp_path / "moved")
+    run = train(tiny_config, num_epochs=1)
+    train(tiny_config, resume=str(run.run_dir), data_dir=tmp_path / "moved")
+    assert f"changed since then: data_dir: {tiny_data} → {tmp_path / 'moved'}" in capsys.readouterr().out
 
 
 def test_config_is_the_default_argument(monkeypatch, tiny_config):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from unet_trainer.config import DEMO_DIR, Config, UserError
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers, count_cores
 from unet_trainer.demo import ensure_demo
-from unet_trainer.images import Pixels
+from unet_trainer.images import DataError, Pixels
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import MaskCoding, build_coding
 from unet_trainer.model import Ema, build_model, set_training
@@ -23,9 +25,19 @@ from unet_trainer.pairs import Split, build_split
 from unet_trainer.pictures import sample_sheet
 from unet_trainer.precision import build_scaler, choose_device, choose_precision, inspect_hardware, set_backends
 from unet_trainer.progress import Progress
-from unet_trainer.scan import MAX_WEIGHT, Scan, balanced_weights, class_shares, refuse_misfits, scan_pairs
+from unet_trainer.scan import MAX_WEIGHT, Scan, balanced_weights, class_shares, refuse_misfits, scan_pairs, where_values_are
 from unet_trainer.schedule import build_learning_rate, build_optimizer
-from unet_trainer.step import EvalStep, Numerics, TrainStep, build_forward, compile_steps, predict
+from unet_trainer.step import (
+    EvalStep,
+    Numerics,
+    Totals,
+    TrainStep,
+    build_forward,
+    compile_steps,
+    leaving_no_trace,
+    predict,
+    try_steps,
+)
 
 NUM_SAMPLES = 4  # validation images shown in samples/
 
@@ -61,6 +73,11 @@ class Machine:
     def set_training(self, epoch: int) -> None:
         """Training mode for the epoch (counted from 0)."""
         set_training(self.state.model, encoder_frozen=epoch < self.freeze_encoder_epochs)
+
+    def phases(self) -> list[Callable[[], None]]:
+        """What puts the model into each mode that it will train in from here on: the encoder frozen, and not."""
+        epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
+        return [partial(self.set_training, epoch) for epoch in epochs]
 
     def draw_samples(self, data: Data) -> Pixels:
         images, truths = data.sample_batch()
@@ -102,7 +119,10 @@ def build_data(config: Config, console: Console, device: torch.device) -> tuple[
     pairs = (*split.train, *split.val)
     with console.bar("Reading every pair once:", len(pairs), keep=False) as bar:
         scan = scan_pairs(pairs, count_cores(), bar.tick)
-    coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, scan.counts)
+    try:
+        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, scan.counts)
+    except DataError as error:
+        raise DataError(f"{error}\n  {where_values_are(pairs, scan)}") from None
     refuse_misfits(pairs, scan, coding)
     size = image_shape(config)
     _tell_data(config, split, scan, coding, size, console)
@@ -169,14 +189,16 @@ def class_names(config: Config) -> list[str]:
     return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
 
 
-def build_machine(config: Config, numerics: Numerics, num_batches: int, console: Console) -> Machine:
-    """Model, loss, optimizer and the two steps, all from the seed."""
-    if config.encoder_weights == "imagenet":
+def build_machine(config: Config, numerics: Numerics, num_batches: int, console: Console, resumes: bool = False) -> Machine:
+    """Model, loss, optimizer and the two steps, all from the seed. A run that resumes has its weights and fetches none."""
+    if config.encoder_weights == "imagenet" and not resumes:
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
     torch.manual_seed(config.seed)
     device = numerics.device
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = build_model(config).to(device).to(memory_format=layout)
+    model = (
+        build_model(dataclasses.replace(config, encoder_weights=None) if resumes else config).to(device).to(memory_format=layout)
+    )
     assert config.class_weights != "auto"  # decided with the data
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(model, config.ema_decay)
@@ -203,16 +225,33 @@ def build_machine(config: Config, numerics: Numerics, num_batches: int, console:
     )
 
 
-def compile_machine(config: Config, machine: Machine, epoch: int, console: Console) -> Config:
-    """Compiles the steps on a made-up batch before the first epoch; where that fails, says so and leaves them as they are."""
-    height, width = image_shape(config)
-    images = torch.randint(
-        0, 256, (config.batch_size, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    masks = torch.zeros(config.batch_size, height, width, dtype=torch.uint8)
-    machine.set_training(epoch)
-    failure = compile_steps(machine.train_step, machine.eval_step, Batch(images, masks, config.batch_size), config.num_classes)
+def try_machine(config: Config, machine: Machine) -> None:
+    """One step forward and back on a made-up batch: what the model cannot run is told before the run has a folder."""
+    totals = Totals(config.num_classes, machine.numerics.device)
+    try:
+        with leaving_no_trace(machine.train_step):
+            try_steps(machine.train_step, machine.eval_step, _made_up_batch(config), totals, machine.phases())
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        settings = ", ".join(f"{name}: {getattr(config, name)}" for name in ("architecture", "encoder", "batch_size", "image_size"))
+        raise UserError(f"the model cannot run with {settings}: {reason.strip()[:300]}") from None
+
+
+def compile_machine(config: Config, machine: Machine, console: Console) -> Config:
+    """Compiles the steps of every phase before the first epoch; where that fails, says so and leaves them as they are."""
+    batch = _made_up_batch(config)
+    failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases())
     if failure is None:
         return config
     console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
     return dataclasses.replace(config, compile_model=False)
+
+
+def _made_up_batch(config: Config) -> Batch:
+    height, width = image_shape(config)
+    images = torch.randint(
+        0, 256, (config.batch_size, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    return Batch(images, torch.zeros(config.batch_size, height, width, dtype=torch.uint8), config.batch_size)

@@ -35,9 +35,12 @@ MUST_STAY = {
     "decoder_channels": "the model",
     "optimizer": "the optimizer's state",
     "seed": "the order of the images",
+    "monitor": "which epoch was best",
 }
+# And of these where the loss is what is monitored: it would be compared with that of another loss.
+MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
 # A change of these says nothing about the result.
-MAY_CHANGE_SILENTLY = frozenset(["resume", "num_workers", "checkpoint_dir", "run_name", "data_dir", "image_dir", "mask_dir"])
+MAY_CHANGE_SILENTLY = frozenset(["resume", "num_workers", "checkpoint_dir", "run_name"])
 
 
 @dataclass
@@ -55,6 +58,10 @@ class TrainState:
     per_class_iou: list[float | None] = field(default_factory=list)  # of the best epoch
     seconds: float = 0.0  # spent in finished epochs
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
@@ -68,17 +75,21 @@ class TrainState:
             "per_class_iou": self.per_class_iou,
             "seconds": self.seconds,
             "random_state": torch.get_rng_state(),
-            "cuda_random_state": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, own in zip(self.optimizer.param_groups, options, strict=True):
-            group.update(own)  # the settings of this start and this device, not those that were saved
-        if state["scaler"]:  # empty when the run had none
-            self.scaler.load_state_dict(state["scaler"])
+        # The settings are those of this start and this device, not those that were saved. Before the load, because a fused
+        # optimizer needs its step counts on the device.
+        groups = [
+            {**group, "params": saved["params"]}
+            for group, saved in zip(self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
+        ]
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
+            found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **found})
         self.learning_rate.load_state_dict(state["learning_rate"])
         self.progress.load_state_dict(state["progress"])
         if self.ema is not None:
@@ -90,8 +101,8 @@ class TrainState:
         self.per_class_iou = list(state["per_class_iou"])
         self.seconds = state["seconds"]
         torch.set_rng_state(state["random_state"])
-        if state["cuda_random_state"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda_random_state"])
+        if state["cuda_random_state"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
 
 
 def save_last(path: Path, state: TrainState, config: Mapping[str, Any], split: Split) -> None:
@@ -153,10 +164,9 @@ def split_names(split: Split) -> dict[str, list[str]]:
 def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What changed between the checkpoint's config and the one at hand, a line each; raises for what must not."""
     changed = [name for name in FIELDS if name in before and before[name] != now[name] and name not in MAY_CHANGE_SILENTLY]
+    fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     refused = [
-        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {MUST_STAY[name]}"
-        for name in changed
-        if name in MUST_STAY
+        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
     ]
     if refused:
         raise CheckpointError(
@@ -169,6 +179,8 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
     """Refuses another split by name: images that trained may not validate, and the score must stay comparable."""
+    if all(set(before[part]) == set(now[part]) for part in ("train", "val")):
+        return
     leaked = sorted(set(before["train"]) & set(now["val"]))
     val_changed = sorted(set(before["val"]) ^ set(now["val"]))
     train_changed = sorted(set(before["train"]) ^ set(now["train"]))

@@ -53,12 +53,18 @@ class Config:
         theme="Data",
     )
     image_dir: str | None = key(
-        None, p.optional(p.text("images")), "folder of the images, inside data_dir or an absolute path; null: images"
+        None,
+        p.optional(p.text("images")),
+        "folder of the images, inside data_dir or an absolute path; null: found by its name (images, imgs, train, ...)",
     )
     mask_dir: str | None = key(
-        None, p.optional(p.text("masks")), "folder of the masks, inside data_dir or an absolute path; null: masks"
+        None,
+        p.optional(p.text("masks")),
+        "folder of the masks, inside data_dir or an absolute path; null: found by its name (masks, labels, gt, trainannot, ...)",
     )
-    mask_suffix: str = key("", p.word_or_empty, "what a mask's name has after the image's: _mask pairs a.jpg with a_mask.png")
+    mask_suffix: str = key(
+        "", p.word_or_empty, "what a mask's name has after the image's, where it cannot be told: _mask pairs a.jpg with a_mask.png"
+    )
     num_classes: int = key(
         1,
         p.integer(minimum=1, maximum=254, example="1"),

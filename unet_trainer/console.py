@@ -65,6 +65,11 @@ class Console:
         print(text, file=self.stream, flush=True)
         self._record(text)
 
+    def log_only(self, text: str) -> None:
+        """For what the caller shows in its own way."""
+        if self.log is not None:
+            self._append([text])
+
     def fact(self, label: str, text: str) -> None:
         self.say(f"  {label + ':':<11} {text}")
 

@@ -56,6 +56,8 @@ def read_mask(path: Path) -> Pixels:
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # PIL's ways to say broken
             raise ReadError(f"cannot be decoded ({error})") from None
     mask = _decode(data, cv2.IMREAD_UNCHANGED)
+    if data.startswith(PNG_START) and data[24] in (2, 4):  # OpenCV stretches few bits to 255
+        mask = mask // (255 // (2 ** data[24] - 1))
     if not np.issubdtype(mask.dtype, np.integer) or mask.min() < 0 or mask.max() > 65535:
         raise ReadError(f"{mask.dtype} values from {mask.min()} to {mask.max()}; need whole numbers from 0 to 65535")
     if mask.ndim == 3:

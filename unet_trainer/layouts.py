@@ -188,16 +188,16 @@ def _add_parts_below(folder: Path, kind: Kind, value: str, slots: _Slots) -> Non
 def _add_bare_folders(data_dir: Path, mask_dir_is_set: bool, mask_suffix: str, slots: _Slots) -> None:
     """Folders that hold images without a folder of that name: train/ beside trainannot/, or images and masks side by side."""
     parts = [(part, folder) for folder in _subfolders(data_dir) for part, kind in [_meaning(folder.name)] if part and not kind]
+    has_masks = mask_dir_is_set or any(slots[part, "mask"] for part in ("", "train", "val"))
     for part, folder in parts:
-        if part == "test" or slots[part, "image"] or not list_files(folder):
+        if slots[part, "image"] or not list_files(folder):
             continue
         found = _Found(folder, folder.name, folder.name)
         slots[part, "image"].append(found)
-        if not mask_dir_is_set and not slots[part, "mask"] and not slots["", "mask"]:
+        if not has_masks:
             slots[part, "mask"].append(found)
     if parts or slots["", "image"] or slots["train", "image"]:
         return
-    has_masks = mask_dir_is_set or slots["", "mask"]
     has_direct = any(path.parent == data_dir for path in list_files(data_dir))
     if has_direct or (not has_masks and has_marks(list_files(data_dir), mask_suffix)):
         found = _Found(data_dir, "", ".")

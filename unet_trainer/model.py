@@ -157,14 +157,16 @@ class Ema:
             parameter.grad = None
         self.decay = decay
         self.num_updates = 0
+        # The tensors keep their places for good: loading a state copies into them.
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self, model: torch.nn.Module) -> None:
+    def update(self) -> None:
+        """Moves the average towards the model's present weights."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        averages, values = list(self.model.state_dict().values()), list(model.state_dict().values())
-        floats = [index for index, value in enumerate(values) if value.is_floating_point()]
-        torch._foreach_lerp_([averages[i] for i in floats], [values[i] for i in floats], 1 - decay)
-        for average, value in zip(averages, values, strict=True):
-            if not value.is_floating_point():  # counters
-                average.copy_(value)
+        torch._foreach_lerp_([average for average, _ in self.floats], [value for _, value in self.floats], 1 - decay)
+        if self.counters:
+            torch._foreach_copy_([average for average, _ in self.counters], [value for _, value in self.counters])

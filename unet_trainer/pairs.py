@@ -22,6 +22,7 @@ NUM_NAMED = 5  # files named in a message before "and N more"
 SPLIT_STREAM = 1  # keeps the split's random numbers apart from those of the batches
 CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png is the first channel of case.png
 CHANNEL = re.compile(r"_\d{4}$")
+NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|training|train|validation|val|test"
 # One name alone shows no part that all names share: these words may be taken off it.
 IMAGE_AFFIXES = re.compile(
@@ -72,7 +73,7 @@ class _Rule(NamedTuple):
 
     def _core(self, stem: str, prefix: str, suffix: str) -> str:
         core = stem.removeprefix(prefix).removesuffix(suffix)
-        return re.sub(r"\d+", lambda number: number.group().lstrip("0") or "0", core) if self.ignores_padding else core
+        return NUMBER.sub(lambda number: number.group().lstrip("0") or "0", core) if self.ignores_padding else core
 
 
 class _Match(NamedTuple):
@@ -134,7 +135,7 @@ def _pair_files(folders: Folders, mask_suffix: str) -> tuple[list[Pair], str]:
         images, masks = _two_folders(folders, mask_suffix, problems)
     match = _best_match(images, masks, folders)
     if problems or not match.is_complete:
-        _refuse_channels(images, folders)
+        _refuse_channels(images, masks, folders)
         raise DataError(_refusal(match, folders, mask_suffix, problems))
     pairs = [Pair(f"{image.folder}{image.path.stem}", image.path, mask.path) for image, mask in match.pairs]
     pairs.sort(key=lambda pair: pair.name)
@@ -215,10 +216,9 @@ def _is_another_mask(file: _File, stems: set[tuple[str, str]]) -> bool:
 def _best_match(images: Sequence[_File], masks: Sequence[_File], folders: Folders) -> _Match:
     """By the first rule that leaves nothing over, else by the one that pairs most. Equal names are the strongest evidence."""
     rules = [_Rule()]
-    if _is_channel_folder(folders.images) and len({_channel(image) for image in images} - {""}) == 1:
+    if _is_channel_folder(folders.images) and len({_channel(image) for image in images}) == 1:
         rules.append(_Rule(drops_channel=True))
-    shared = _shared_affixes([file.stem for file in images], [file.stem for file in masks])
-    rules += [] if shared is None else [shared]
+    rules += _shared_affixes([file.stem for file in images], [file.stem for file in masks])
     rules += [rule._replace(ignores_padding=True) for rule in rules]
     matches = [_match(images, masks, rule) for rule in rules]
     return next((match for match in matches if match.is_complete), max(matches, key=lambda match: len(match.pairs)))
@@ -233,11 +233,11 @@ def _channel(image: _File) -> str:
     return found.group() if found else ""
 
 
-def _refuse_channels(images: Sequence[_File], folders: Folders) -> None:
+def _refuse_channels(images: Sequence[_File], masks: Sequence[_File], folders: Folders) -> None:
     """nnU-Net keeps the channels of an image in files of their own; one of them alone is not the image."""
-    cases: dict[str, list[str]] = defaultdict(list)
+    cases: dict[str, list[str]] = {mask.folder + mask.stem: [] for mask in masks}
     for image in images:
-        cases[image.folder + CHANNEL.sub("", image.stem)].append(image.path.name)
+        cases.get(image.folder + CHANNEL.sub("", image.stem), []).append(image.path.name)
     case, files = max(cases.items(), key=lambda item: len(item[1]), default=("", []))
     if _is_channel_folder(folders.images) and len(files) > 1:
         raise DataError(
@@ -263,17 +263,22 @@ def _match(images: Sequence[_File], masks: Sequence[_File], rule: _Rule) -> _Mat
     return match
 
 
-def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> _Rule | None:
-    """What all images and all masks have in common at either end; None when that would pair different numbers."""
-    rule = _Rule(_affixes(set(images), IMAGE_AFFIXES), _affixes(set(masks), MASK_AFFIXES))
-    extra: tuple[list[str], list[str]] = ([], [])  # numbers in the images' affixes and not in the masks', and the reverse
+def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[_Rule]:
+    """Rules that take off what all masks have in common at either end, and then what all images have."""
+    mask_affixes = _affixes(set(masks), MASK_AFFIXES)
+    rules = (_Rule(("", ""), mask_affixes), _Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes))
+    return [rule for rule in rules if rule != _Rule() and not _hides_numbers(rule)]
+
+
+def _hides_numbers(rule: _Rule) -> bool:
+    """Whether what is taken off holds numbers that may tell files apart: s1_a and s2_a. That of 21_manual1 belongs to its word."""
+    image_tokens, mask_tokens = [], []
     for image_affix, mask_affix in zip(rule.image, rule.mask, strict=True):
-        if re.findall(r"\d+", image_affix) != re.findall(r"\d+", mask_affix):
-            for tokens, affix in zip(extra, (image_affix, mask_affix), strict=True):
-                tokens += [token for token in re.split(r"[-_. ]", affix) if re.search(r"\d", token)]
-    if all(extra) or any(token.isdigit() for tokens in extra for token in tokens):
-        return None
-    return None if rule == _Rule() else rule
+        if NUMBER.findall(image_affix) != NUMBER.findall(mask_affix):
+            image_tokens += [token for token in SEPARATOR.split(image_affix) if NUMBER.search(token)]
+            mask_tokens += [token for token in SEPARATOR.split(mask_affix) if NUMBER.search(token)]
+    both = bool(image_tokens and mask_tokens)
+    return both or any(token.isdigit() for token in (*image_tokens, *mask_tokens))
 
 
 def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> tuple[str, str]:

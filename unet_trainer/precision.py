@@ -49,6 +49,8 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device: {name} does not exist; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device: mps is not available here; use device: cpu or auto")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events, pinned memory and random states follow it
     return device
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from unet_trainer.config import UserError
@@ -45,12 +46,13 @@ def _by_age(checkpoint_dir: Path) -> list[Path]:
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here, or a link to nowhere would read as "the name is taken" for ever
-    number = 1
+    base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
+    folder = checkpoint_dir / run_name
     while True:
-        folder = checkpoint_dir / (run_name if number == 1 else f"{run_name}-{number}")
         try:
             folder.mkdir()
         except FileExistsError:
             number += 1
+            folder = checkpoint_dir / f"{base}-{number}"
         else:
             return folder

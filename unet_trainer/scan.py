@@ -63,6 +63,15 @@ def refuse_misfits(pairs: Sequence[Pair], scan: Scan, coding: MaskCoding) -> Non
         raise DataError(_listed(f"mask values that are no class (classes have {classes})", problems))
 
 
+def where_values_are(pairs: Sequence[Pair], scan: Scan) -> str:
+    """The rarest values with a mask that holds them: a stray value is found there."""
+    found = []
+    for value, _ in reversed(scan.counts.most_common()[-3:]):
+        masks = [pair.mask for pair, counts in zip(pairs, scan.counts_by_pair, strict=True) if value in counts]
+        found.append(f"{show_value(value)} in {len(masks)} of {len(pairs)} masks, e.g. {masks[0]}")
+    return "Rarest: " + "; ".join(found)
+
+
 def class_shares(scan: Scan, coding: MaskCoding, num_ids: int) -> list[float]:
     """Share of each class id among the pixels that count."""
     counts = scan.counts

@@ -39,6 +39,7 @@ class LearningRate:
     ) -> None:
         self.peak = peak
         self.scheduler = scheduler
+        self.steps_per_epoch = steps_per_epoch
         self.num_steps = num_epochs * steps_per_epoch
         self.num_warmup_steps = round(warmup_epochs * steps_per_epoch)
         self.plateau_patience = plateau_patience

@@ -1,13 +1,15 @@
 """One training step and one evaluation step: normalise, forward, loss, counts. Eager or compiled, in any precision, the
-same code: a disabled scaler and a disabled autocast do nothing. No line here waits for the device.
+same code: a disabled scaler and a disabled autocast do nothing. No line here waits for the device (a GradScaler does, once
+a step, with an optimizer that has no fused kernel: float16 with SGD).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -60,8 +62,11 @@ class Totals:
 
     def loss(self) -> float:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
-        num_good = self.num_images - int(self.num_bad)
-        return float(self.loss_sum) / num_good if num_good else math.nan
+        return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
+
+    def strict_loss(self) -> float:
+        """The same, but NaN if any loss was no finite number: validation skips nothing. Waits for the device."""
+        return math.nan if int(self.num_bad) else self.loss()
 
     def scores(self) -> Scores:
         """Waits for the device."""
@@ -69,11 +74,16 @@ class Totals:
 
     def peek(self) -> tuple[float, float] | None:
         """Loss and IoU as they were a moment ago, None when there is nothing new. Never waits for the device."""
-        seen = self._glimpse.take([self.loss_sum, self.matrix], self.num_images)
+        seen = self._glimpse.take([self.loss_sum, self.num_bad, self.matrix], self.num_images)
         if seen is None:
             return None
-        (loss_sum, matrix), num_images = seen
-        return float(loss_sum) / max(1, num_images), scores(matrix, self.num_classes).iou
+        (loss_sum, num_bad, matrix), num_images = seen
+        return _mean_loss(loss_sum, num_bad, num_images), scores(matrix, self.num_classes).iou
+
+
+def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
+    num_good = num_images - int(num_bad)
+    return float(loss_sum) / num_good if num_good else math.nan
 
 
 class Glimpse:
@@ -104,27 +114,27 @@ class Glimpse:
         return None
 
 
-def build_normalise(numerics: Numerics) -> Callable[[torch.Tensor], torch.Tensor]:
-    """N,H,W,C uint8 → N,C,H,W float32 in the model's memory layout."""
+def build_logits(model: torch.nn.Module, numerics: Numerics) -> Callable[[torch.Tensor], torch.Tensor]:
+    """N,H,W,C uint8 images → N,K,H,W float32 logits of every class id."""
     mean = torch.tensor(IMAGENET_MEAN, device=numerics.device).view(1, -1, 1, 1)
     scale = 1 / torch.tensor(IMAGENET_STD, device=numerics.device).view(1, -1, 1, 1)
     layout = torch.channels_last if numerics.channels_last else torch.contiguous_format
 
-    def normalise(images: torch.Tensor) -> torch.Tensor:
+    def logits(images: torch.Tensor) -> torch.Tensor:
         pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-        return (pixels.float() - mean) * scale
+        with numerics.autocast():
+            output = model((pixels.float() - mean) * scale)
+        return class_logits(output)  # float32 from here on: sums over pixels exceed what 16 bit can hold
 
-    return normalise
+    return logits
 
 
 def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics) -> Forward:
     """N,H,W,C uint8 images and N,H,W uint8 ids → loss and confusion matrix, both on the device."""
-    normalise = build_normalise(numerics)
+    compute_logits = build_logits(model, numerics)
 
     def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with numerics.autocast():
-            logits = model(normalise(images))
-        logits = class_logits(logits)  # float32 from here on: sums over pixels exceed what 16 bit can hold
+        logits = compute_logits(images)
         counts = confusion_matrix(predicted_ids(logits.detach()), masks, logits.shape[1])
         return loss(logits, masks), counts
 
@@ -135,10 +145,7 @@ def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics
 def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
     """N,H,W,C uint8 images on any device → N,H,W class ids."""
     model.eval()
-    normalised = build_normalise(numerics)(images.to(numerics.device))
-    with numerics.autocast():
-        logits = model(normalised)
-    return predicted_ids(class_logits(logits))
+    return predicted_ids(build_logits(model, numerics)(images.to(numerics.device)))
 
 
 @dataclass
@@ -179,7 +186,7 @@ class TrainStep:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
         if self.ema is not None:
-            self.ema.update(self.model)
+            self.ema.update()
 
 
 @dataclass
@@ -201,35 +208,59 @@ def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.T
     return batch.images.to(device, non_blocking=True), batch.masks.to(device, non_blocking=True)
 
 
-def compile_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_classes: int) -> str | None:
-    """Compiles both forward passes and tries them on a batch; returns None, or why it failed, with the steps as they were.
-
-    Expects the model in training mode and leaves it there, its weights, statistics and random state untouched.
-    """
-    eager = train_step.forward, eval_step.forward
-    device = train_step.device
-    # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
-    mode = "reduce-overhead" if device.type == "cuda" else "default"
-    train_step.forward, eval_step.forward = (_replayed(torch.compile(forward, mode=mode, dynamic=False)) for forward in eager)
+@contextlib.contextmanager
+def leaving_no_trace(train_step: TrainStep) -> Iterator[None]:
+    """Steps taken inside change neither weights, statistics, gradients nor random state."""
     saved = {name: value.clone() for name, value in train_step.model.state_dict().items()}
-    was_training = {module: module.training for module in train_step.model.modules()}
-    devices = [device] if device.type == "cuda" else []
-    failure = None
+    devices = [train_step.device] if train_step.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices), warnings.catch_warnings():
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        train_step.model.load_state_dict(saved)
+        train_step.optimizer.zero_grad(set_to_none=False)
+
+
+def try_steps(
+    train_step: TrainStep,
+    eval_step: EvalStep,
+    batch: Batch,
+    totals: Totals,
+    phases: Sequence[Callable[[], object]],
+    num_times: int = 1,
+) -> None:
+    """Takes the steps that the run will take: training in each phase (which puts the model into its mode), then evaluation."""
+    for begin_phase in phases:
+        begin_phase()
+        for _ in range(num_times):
+            train_step(batch, totals, window=1, closes_window=False, learning_rate=0.0)
+    eval_step.model.eval()
+    for _ in range(num_times):
+        eval_step(batch, totals)
+    totals.loss()
+
+
+def compile_steps(
+    train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_classes: int, phases: Sequence[Callable[[], object]]
+) -> str | None:
+    """Compiles both forward passes and tries them on a batch; returns None, or why it failed, with the steps as they were."""
+    eager = train_step.forward, eval_step.forward
+    # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
+    mode = "reduce-overhead" if train_step.device.type == "cuda" else "default"
+    try:
+        torch.compiler.reset()  # else a fifth run in one process finds the table of compiled code full and stays eager
+        train_step.forward, eval_step.forward = (_replayed(torch.compile(forward, mode=mode, dynamic=False)) for forward in eager)
+        with leaving_no_trace(train_step), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to compiler developers
-            _try_steps(train_step, eval_step, batch, Totals(num_classes, device))
+            totals = Totals(num_classes, train_step.device)
+            try_steps(train_step, eval_step, batch, totals, phases, num_times=3)  # CUDA graphs: run, record, replay
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers fail in every way there is, and the eager steps work in each case
         first_line = next((line for line in str(error).splitlines() if line.strip()), "")
-        failure = f"{type(error).__name__}: {first_line.strip()[:200]}"
         train_step.forward, eval_step.forward = eager
-    train_step.model.load_state_dict(saved)
-    for module, training in was_training.items():
-        module.training = training
-    train_step.optimizer.zero_grad(set_to_none=False)
-    return failure
+        return f"{type(error).__name__}: {first_line.strip()[:200]}"
+    return None
 
 
 def _replayed(compiled: Forward) -> Forward:
@@ -238,12 +269,3 @@ def _replayed(compiled: Forward) -> Forward:
         return compiled(images, masks)
 
     return forward
-
-
-def _try_steps(train_step: TrainStep, eval_step: EvalStep, batch: Batch, totals: Totals) -> None:
-    for _ in range(3):  # CUDA graphs: run, record, replay
-        train_step(batch, totals, window=1, closes_window=False, learning_rate=0.0)
-    eval_step.model.eval()
-    for _ in range(3):
-        eval_step(batch, totals)
-    totals.loss()
