@@ -75,6 +75,7 @@ READ = {
     "mode 1": (lambda i: Image.fromarray(blob(i).astype(bool)), "png", {}, (0, 255), None),
     "grey as RGB": (lambda i: colour(blob(i), [(0, 0, 0), (255, 255, 255)]), "png", {}, (0, 255), None),
     "bmp": (lambda i: blob(i) * 255, "bmp", {}, (0, 255), None),
+    "gif": (lambda i: Image.fromarray(blob(i) * 255), "gif", {}, (0, 255), None),
     "tiff": (lambda i: blob(i) * 255, "tif", {}, (0, 255), None),
     "ids": (lambda i: rings(i), "png", {"num_classes": 3}, (0, 1, 2), None),
     "ids and void": (lambda i: with_void(rings(i)), "png", {"num_classes": 3}, (0, 1, 2), 255),

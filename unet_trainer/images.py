@@ -19,9 +19,10 @@ from unet_trainer.config import UserError
 
 Pixels = NDArray[Any]  # uint8 wherever the name stands; OpenCV's type stubs know no dtype
 
-IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"])
+IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif"])
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xda"
+GIF_START = b"GIF8"
 PALETTE_COLOUR_TYPE = 3
 COLOUR = 1 << 24  # a mask's colour that is no grey: COLOUR + 0xRRGGBB
 
@@ -39,7 +40,10 @@ class ReadError(DataError):
 
 def read_image(path: Path) -> Pixels:
     """H,W,3 uint8 RGB. Grey becomes three equal channels, alpha is dropped, EXIF rotation is applied."""
-    image = _decode(_read_bytes(path), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    data = _read_bytes(path)
+    if data.startswith(GIF_START):
+        return _decode_palette(data, "RGB")
+    image = _decode(data, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
     if image.dtype != np.uint8:
         raise ReadError(f"{image.dtype} pixels; only 8-bit images can be read so far, convert the file to 8 bit")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
@@ -49,12 +53,9 @@ def read_mask(path: Path) -> Pixels:
     """H,W whole numbers as they stand in the file: uint8 or uint16, a palette's index and not its colour; int32 for colours."""
     data = _read_bytes(path)
     if data.startswith(PNG_START) and data[25:26] == bytes([PALETTE_COLOUR_TYPE]):
-        _refuse_cut_off(data)
-        try:
-            with Image.open(io.BytesIO(data)) as picture:  # OpenCV would give the palette's colours
-                return np.asarray(picture, dtype=np.uint8)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # PIL's ways to say broken
-            raise ReadError(f"cannot be decoded ({error})") from None
+        return _decode_palette(data)
+    if data.startswith(GIF_START):  # its palette is made anew for each file: the colour is the value, not the index
+        return np.ascontiguousarray(_join_colours(_decode_palette(data, "RGB")[:, :, ::-1]))
     mask = _decode(data, cv2.IMREAD_UNCHANGED)
     if data.startswith(PNG_START) and data[24] in (2, 4):  # OpenCV stretches few bits to 255
         mask = mask // (255 // (2 ** data[24] - 1))
@@ -110,6 +111,16 @@ def _decode(data: bytes, flags: int) -> Pixels:
     if image is None:
         raise ReadError("not an image that can be decoded")
     return image
+
+
+def _decode_palette(data: bytes, mode: str | None = None) -> Pixels:
+    """Of a palette the indices, which OpenCV does not give, or the picture in another of PIL's modes."""
+    _refuse_cut_off(data)
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # PIL's ways to say broken
+        raise ReadError(f"cannot be decoded ({error})") from None
 
 
 def _refuse_cut_off(data: bytes) -> None:
