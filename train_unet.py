@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.atomic import write_text_atomically
-from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, load_config, to_yaml
+from unet_trainer.config import DEMO_DIR, OTHER_TOOLS_NAMES, Config, UserError, as_dict, load_config, to_yaml
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.runs import BEST, LAST, CheckpointError, find_run, new_run_folder, newest_run
 
@@ -138,7 +139,7 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
 
 def _write_config(config: Config, run_dir: Path) -> None:
     """What the run is trained with, to run again or to go on with."""
-    header = f"Settings of this run. To run them again: python train_unet.py {run_dir / 'config.yaml'}"
+    header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(run_dir / 'config.yaml'))}"
     kept = dataclasses.replace(config, resume=None, run_name=run_dir.name)
     write_text_atomically(run_dir / "config.yaml", to_yaml(kept, header))
 
@@ -278,7 +279,7 @@ def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -
     console.say(
         f"Weights: {run_dir / (BEST if has_best else LAST)} | table: {run_dir / 'metrics.csv'} | pictures: {run_dir / 'samples'}"
     )
-    console.say(f"Next: python train_unet.py --resume {run_dir} num_epochs={config.num_epochs * 2}   (trains on)")
+    console.say(f"Next: python train_unet.py --resume {shlex.quote(str(run_dir))} num_epochs={config.num_epochs * 2}   (trains on)")
     return result
 
 
@@ -321,20 +322,21 @@ def _tell_resumed(config: Config, earlier: Mapping[str, Any], machine: Machine, 
 
 
 def _tell_finished_before(config: Config, epoch: int, run_dir: Path, console: Console) -> None:
+    command = f"python train_unet.py --resume {shlex.quote(str(run_dir))}"
     if epoch >= config.num_epochs:
-        how = f"num_epochs={config.num_epochs * 2}"
         console.note(
-            f"this run had finished its {config.num_epochs} epochs; to train on: python train_unet.py --resume {run_dir} {how}"
+            f"this run had finished its {config.num_epochs} epochs; to train on: {command} num_epochs={config.num_epochs * 2}"
         )
     else:
-        how = "early_stopping_patience=null"
-        console.note(f"this run had stopped early after epoch {epoch}; to train on: python train_unet.py --resume {run_dir} {how}")
+        console.note(f"this run had stopped early after epoch {epoch}; to train on: {command} early_stopping_patience=null")
 
 
 def _tell_interrupted(console: Console) -> None:
     run_dir = None if console.log is None else console.log.parent
     if run_dir is not None and (run_dir / LAST).exists():
-        console.say(f"Interrupted. To go on after the last finished epoch: python train_unet.py --resume {run_dir}")
+        console.say(
+            f"Interrupted. To go on after the last finished epoch: python train_unet.py --resume {shlex.quote(str(run_dir))}"
+        )
     else:
         console.say("Interrupted before an epoch was finished; nothing is saved")
 
@@ -413,6 +415,7 @@ def _is_override(word: str) -> bool:
 
 def _unknown_option(option: str) -> str:
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    name = OTHER_TOOLS_NAMES.get(name, name)
     return f"{option}: unknown option" + (f"; settings are given as {name}=VALUE" if name else "")
 
 

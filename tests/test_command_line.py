@@ -175,7 +175,7 @@ def test_other_data_under_the_settings_of_the_demo_is_noted(trained, capsys):
         ),
         (
             ["--lr", "1", "-b", "4"],
-            "--lr: unknown option; settings are given as lr=VALUE; -b: unknown option; settings are given as b=VALUE",
+            "--lr: unknown option; settings are given as learning_rate=VALUE; -b: unknown option; settings are given as b=VALUE",
         ),
         (["a.yaml", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one, and key=value for the rest"),
         (["a.yaml", "--config", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one, and key=value for the rest"),

@@ -15,6 +15,7 @@ from unet_trainer.precision import (
     build_scaler,
     choose_device,
     choose_precision,
+    cpu_computes_bfloat16,
     inspect_hardware,
     set_backends,
 )
@@ -30,7 +31,7 @@ OLD_APPLE = Hardware("mps", "Apple GPU", has_bfloat16=False, has_float16=True)
 @pytest.mark.parametrize(
     ("hardware", "asked", "chosen", "fell_back", "reason"),
     [
-        (AMPERE, "bfloat16", "bfloat16", False, "NVIDIA A100 computes in it; no loss scaling needed"),
+        (AMPERE, "bfloat16", "bfloat16", False, "NVIDIA A100 takes it; no loss scaling needed"),
         (AMPERE, "float16", "float16", False, "NVIDIA A100 computes in it, with loss scaling against underflow"),
         (
             TURING,
@@ -42,9 +43,9 @@ OLD_APPLE = Hardware("mps", "Apple GPU", has_bfloat16=False, has_float16=True)
         (TURING, "float16", "float16", False, "Tesla T4 computes in it, with loss scaling against underflow"),
         (KEPLER, "bfloat16", "float32", True, "Tesla K80 has no bfloat16 arithmetic; float32 instead"),
         (KEPLER, "float16", "float32", True, "Tesla K80 has no float16 arithmetic; float32 instead"),
-        (CPU, "bfloat16", "bfloat16", False, "x86_64 computes in it; no loss scaling needed"),
+        (CPU, "bfloat16", "bfloat16", False, "x86_64 takes it; no loss scaling needed"),
         (CPU, "float16", "float32", True, "float16 is far slower than float32 on a CPU; float32 instead"),
-        (APPLE, "bfloat16", "bfloat16", False, "Apple GPU computes in it; no loss scaling needed"),
+        (APPLE, "bfloat16", "bfloat16", False, "Apple GPU takes it; no loss scaling needed"),
         (APPLE, "float16", "float16", False, "Apple GPU computes in it, with loss scaling against underflow"),
         (
             OLD_APPLE,
@@ -202,3 +203,13 @@ def test_deterministic_gives_cublas_its_workspace(backends_restored, monkeypatch
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     set_backends(allow_tf32=True, deterministic=True, search_kernels=False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("flags\t\t: fpu avx512_bf16 amx_tile", True), ("Features\t: fp asimd bf16 i8mm", True), ("flags\t: fpu avx2", False)],
+)
+def test_bfloat16_of_a_cpu_is_read_from_what_it_says(line, expected, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
+    assert cpu_computes_bfloat16() is expected

@@ -64,7 +64,7 @@ def test_the_python_example_runs(tiny_data, tmp_path, monkeypatch, capsys):
     small = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_workers": 0, "device": "cpu", "checkpoint_dir": str(tmp_path)}
     example = example.replace('"num_epochs": 20', '"num_epochs": 1').replace('"data/mine"', repr(str(tiny_data)))
     example = example.replace('{"data_dir"', f'{{**{small!r}, "data_dir"')
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
     assert str(tmp_path / "run") in capsys.readouterr().out
 
 

@@ -23,7 +23,14 @@ from unet_trainer.masks import MaskCoding, build_coding
 from unet_trainer.model import Ema, build_model, set_training
 from unet_trainer.pairs import Split, build_split
 from unet_trainer.pictures import sample_sheet
-from unet_trainer.precision import build_scaler, choose_device, choose_precision, inspect_hardware, set_backends
+from unet_trainer.precision import (
+    build_scaler,
+    choose_device,
+    choose_precision,
+    cpu_computes_bfloat16,
+    inspect_hardware,
+    set_backends,
+)
 from unet_trainer.progress import Progress
 from unet_trainer.scan import MAX_WEIGHT, Scan, balanced_weights, class_shares, refuse_misfits, scan_pairs, where_values_are
 from unet_trainer.schedule import build_learning_rate, build_optimizer
@@ -100,6 +107,8 @@ def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
     if precision.uses_amp:
         console.say(f"Mixed Precision Training: {precision.format}")
         console.say(f"✓ AMP enabled with {precision.format}: {precision.reason}")
+        if device.type == "cpu" and not cpu_computes_bfloat16():
+            console.warn("this CPU has no bfloat16 instructions: it works, several times slower than use_amp=false")
     else:
         tf32 = " with TF32 matrix products" if device.type == "cuda" and config.allow_tf32 else ""
         console.say(f"Mixed Precision Training: off, float32{tf32} ({precision.reason})")
@@ -208,7 +217,7 @@ def build_machine(config: Config, numerics: Numerics, num_batches: int, console:
     progress = Progress(higher_is_better=config.monitor != "val_loss", min_delta=config.early_stopping_min_delta)
     eval_model = model if ema is None else ema.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights = config.encoder_weights or "random weights"
+    weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
     console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     effective = config.batch_size * config.accumulation_steps
     console.fact(

@@ -36,6 +36,7 @@ MUST_STAY = {
     "optimizer": "the optimizer's state",
     "seed": "the order of the images",
     "monitor": "which epoch was best",
+    "image_size": "which epoch was best, since IoU is measured at that size",
 }
 # And of these where the loss is what is monitored: it would be compared with that of another loss.
 MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}

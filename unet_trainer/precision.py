@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -65,6 +66,15 @@ def inspect_hardware(device: torch.device) -> Hardware:
     return Hardware("cpu", platform.processor() or platform.machine(), has_bfloat16=True, has_float16=False)
 
 
+def cpu_computes_bfloat16() -> bool:
+    """Whether the processor says so; where it cannot be asked (no /proc/cpuinfo), it is believed to."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return True
+    flags = {word for line in path.read_text().splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
+
+
 def _mps_release() -> int:
     return int(platform.mac_ver()[0].split(".")[0] or 0)
 
@@ -74,7 +84,7 @@ def choose_precision(use_amp: bool, amp_dtype: Literal["bfloat16", "float16"], h
     if not use_amp:
         return Precision("float32", "use_amp is false")
     if amp_dtype == "bfloat16" and hardware.has_bfloat16:
-        return Precision("bfloat16", f"{hardware.name} computes in it; no loss scaling needed")
+        return Precision("bfloat16", f"{hardware.name} takes it; no loss scaling needed")
     if amp_dtype == "bfloat16" and hardware.has_float16:
         needs = "needs compute capability 8.0 (Ampere) or newer" if hardware.kind == "cuda" else "needs macOS 14 or newer"
         return Precision(
