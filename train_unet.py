@@ -148,10 +148,6 @@ def _run_epochs(
     config: Config, data: Data, machine: Machine, run_dir: Path, console: Console, on_epoch: Callable[[Row], object] | None
 ) -> None:
     """Train, validate, judge, save; until the last epoch or until patience runs out."""
-    from unet_trainer import checkpoint
-    from unet_trainer.history import write_metrics
-    from unet_trainer.images import write_image
-
     state = machine.state
     on_gpu = machine.numerics.device.type == "cuda"
     while state.epoch < config.num_epochs and not state.progress.is_out_of_patience(config.early_stopping_patience):
@@ -171,15 +167,29 @@ def _run_epochs(
         state.history.append(row)
         if improved:
             state.per_class_iou = scores.per_class_iou
-            checkpoint.save_best(run_dir / BEST, machine.eval_step.model, as_dict(config), state.epoch, row)
-            (run_dir / "samples").mkdir(exist_ok=True)
-            write_image(run_dir / "samples" / f"epoch_{state.epoch:04d}.png", machine.draw_samples(data))
-        checkpoint.save_last(run_dir / LAST, state, as_dict(config), data.split)
-        write_metrics(run_dir / "metrics.csv", state.history)
-        _write_config(config, run_dir)  # here and not earlier: settings that fail in their first epoch are not kept
+        try:
+            _save_epoch(config, data, machine, run_dir, row, improved)
+        except OSError as error:
+            raise TrainingFailed(_not_saved_message(error, state.epoch, run_dir)) from None
         console.epoch_ends(row, config.num_epochs, improved, on_gpu)
         if on_epoch is not None:
             on_epoch(dict(row))
+
+
+def _save_epoch(config: Config, data: Data, machine: Machine, run_dir: Path, row: Row, improved: bool) -> None:
+    """What a finished epoch leaves on disk; each file whole or as it was."""
+    from unet_trainer import checkpoint
+    from unet_trainer.history import write_metrics
+    from unet_trainer.images import write_image
+
+    state = machine.state
+    if improved:
+        checkpoint.save_best(run_dir / BEST, machine.eval_step.model, as_dict(config), state.epoch, row)
+        (run_dir / "samples").mkdir(exist_ok=True)
+        write_image(run_dir / "samples" / f"epoch_{state.epoch:04d}.png", machine.draw_samples(data))
+    checkpoint.save_last(run_dir / LAST, state, as_dict(config), data.split)
+    write_metrics(run_dir / "metrics.csv", state.history)
+    _write_config(config, run_dir)  # here and not earlier: settings that fail in their first epoch are not kept
 
 
 def train_one_epoch(data: Data, machine: Machine, console: Console) -> Row:
@@ -346,6 +356,11 @@ def _non_finite_message(epoch: int, run_dir: Path, config: Config) -> str:
     ideas = ["a lower learning_rate", "grad_clip: 1.0"]
     ideas += ["use_amp: false"] if config.use_amp else []
     return f"the loss is no longer a finite number in epoch {epoch + 1}; {saved}. Try {', '.join(ideas)}"
+
+
+def _not_saved_message(error: OSError, epoch: int, run_dir: Path) -> str:
+    kept = f"{LAST} there still holds an earlier epoch, whole" if (run_dir / LAST).exists() else "nothing was saved before"
+    return f"epoch {epoch} could not be saved in {run_dir} ({error.strerror}); {kept}. Make room and resume, or set checkpoint_dir"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -266,6 +266,24 @@ def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny
         train(tiny_config, learning_rate=1e30)
 
 
+def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_config, monkeypatch, capsys):
+    run = train(tiny_config, num_epochs=1)
+    before = digest(run.run_dir)
+
+    def full(path, write):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unet_trainer.checkpoint.write_atomically", full)
+    assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 3
+    error = capsys.readouterr().err
+    assert (
+        f"epoch 2 could not be saved in {run.run_dir} (No space left on device); last.pt there still holds an earlier epoch"
+        in error
+    )
+    assert "Traceback" not in error
+    assert digest(run.run_dir) == before
+
+
 def test_classes_by_id_with_ignored_pixels(tiny_config, tmp_path, capsys):
     """Three classes and void; class 2 never occurs and is shown as absent, not as perfect."""
     for folder in ("images", "masks"):

@@ -5,6 +5,7 @@ A checkpoint holds tensors and primitives only, is written whole or not at all, 
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -119,7 +120,9 @@ def save_best(path: Path, model: torch.nn.Module, config: Mapping[str, Any], epo
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Tensors are stored as of the CPU, so that the file loads on any machine."""
     stored = _on_cpu({"format": FORMAT, **content})
-    write_atomically(path, lambda file: torch.save(stored, file))
+    content_bytes = io.BytesIO()
+    torch.save(stored, content_bytes)  # in memory first: on a full disk torch.save itself hides the reason
+    write_atomically(path, lambda file: file.write(content_bytes.getbuffer()))
 
 
 def _on_cpu(value: Any) -> Any:
