@@ -4,6 +4,7 @@
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
+    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -24,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.atomic import write_text_atomically
-from unet_trainer.config import DEMO_DIR, OTHER_TOOLS_NAMES, Config, UserError, as_dict, load_config, to_yaml
+from unet_trainer.config import DEMO_DIR, OTHER_TOOLS_NAMES, Config, UserError, as_dict, class_names, load_config, to_yaml
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
-from unet_trainer.runs import BEST, LAST, CheckpointError, find_run, new_run_folder, newest_run
+from unet_trainer.runs import BEST, LAST, SPLIT_TABLE, CheckpointError, find_run, new_run_folder, newest_run
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.assemble import Data, Machine
@@ -35,18 +36,22 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
 
 # What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
 CONFIG: dict[str, Any] = {
-    "data_dir": "data/demo",  # a folder with images/ and masks/; the demo is made when it is missing
-    "run_name": "demo",
-    "image_size": 96,
-    "encoder": "tu-mobilenetv3_small_050",  # small, for a CPU; resnet34 is the one to take on a GPU
-    "decoder_channels": [96, 48, 32, 16, 8],
+    "data_dir": "data/demo",  # your folder with images/ and masks/; the demo is made when it is missing
     "batch_size": 8,
-    "num_epochs": 7,
-    "learning_rate": 4e-3,
     "use_amp": False,  # True: bfloat16, at least twice as fast on a GPU
     "amp_dtype": "bfloat16",
     "compile_model": False,  # True: faster still, after a minute of compiling
     "early_stopping_patience": None,  # 10: stop when val IoU has not improved for 10 epochs
+}
+# What the demo adds where CONFIG says nothing: a small model for a CPU, done in a minute or two. Your own data get the defaults
+# of configs/default.yaml.
+DEMO: dict[str, Any] = {
+    "run_name": "demo",
+    "image_size": 96,
+    "encoder": "tu-mobilenetv3_small_050",
+    "decoder_channels": [96, 48, 32, 16, 8],
+    "num_epochs": 7,
+    "learning_rate": 4e-3,
 }
 
 
@@ -79,7 +84,7 @@ def train(
     `on_epoch` is called with the row of each epoch once it is saved. Raises UserError for what the user can mend and
     TrainingFailed when the numbers go bad.
     """
-    config = load_config(CONFIG if config is None else config, overrides)
+    config = own_config(overrides) if config is None else load_config(config, overrides)
     console = Console()
     try:
         return _train(config, console, on_epoch)
@@ -91,19 +96,26 @@ def train(
         raise
 
 
+def own_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
+    """CONFIG plus overrides; with what the demo adds while data_dir is the demo's."""
+    is_demo = load_config(CONFIG, overrides).data_dir == DEMO_DIR
+    return load_config({**(DEMO if is_demo else {}), **CONFIG}, overrides)
+
+
 def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] | None) -> TrainResult:
     """Config → build → resume → epochs → report."""
     started = time.perf_counter()
 
     from unet_trainer import assemble, checkpoint
+    from unet_trainer.tables import table_text
 
     console.say("U-Net trainer")
     earlier_file = _checkpoint_to_resume(config)
     earlier = None if earlier_file is None else checkpoint.read_last(earlier_file)
 
     config, numerics = assemble.build_numerics(config, console)
-    config, data = assemble.build_data(config, console, numerics.device)
-    machine = assemble.build_machine(config, numerics, len(data.train), console, resumes=earlier is not None)
+    config, data = assemble.build_data(config, console, numerics.device, earlier_file.parent if earlier_file else None)
+    machine = assemble.build_machine(config, numerics, data.form, len(data.train), console, resumes=earlier is not None)
     state = machine.state
 
     if earlier is not None and earlier_file is not None:
@@ -119,6 +131,7 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         assemble.try_machine(config, machine)
         run_dir = _start_folder(config)
         console.log_to(run_dir / "train.log")
+        write_text_atomically(run_dir / SPLIT_TABLE, table_text(data.split.train, data.split.val, Path(config.data_dir)))
     console.fact("Run", str(run_dir))
 
     if state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience):
@@ -256,7 +269,6 @@ def evaluate(data: Data, machine: Machine, console: Console, row: Row) -> Scores
 
 def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -> TrainResult:
     """Says what came of the run and writes result.json."""
-    from unet_trainer.assemble import class_names
     from unet_trainer.history import write_result
 
     state = machine.state
@@ -369,14 +381,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? and trains on
     try:
-        source, overrides = _read_command_line(sys.argv[1:] if arguments is None else arguments)
-        config = load_config(source, overrides)
-        if source is CONFIG and config.data_dir != DEMO_DIR:
-            print(
-                "Note: settings not given are those of the demo, a small model for small images; "
-                "configs/production.yaml is made for real data"
-            )
-        train(config)
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        if arguments[:1] == ["check"]:
+            return _check(arguments[1:])
+        train(_read_command_line(arguments))
     except UserError as error:
         show_error(str(error))
         return EXIT_USER_ERROR
@@ -389,8 +397,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_DONE
 
 
-def _read_command_line(arguments: Sequence[str]) -> tuple[Mapping[str, Any] | Path, list[str]]:
-    """The source of the config, and the overrides."""
+def _check(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("train_unet.py check", description="Reads every file of a dataset and reports what is wrong.")
+    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as well, for programs")
+    given = parser.parse_intermixed_args(arguments)
+    files, overrides = _sort_words(given.words)
+    config = load_config(Path(files[0]), overrides) if files else own_config(overrides)
+    from unet_trainer.check import check_data
+
+    return EXIT_DONE if check_data(config, Console(), given.json) else EXIT_USER_ERROR
+
+
+def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Config files (one at most) and key=value overrides."""
+    overrides = [word for word in words if _is_override(word)]
+    files = [word for word in words if not _is_override(word)]
+    if len(files) > 1:
+        raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
+    return files, overrides
+
+
+def _read_command_line(arguments: Sequence[str]) -> Config:
+    """The config that a training command names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
     parser.add_argument("--config", metavar="FILE", help="the YAML file, if not given by position")
@@ -405,19 +434,16 @@ def _read_command_line(arguments: Sequence[str]) -> tuple[Mapping[str, Any] | Pa
         given.resume = ""
     if options:
         raise UserError("; ".join(_unknown_option(option) for option in options))
-    overrides = [word for word in words if _is_override(word)]
-    files = [word for word in words if not _is_override(word)] + ([given.config] if given.config else [])
-    if len(files) > 1:
-        raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
+    files, overrides = _sort_words([*words, *([given.config] if given.config else [])])
     if given.resume is None:
-        return (Path(files[0]) if files else CONFIG), overrides
-    return _resume_source(given.resume, files, overrides)
+        return load_config(Path(files[0]), overrides) if files else own_config(overrides)
+    return load_config(*_resume_source(given.resume, files, overrides))
 
 
 def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """--resume: the named config, or else the run's own; and where to go on from."""
     own = dict(override.split("=", 1) for override in overrides)
-    checkpoint_dir = Path(own.get("checkpoint_dir") or load_config(Path(files[0]) if files else CONFIG).checkpoint_dir)
+    checkpoint_dir = Path(own.get("checkpoint_dir") or (load_config(Path(files[0])) if files else own_config()).checkpoint_dir)
     file = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
     if not files and not (file.parent / "config.yaml").is_file():
         raise CheckpointError(f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}")

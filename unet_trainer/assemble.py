@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,18 @@ import torch
 
 from unet_trainer.augment import build_augmentation
 from unet_trainer.checkpoint import TrainState
-from unet_trainer.config import DEMO_DIR, Config, UserError
+from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_shape
 from unet_trainer.console import Console
-from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers, count_cores
+from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers
 from unet_trainer.demo import ensure_demo
+from unet_trainer.forms import ImageForm, show_kind
+from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.losses import WeightedLoss
-from unet_trainer.masks import MaskCoding, build_coding
+from unet_trainer.masks import IGNORED
 from unet_trainer.model import Ema, build_model, set_training
-from unet_trainer.pairs import Split, build_split
-from unet_trainer.pictures import sample_sheet
+from unet_trainer.pairs import Found
+from unet_trainer.pictures import sample_sheet, to_display
 from unet_trainer.precision import (
     build_scaler,
     choose_device,
@@ -32,8 +35,10 @@ from unet_trainer.precision import (
     set_backends,
 )
 from unet_trainer.progress import Progress
-from unet_trainer.scan import MAX_WEIGHT, Scan, balanced_weights, class_shares, refuse_misfits, scan_pairs, where_values_are
+from unet_trainer.runs import SPLIT_TABLE
+from unet_trainer.scan import MAX_WEIGHT, balanced_weights, class_ids, class_shares, count_cores
 from unet_trainer.schedule import build_learning_rate, build_optimizer
+from unet_trainer.splits import Split
 from unet_trainer.step import (
     EvalStep,
     Numerics,
@@ -45,6 +50,8 @@ from unet_trainer.step import (
     predict,
     try_steps,
 )
+from unet_trainer.survey import Survey, absent_classes, build_survey, describe_classes, find_dataset, show_sizes
+from unet_trainer.tables import read_table
 
 NUM_SAMPLES = 4  # validation images shown in samples/
 
@@ -54,6 +61,7 @@ class Data:
     """The pairs of a run and the loaders over them."""
 
     split: Split
+    form: ImageForm
     train: Loader
     val: Loader
     val_dataset: SegmentationDataset
@@ -76,6 +84,7 @@ class Machine:
     num_classes: int
     accumulation_steps: int
     freeze_encoder_epochs: int
+    form: ImageForm
 
     def set_training(self, epoch: int) -> None:
         """Training mode for the epoch (counted from 0)."""
@@ -88,8 +97,9 @@ class Machine:
 
     def draw_samples(self, data: Data) -> Pixels:
         images, truths = data.sample_batch()
-        ids = predict(self.eval_step.model, torch.from_numpy(np.stack(images)), self.numerics).to("cpu", torch.uint8).numpy()
-        return sample_sheet(images, truths, list(ids))
+        batch = torch.from_numpy(np.stack(images))
+        ids = predict(self.eval_step.model, batch, self.numerics, self.form).to("cpu", torch.uint8).numpy()
+        return sample_sheet([to_display(image) for image in images], truths, list(ids))
 
 
 def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
@@ -119,46 +129,88 @@ def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
     return config, Numerics(device, precision, config.channels_last)
 
 
-def build_data(config: Config, console: Console, device: torch.device) -> tuple[Config, Data]:
-    """Finds, reads and checks every pair; the config comes back with the mask values that were chosen."""
+def build_data(config: Config, console: Console, device: torch.device, run_dir: Path | None = None) -> tuple[Config, Data]:
+    """Finds, reads and checks every pair; the config comes back with what was chosen. A run that goes on keeps its split."""
     data_dir = Path(config.data_dir)
     if data_dir == Path(DEMO_DIR) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
-    split = build_split(config)
-    pairs = (*split.train, *split.val)
-    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar:
-        scan = scan_pairs(pairs, count_cores(), bar.tick)
-    try:
-        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, scan.counts)
-    except DataError as error:
-        raise DataError(f"{error}\n  {where_values_are(pairs, scan)}") from None
-    refuse_misfits(pairs, scan, coding)
-    size = image_shape(config)
-    _tell_data(config, split, scan, coding, size, console)
-    if len(split.train) < config.batch_size:
-        raise UserError(
-            f"batch_size: {config.batch_size} is more than the {len(split.train)} training images; need at most {len(split.train)}"
-        )
-    augmentation = build_augmentation(config.augmentation, size)
+    earlier = None if run_dir is None else _earlier_split(config, run_dir, console)
+    survey = build_survey(config, console, earlier)
+    if survey.refusal:
+        raise DataError(f"{survey.refusal}\nTo see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}")
+    assert survey.coding is not None  # or there is a refusal
+    assert survey.form is not None
+    assert survey.split is not None
+    coding, form, split = survey.coding, survey.form, survey.split
+    config = dataclasses.replace(
+        config,
+        mask_values=coding.mask_values,
+        ignore_value=coding.ignore_value,
+        in_channels=form.channels,
+        image_mean=form.mean,
+        image_std=form.std,
+    )
+    train_framing, val_framing = _build_framings(config, survey)
+    _tell_data(config, survey, train_framing, console)
+    if len(train_framing) < config.batch_size:
+        most = len(train_framing)
+        raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
+    augmentation = build_augmentation(config.augmentation, image_shape(config), form)
     num_workers = choose_num_workers(config.num_workers, count_cores(), device.type == "cpu")
     pin_memory = device.type == "cuda"
-    train_dataset = SegmentationDataset(split.train, coding, size, augmentation, config.seed)
-    val_dataset = SegmentationDataset(split.val, coding, size, None, config.seed)
+    train_dataset = SegmentationDataset(split.train, coding, form, train_framing, augmentation, config.seed, config.resize_masks)
+    val_dataset = SegmentationDataset(split.val, coding, form, val_framing, None, config.seed, config.resize_masks)
     data = Data(
         split,
+        form,
         Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory),
         Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory),
         val_dataset,
     )
-    config = dataclasses.replace(config, mask_values=coding.mask_values, ignore_value=coding.ignore_value)
-    return _weigh_classes(config, scan, coding, console), data
+    return _weigh_classes(config, survey, console), data
 
 
-def _weigh_classes(config: Config, scan: Scan, coding: MaskCoding, console: Console) -> Config:
+def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | None:
+    """The split that the run began with, from its split.csv; files that came since are left out."""
+    table = run_dir / SPLIT_TABLE
+    if not table.is_file():
+        return None
+    earlier = read_table(table, Path(config.data_dir))
+    try:
+        now = find_dataset(config)
+    except DataError:
+        return earlier  # what came since may not pair up yet
+    known = {pair.image for pair in earlier.pairs}
+    added = [pair for pair in now.pairs if pair.image not in known]
+    if added:
+        console.note(f"{len(added)} pairs were added since the run began and are left out, e.g. {added[0].image}")
+    return dataclasses.replace(earlier, rule=f"as the run began, {table}")
+
+
+def _build_framings(config: Config, survey: Survey) -> tuple[Framing, Framing]:
+    """How samples are cut for training and for validation."""
+    assert survey.split is not None
+    assert survey.coding is not None
+    size = image_shape(config)
+    if config.fit == "resize":
+        return Resized(size, len(survey.split.train)), Resized(size, len(survey.split.val))
+    images, masks = survey.facts_of(survey.split.train)
+    val_images, _ = survey.facts_of(survey.split.val)
+    shares = class_shares(masks, survey.coding, max(2, config.num_classes))
+    common = int(np.argmax(shares))
+    rare_ids = [[class_id for class_id in class_ids(mask, survey.coding) if class_id not in (common, IGNORED)] for mask in masks]
+    sizes = [image.size for image in images]
+    per_image = choose_crops_per_image(sizes, size) if config.crops_per_image == "auto" else config.crops_per_image
+    crops = RandomCrops(size, len(sizes), per_image, rare_ids, config.rare_class_crops, config.seed)
+    return crops, cover([image.size for image in val_images], size)
+
+
+def _weigh_classes(config: Config, survey: Survey, console: Console) -> Config:
     """class_weights: auto → the numbers, so that config.yaml and a resumed run have the same."""
     if config.class_weights != "auto":
         return config
-    shares = class_shares(scan, coding, max(2, config.num_classes))
+    assert survey.coding is not None
+    shares = class_shares(survey.masks, survey.coding, max(2, config.num_classes))
     weights = balanced_weights(shares)
     if config.num_classes == 1:
         weights = (round(min(weights[1] / weights[0], MAX_WEIGHT), 4),)  # foreground against background
@@ -166,39 +218,36 @@ def _weigh_classes(config: Config, scan: Scan, coding: MaskCoding, console: Cons
     return dataclasses.replace(config, class_weights=weights)
 
 
-def _tell_data(config: Config, split: Split, scan: Scan, coding: MaskCoding, size: tuple[int, int], console: Console) -> None:
-    sizes = ", ".join(f"{width}×{height}" for (height, width), _ in scan.sizes.most_common(3)) + (
-        ", …" if len(scan.sizes) > 3 else ""
+def _tell_data(config: Config, survey: Survey, train_framing: Framing, console: Console) -> None:
+    assert survey.split is not None
+    assert survey.kind is not None
+    split, (height, width) = survey.split, image_shape(config)
+    console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
+    how = f"→ {width}×{height}"
+    if isinstance(train_framing, RandomCrops):
+        how = f"→ {train_framing.per_image} crops of {width}×{height} each in training, windows at native resolution in validation"
+    numbers = (
+        f"normalised with mean {_numbers(config.image_mean)}, std {_numbers(config.image_std)} ({survey.form_reason})"
+        if survey.form_reason != "ImageNet's, for 8-bit RGB"
+        else "normalised with ImageNet's statistics"
     )
-    console.fact(
-        "Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule}); {sizes} → {size[1]}×{size[0]}"
-    )
-    names = class_names(config)
-    shown = ["background", *names] if config.num_classes == 1 else names
-    shares = class_shares(scan, coding, len(shown))
-    table = [
-        f"{coding.describe(index)} → {name} {share:.1%}" for index, (name, share) in enumerate(zip(shown, shares, strict=True))
-    ]
-    why = f" ({coding.reason})" if config.mask_values == "auto" else ""
-    console.fact("Masks", ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + f" of pixels{why}")
-    absent = [name for name, share in zip(shown, shares, strict=True) if share == 0]
+    console.fact("Images", f"{show_kind(survey.kind)}; {show_sizes(survey.images)} {how}; {numbers}")
+    console.fact("Masks", describe_classes(config, survey))
+    for notice in survey.notices:
+        console.note(notice)
+    absent = absent_classes(config, survey)
     if absent:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
 
 
-def image_shape(config: Config) -> tuple[int, int]:
-    """Height and width of a batch."""
-    return config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+def _numbers(values: Sequence[float] | str) -> str:
+    shown = ", ".join(f"{value:g}" for value in values[:4] if not isinstance(value, str))
+    return shown + (", …" if len(values) > 4 else "")
 
 
-def class_names(config: Config) -> list[str]:
-    """A name for each class that is reported."""
-    if config.class_names is not None:
-        return list(config.class_names)
-    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
-
-
-def build_machine(config: Config, numerics: Numerics, num_batches: int, console: Console, resumes: bool = False) -> Machine:
+def build_machine(
+    config: Config, numerics: Numerics, form: ImageForm, num_batches: int, console: Console, resumes: bool = False
+) -> Machine:
     """Model, loss, optimizer and the two steps, all from the seed. A run that resumes has its weights and fetches none."""
     if config.encoder_weights == "imagenet" and not resumes:
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
@@ -225,12 +274,13 @@ def build_machine(config: Config, numerics: Numerics, num_batches: int, console:
     )
     return Machine(
         state=TrainState(model, optimizer, scaler, learning_rate, progress, ema),
-        train_step=TrainStep(build_forward(model, loss, numerics), model, optimizer, scaler, device, config.grad_clip, ema),
-        eval_step=EvalStep(build_forward(eval_model, loss, numerics), eval_model, device),
+        train_step=TrainStep(build_forward(model, loss, numerics, form), model, optimizer, scaler, device, config.grad_clip, ema),
+        eval_step=EvalStep(build_forward(eval_model, loss, numerics, form), eval_model, device),
         numerics=numerics,
         num_classes=config.num_classes,
         accumulation_steps=config.accumulation_steps,
         freeze_encoder_epochs=config.freeze_encoder_epochs,
+        form=form,
     )
 
 
@@ -239,7 +289,7 @@ def try_machine(config: Config, machine: Machine) -> None:
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
         with leaving_no_trace(machine.train_step):
-            try_steps(machine.train_step, machine.eval_step, _made_up_batch(config), totals, machine.phases())
+            try_steps(machine.train_step, machine.eval_step, _made_up_batch(config, machine.form), totals, machine.phases())
     except torch.OutOfMemoryError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -250,7 +300,7 @@ def try_machine(config: Config, machine: Machine) -> None:
 
 def compile_machine(config: Config, machine: Machine, console: Console) -> Config:
     """Compiles the steps of every phase before the first epoch; where that fails, says so and leaves them as they are."""
-    batch = _made_up_batch(config)
+    batch = _made_up_batch(config, machine.form)
     failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases())
     if failure is None:
         return config
@@ -258,9 +308,10 @@ def compile_machine(config: Config, machine: Machine, console: Console) -> Confi
     return dataclasses.replace(config, compile_model=False)
 
 
-def _made_up_batch(config: Config) -> Batch:
+def _made_up_batch(config: Config, form: ImageForm) -> Batch:
     height, width = image_shape(config)
-    images = torch.randint(
-        0, 256, (config.batch_size, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    shape = (config.batch_size, height, width, form.channels)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    if not form.is_8bit:
+        images = images / 255 * (form.high - form.low) + form.low
     return Batch(images, torch.zeros(config.batch_size, height, width, dtype=torch.uint8), config.batch_size)

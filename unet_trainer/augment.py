@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from unet_trainer.config import ConfigError
+from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.images import Pixels
 from unet_trainer.parsers import near_miss
 
@@ -35,58 +37,116 @@ REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
 class Augmentation:
     """Applies a pipeline to one pair; the result depends on the pair and the key alone."""
 
-    def __init__(self, transforms: Sequence[A.BasicTransform | BaseCompose]) -> None:
+    def __init__(
+        self,
+        transforms: Sequence[A.BasicTransform | BaseCompose],
+        jitter: Callable[[Pixels, np.random.Generator], Pixels] | None = None,
+        unit_range: tuple[float, float] | None = None,
+    ) -> None:
         self.compose = A.Compose(list(transforms), seed=None)
+        self.jitter = jitter  # brightness and noise of images that are no 8-bit ones
+        self.unit_range = unit_range  # the values that the transforms see as 0 to 1
 
     def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int]) -> tuple[Pixels, Pixels]:
         generator = np.random.default_rng(key)
         self.compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        if self.unit_range is not None:
+            low, high = self.unit_range
+            image = (image - np.float32(low)) / np.float32(high - low)
         result = self.compose(image=image, mask=mask)
-        return result["image"], result["mask"]
+        image, mask = result["image"], result["mask"]
+        if self.unit_range is not None:
+            image = image * np.float32(high - low) + np.float32(low)
+        return (image if self.jitter is None else self.jitter(image, generator)), mask
 
 
-def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int] = (512, 512)) -> Augmentation | None:
+def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int] = (512, 512), form: ImageForm = RGB) -> Augmentation | None:
     """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
 
-    `size` is the height and width of the images that it will be given: a crop must fit into them.
+    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations takes numbers
+    other than 8-bit ones for 0 to 1 and cuts off the rest: the named pipelines leave values in their own units and vary
+    them by their spread; a list sees the range that occurs as 0 to 1.
     """
     if spec == "none" or len(spec) == 0:
         return None
     if isinstance(spec, str):
-        return Augmentation(PIPELINES[spec]())
+        if form.is_8bit:
+            return Augmentation([*GEOMETRY[spec](), *COLOUR[spec](form.channels == 3)])
+        return Augmentation(GEOMETRY[spec](), partial(_jitter, strength=JITTER[spec], mean=form.mean, std=form.std))
     problems: list[str] = []
     transforms = [_build_transform(item, problems) for item in spec]
     if problems:
         raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
-    augmentation = Augmentation([transform for transform in transforms if transform is not None])
-    _try_out(augmentation, size)
+    augmentation = Augmentation(
+        [transform for transform in transforms if transform is not None],
+        unit_range=None if form.is_8bit else (form.low, form.high),
+    )
+    _try_out(augmentation, size, form)
     return augmentation
 
 
-def _default() -> list[A.BasicTransform]:
+def _default_geometry() -> list[A.BasicTransform]:
     return [
         A.HorizontalFlip(p=0.5),
         A.VerticalFlip(p=0.5),
         A.Affine(scale=(0.8, 1.25), translate_percent=(-0.1, 0.1), rotate=(-30, 30), p=0.7, **REFLECT),
-        A.RandomBrightnessContrast(brightness_limit=0.2, contrast_limit=0.2, p=0.5),
     ]
 
 
-def _strong() -> list[A.BasicTransform]:
+def _strong_geometry() -> list[A.BasicTransform]:
     return [
         A.HorizontalFlip(p=0.5),
         A.VerticalFlip(p=0.5),
         A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-90, 90), shear=(-8, 8), p=0.8, **REFLECT),
         A.ElasticTransform(alpha=40, sigma=6, p=0.2, **REFLECT),
+    ]
+
+
+def _default_colour(is_rgb: bool) -> list[A.BasicTransform]:
+    return [A.RandomBrightnessContrast(brightness_limit=0.2, contrast_limit=0.2, p=0.5)]
+
+
+def _strong_colour(is_rgb: bool) -> list[A.BasicTransform]:
+    hue = [A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4)]
+    return [
         A.RandomBrightnessContrast(brightness_limit=0.3, contrast_limit=0.3, p=0.6),
-        A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4),
+        *(hue if is_rgb else []),
         A.RandomGamma(gamma_limit=(70, 140), p=0.3),
         A.GaussNoise(std_range=(0.01, 0.06), p=0.25),
         A.GaussianBlur(blur_limit=(3, 5), p=0.15),
     ]
 
 
-PIPELINES = {"default": _default, "strong": _strong}
+GEOMETRY = {"default": _default_geometry, "strong": _strong_geometry}
+COLOUR = {"default": _default_colour, "strong": _strong_colour}
+
+
+class Strength(NamedTuple):
+    """How far brightness (in spreads of the data), contrast and noise vary, and how often."""
+
+    brightness: float
+    contrast: float
+    noise: float
+    p: float
+
+
+JITTER = {"default": Strength(0.5, 0.2, 0.0, 0.5), "strong": Strength(0.8, 0.3, 0.25, 0.6)}
+
+
+def _jitter(
+    image: Pixels, generator: np.random.Generator, strength: Strength, mean: Sequence[float], std: Sequence[float]
+) -> Pixels:
+    """Brightness, contrast and noise in units of the data's own spread."""
+    if generator.random() >= strength.p:
+        return image
+    middle, spread = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    gain = np.float32(1 + generator.uniform(-strength.contrast, strength.contrast))
+    shift = np.float32(generator.uniform(-strength.brightness, strength.brightness))
+    image = (image - middle) * gain + middle + shift * spread
+    if strength.noise:
+        amount = np.float32(generator.uniform(0, strength.noise))
+        image = image + generator.standard_normal(image.shape, np.float32) * amount * spread
+    return image
 
 
 def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
@@ -127,10 +187,12 @@ def _transform_names() -> list[str]:
     return sorted(classes.keys() - ABSTRACT)
 
 
-def _try_out(augmentation: Augmentation, size: tuple[int, int]) -> None:
+def _try_out(augmentation: Augmentation, size: tuple[int, int], form: ImageForm) -> None:
     """Runs the pipeline on a made-up pair, so that what cannot work says so before the first step."""
     height, width = size
-    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, form.channels), np.uint8)
+    if not form.is_8bit:
+        noise = np.float32(form.low) + noise / np.float32(255) * np.float32(form.high - form.low)
     square = np.zeros((height, width), np.uint8)
     square[height // 4 : height // 2, width // 4 : width // 2] = 1
     for trial in range(NUM_TRIALS):
@@ -139,5 +201,7 @@ def _try_out(augmentation: Augmentation, size: tuple[int, int]) -> None:
         except (ValueError, TypeError, KeyError, cv2.error, CropSizeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
-        if image.dtype != np.uint8 or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ConfigError(f"augmentation: the pipeline returns {image.dtype} {image.shape}; need uint8 images as they came in")
+        if image.dtype != noise.dtype or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != form.channels:
+            raise ConfigError(
+                f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as they came in"
+            )

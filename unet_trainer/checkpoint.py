@@ -19,10 +19,10 @@ from unet_trainer.atomic import write_atomically
 from unet_trainer.config import FIELDS
 from unet_trainer.history import Row
 from unet_trainer.model import Ema
-from unet_trainer.pairs import Split
 from unet_trainer.progress import Progress
 from unet_trainer.runs import LAST, CheckpointError
 from unet_trainer.schedule import LearningRate
+from unet_trainer.splits import Split
 
 FORMAT = 1
 
@@ -38,6 +38,10 @@ MUST_STAY = {
     "seed": "the order of the images",
     "monitor": "which epoch was best",
     "image_size": "which epoch was best, since IoU is measured at that size",
+    "fit": "which epoch was best, since IoU is measured at that size",
+    "in_channels": "the model",
+    "image_mean": "what the model sees",
+    "image_std": "what the model sees",
 }
 # And of these where the loss is what is monitored: it would be compared with that of another loss.
 MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}

@@ -21,7 +21,6 @@ MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
-SIZE_STEP = 32  # the deepest encoder stage is 32 times smaller than the image
 DEMO_DIR = "data/demo"
 MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number
 
@@ -84,13 +83,56 @@ class Config:
     val_fraction: float = key(
         0.2, p.number(above=0, below=1, example="0.2"), "share of the pairs held out for validation when there is no val/ folder"
     )
+    split_file: str | None = key(
+        None,
+        p.optional(p.text("split.csv")),
+        "CSV with the columns image, mask and, if you like, split (train, val, test) and group; paths as seen from data_dir",
+    )
+    group_pattern: str | None = key(
+        None,
+        p.optional(p.pattern),
+        "regular expression on an image's path: what its first bracket matches (a patient, a video) stays on one side of the split",
+    )
+    num_folds: int | None = key(
+        None, p.optional(p.integer(minimum=2, maximum=1000, example="5")), "split into this many folds in place of val_fraction"
+    )
+    fold: int = key(0, p.integer(minimum=0, example="0"), "the fold that validates, counted from 0")
     image_size: int | tuple[int, int] = key(
         512,
         p.either(
             p.integer(minimum=32, maximum=8192, example="512"),
             p.listing(p.integer(minimum=32, maximum=8192, example="512"), example="[512, 768]", minimum=2, maximum=2),
         ),
-        "every pair is resized to this: one side, or [height, width]; multiples of 32",
+        "size of what the model sees: one side, or [height, width]",
+    )
+    fit: Literal["resize", "crop"] = key(
+        "resize",
+        p.choice("resize", "crop"),
+        "resize: each pair to image_size; crop: random crops of it in training, windows at native resolution in validation",
+    )
+    crops_per_image: int | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.integer(minimum=1, maximum=10_000, example="4")),
+        "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into the middle image, at most 16",
+    )
+    rare_class_crops: float = key(
+        0.33, p.number(minimum=0, maximum=1, example="0.33"), "fit: crop centres this share of the crops on a pixel of a rare class"
+    )
+    resize_masks: bool = key(False, p.flag, "bring a mask of another size, but the same shape, to the size of its image")
+    in_channels: int | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.integer(minimum=1, maximum=64, example="3")),
+        "channels of the images; auto: as many as they have",
+    )
+    image_mean: tuple[float, ...] | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.listing(p.number(example="0.5"), example="[0.5, 0.5, 0.5]")),
+        "subtracted from each channel, in the files' own units; auto: ImageNet's for 8-bit RGB, else that of the training images",
+    )
+    image_std: tuple[float, ...] | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.listing(p.number(above=0, example="0.25"), example="[0.25, 0.25, 0.25]")),
+        "each channel is divided by this; auto: likewise",
     )
     augmentation: str | tuple[Any, ...] = key(
         "default",
@@ -208,13 +250,13 @@ FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 OTHER_TOOLS_NAMES = {
     "lr": "learning_rate", "lr0": "learning_rate", "base_lr": "learning_rate", "epochs": "num_epochs", "max_epochs": "num_epochs",
     "n_epochs": "num_epochs", "batch": "batch_size", "bs": "batch_size", "imgsz": "image_size", "img_size": "image_size",
-    "crop_size": "image_size", "size": "image_size", "scale": "image_size", "patience": "early_stopping_patience",
+    "crop_size": "image_size", "size": "image_size", "scale": "image_size", "patch_size": "image_size", "tile_size": "image_size", "patience": "early_stopping_patience",
     "early_stopping": "early_stopping_patience", "min_delta": "early_stopping_min_delta", "workers": "num_workers", "amp": "use_amp",
     "mixed_precision": "use_amp", "fp32": "use_amp", "bf16": "use_amp and amp_dtype", "fp16": "use_amp and amp_dtype",
     "half": "use_amp and amp_dtype", "precision": "amp_dtype", "dtype": "amp_dtype", "compile": "compile_model",
     "torch_compile": "compile_model", "tf32": "allow_tf32", "classes": "num_classes", "n_classes": "num_classes", "nc": "num_classes",
     "names": "class_names", "ignore_index": "ignore_value", "val_percent": "val_fraction", "val_split": "val_fraction",
-    "validation": "val_fraction", "data": "data_dir", "dataset": "data_dir", "data_root": "data_dir", "images": "image_dir",
+    "validation": "val_fraction", "k_folds": "num_folds", "n_splits": "num_folds", "n_channels": "in_channels", "channels": "in_channels", "mean": "image_mean", "std": "image_std", "data": "data_dir", "dataset": "data_dir", "data_root": "data_dir", "images": "image_dir",
     "masks": "mask_dir", "labels": "mask_dir", "augment": "augmentation", "augmentations": "augmentation", "transforms": "augmentation",
     "arch": "architecture", "model": "architecture", "backbone": "encoder", "encoder_name": "encoder", "pretrained": "encoder_weights",
     "weights": "encoder_weights", "freeze": "freeze_encoder_epochs", "freeze_encoder": "freeze_encoder_epochs", "criterion": "loss",
@@ -366,14 +408,9 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         found.append(
             f"early_stopping_patience: {values['early_stopping_patience']} can never be reached in num_epochs: {values['num_epochs']}; need fewer, or null"
         )
-    if given("image_size"):
-        size = values["image_size"]
-        sides = size if isinstance(size, tuple) else (size,)
-        if any(side % SIZE_STEP for side in sides):
-            nearest = [max(SIZE_STEP, round(side / SIZE_STEP) * SIZE_STEP) for side in sides]
-            found.append(
-                f"image_size: got {list(size) if isinstance(size, tuple) else size}; need multiples of {SIZE_STEP}, e.g. {nearest if len(nearest) > 1 else nearest[0]}"
-            )
+    if given("num_folds", "fold") and values["fold"] >= (values["num_folds"] or 1):
+        folds = f"0 to {values['num_folds'] - 1}" if values["num_folds"] else "num_folds to be set"
+        found.append(f"fold: got {values['fold']}; need {folds}")
     if given("num_classes"):
         found += _class_contradictions(values, given)
     if (
@@ -439,6 +476,18 @@ def _is_device(name: str) -> bool:
 def as_dict(config: Config) -> dict[str, Any]:
     """The config as plain dicts, lists and primitives."""
     return {name: _plain(getattr(config, name)) for name in FIELDS}
+
+
+def image_shape(config: Config) -> tuple[int, int]:
+    """Height and width of a batch."""
+    return config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+
+
+def class_names(config: Config) -> list[str]:
+    """A name for each class that is reported."""
+    if config.class_names is not None:
+        return list(config.class_names)
+    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""(seed, epoch, index) → sample → uint8 batch. A sample depends on nothing else: not on workers, order or history."""
+"""(seed, epoch, index) → sample → batch. A sample depends on nothing else: not on workers, order or history."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from unet_trainer.augment import Augmentation
+from unet_trainer.forms import ImageForm
+from unet_trainer.framing import Framing, Windows, resize_pair
 from unet_trainer.images import DataError, Pixels, ReadError, read_image, read_mask
 from unet_trainer.masks import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.pairs import Pair
@@ -21,36 +22,45 @@ ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augm
 
 
 class Batch(NamedTuple):
-    """What the workers hand over: small integers, channels last; the device does the rest."""
+    """What the workers hand over: small numbers, channels last; the device does the rest."""
 
-    images: torch.Tensor  # N,H,W,C uint8
+    images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are no 8-bit ones
     masks: torch.Tensor  # N,H,W uint8 class ids
     num_images: int  # those that are no padding
 
 
 class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
-    """Reads a pair, brings it to the size of the batch and augments it."""
+    """Reads a pair, cuts the sample out of it and augments it."""
 
     def __init__(
-        self, pairs: Sequence[Pair], coding: MaskCoding, size: tuple[int, int], augmentation: Augmentation | None, seed: int
+        self,
+        pairs: Sequence[Pair],
+        coding: MaskCoding,
+        form: ImageForm,
+        framing: Framing,
+        augmentation: Augmentation | None,
+        seed: int,
+        resize_masks: bool = False,
     ) -> None:
         self.pairs = pairs
         self.coding = coding  # mask value → class id
-        self.size = size  # height, width
+        self.form = form
+        self.framing = framing
         self.augmentation = augmentation
         self.seed = seed
+        self.resize_masks = resize_masks
+        self._last: tuple[int, Pixels, Pixels] | None = None  # the windows of one image follow each other
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.framing)
 
     def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
-        """H,W,3 image and H,W class ids."""
+        """H,W,C image and H,W class ids."""
         epoch, index = key
-        image, mask = self._read(self.pairs[index])
-        image, mask = resize_pair(image, mask, self.size)
+        image, mask = self.framing.cut(*self._pixels(self.framing.source(index)), epoch, index)
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
-            image, mask = resize_pair(image, mask, self.size)  # the user's list may hold crops
+            image, mask = resize_pair(image, mask, self.framing.size)  # the user's list may hold crops
         return image, mask
 
     def __getitems__(self, keys: list[Key]) -> list[tuple[Pixels, Pixels]] | DataError:
@@ -59,6 +69,14 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
             return [self[key] for key in keys]
         except DataError as error:
             return error
+
+    def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
+        if self._last is not None and self._last[0] == index:
+            return self._last[1:]
+        image, mask = self._read(self.pairs[index])
+        if isinstance(self.framing, Windows):
+            self._last = (index, image, mask)
+        return image, mask
 
     def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
@@ -69,19 +87,14 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
             mask = self.coding.encode(read_mask(path))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
-        if (mask == UNKNOWN).any() or mask.shape != image.shape[:2]:
+        height, width = image.shape[:2]
+        if self.resize_masks and mask.shape != (height, width):
+            mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+        if (mask == UNKNOWN).any() or mask.shape != (height, width):
             raise DataError(f"{path}: changed since the run began")
-        return image, mask
-
-
-def resize_pair(image: Pixels, mask: Pixels, size: tuple[int, int]) -> tuple[Pixels, Pixels]:
-    """Image and mask at (height, width); the mask keeps its values, so nothing is interpolated in it."""
-    height, width = size
-    if image.shape[:2] == size:
-        return image, mask
-    shrinks = image.shape[0] > height and image.shape[1] > width
-    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return resized, cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+        if image.shape[2] not in (1, self.form.channels) or (image.dtype == np.uint8) != self.form.is_8bit:
+            raise DataError(f"{pair.image}: changed since the run began")
+        return self.form.shape(image), mask
 
 
 class EpochBatches(Sampler[list[Key]]):
@@ -119,7 +132,8 @@ class Collate:
         if isinstance(samples, DataError):
             return samples
         height, width, channels = samples[0][0].shape
-        images = torch.zeros(self.batch_size, height, width, channels, dtype=torch.uint8)
+        dtype = torch.uint8 if samples[0][0].dtype == np.uint8 else torch.float32
+        images = torch.zeros(self.batch_size, height, width, channels, dtype=dtype)
         masks = torch.full((self.batch_size, height, width), IGNORED, dtype=torch.uint8)
         for index, (image, mask) in enumerate(samples):
             images[index] = torch.from_numpy(np.ascontiguousarray(image))
@@ -166,8 +180,3 @@ def choose_num_workers(num_workers: int | str, num_cores: int, on_cpu: bool) -> 
     if isinstance(num_workers, int):
         return num_workers
     return min(num_cores // 2, 4) if on_cpu else max(1, min(num_cores - 1, 16))
-
-
-def count_cores() -> int:
-    """Cores this process may use, which in a container is fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -33,8 +33,11 @@ def build_model(config: Config) -> torch.nn.Module:
         if named != "imagenet":
             raise ConfigError(f"encoder_weights: got {weights!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})")
         named = True  # timm encoders name their weights in the encoder's name
+    assert config.in_channels != "auto"  # decided with the data
     try:
-        model = smp.create_model(config.architecture, config.encoder, named, in_channels=3, classes=config.num_classes, **options)
+        model = smp.create_model(
+            config.architecture, config.encoder, named, in_channels=config.in_channels, classes=config.num_classes, **options
+        )
     except Exception as error:  # smp, timm and the download clients share no base class
         if named is not None and _is_download_error(error):
             raise _no_download(config.encoder, weights, error) from None

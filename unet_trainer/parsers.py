@@ -10,6 +10,7 @@ import difflib
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,17 @@ def word_or_empty(raw: Any) -> str:
     """Text that may be empty, such as a suffix."""
     if not isinstance(raw, str) or not _can_be_written(raw):
         raise ValueError("need text, e.g. _mask")
+    return str(raw)
+
+
+def pattern(raw: Any) -> str:
+    """A regular expression."""
+    if not isinstance(raw, str) or not raw or not _can_be_written(raw):
+        raise ValueError(r"need a regular expression, e.g. '(patient\d+)_'")
+    try:
+        re.compile(raw)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(rf"need a regular expression, e.g. '(patient\d+)_' ({error})") from None
     return str(raw)
 
 

@@ -11,6 +11,7 @@ from unet_trainer.images import Pixels
 from unet_trainer.masks import IGNORED
 
 GAP = 6
+CELL = 200  # side of a picture in a contact sheet
 HEADER = 26
 MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
 # Distinct on most images and for most eyes; class ids beyond the list begin again.
@@ -18,6 +19,16 @@ COLOURS = np.array(
     [[0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60]],
     np.uint8,
 )
+
+
+def to_display(image: Pixels) -> Pixels:
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; values that are no 8-bit ones stretched to what occurs."""
+    if image.dtype != np.uint8:
+        low, high = np.percentile(image, (1, 99))
+        image = ((image - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
+    if image.shape[2] == 2:
+        return np.dstack([image, np.zeros_like(image[:, :, 0])])
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[:, :, :3])
 
 
 def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
@@ -32,6 +43,37 @@ def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
         outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(result, outlines, -1, [int(c) for c in colour], 1)
     return result
+
+
+def contact_sheet(pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], columns: int = 4) -> Pixels:
+    """Image beside overlay for each pair of image and ids, each under its label."""
+    cells = []
+    for (image, ids), label in zip(pictures, labels, strict=True):
+        cell = _beside([_into_box(image, CELL), _into_box(overlay(image, ids), CELL)])
+        cells.append(np.vstack([_caption(label, cell.shape[1]), cell]))
+    cells += [np.full_like(cells[0], 255)] * (-len(cells) % columns if len(cells) > columns else 0)
+    rows = [_beside(cells[start : start + columns], gap=3 * GAP) for start in range(0, len(cells), columns)]
+    return np.vstack([part for row in rows for part in (row, np.full((2 * GAP, row.shape[1], 3), 255, np.uint8))][:-1])
+
+
+def _into_box(picture: Pixels, side: int) -> Pixels:
+    """Scaled to fit into a white square."""
+    scale = side / max(picture.shape[:2])
+    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
+    width, height = (max(1, round(length * scale)) for length in picture.shape[1::-1])
+    box = np.full((side, side, 3), 255, np.uint8)
+    box[:height, :width] = cv2.resize(picture, (width, height), interpolation=method)
+    return box
+
+
+def _caption(label: str, width: int) -> Pixels:
+    """OpenCV's letters are ASCII; a long name keeps its end."""
+    text = label.encode("ascii", "replace").decode()
+    most = width // 7
+    text = text if len(text) <= most else f"...{text[-(most - 3) :]}"
+    line = np.full((HEADER - 6, width, 3), 255, np.uint8)
+    cv2.putText(line, text, (0, HEADER - 12), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (40, 40, 40), 1, cv2.LINE_AA)
+    return line
 
 
 def sample_sheet(images: Sequence[Pixels], truths: Sequence[Pixels], predictions: Sequence[Pixels], columns: int = 2) -> Pixels:

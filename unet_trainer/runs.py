@@ -8,6 +8,7 @@ from pathlib import Path
 from unet_trainer.config import UserError
 
 LAST, BEST = "last.pt", "best.pt"
+SPLIT_TABLE = "split.csv"  # which pairs train and which validate
 
 
 class CheckpointError(UserError):

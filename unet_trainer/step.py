@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 
 from unet_trainer.dataset import Batch
+from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.losses import WeightedLoss, class_logits
 from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
 from unet_trainer.model import Ema
 from unet_trainer.precision import DTYPES, Precision
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
-IMAGENET_STD = (58.395, 57.12, 57.375)
+STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 PEEK_SECONDS = 0.5  # how often the progress bar asks for numbers
 
 Forward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -114,24 +114,28 @@ class Glimpse:
         return None
 
 
-def build_logits(model: torch.nn.Module, numerics: Numerics) -> Callable[[torch.Tensor], torch.Tensor]:
-    """N,H,W,C uint8 images → N,K,H,W float32 logits of every class id."""
-    mean = torch.tensor(IMAGENET_MEAN, device=numerics.device).view(1, -1, 1, 1)
-    scale = 1 / torch.tensor(IMAGENET_STD, device=numerics.device).view(1, -1, 1, 1)
+def build_logits(model: torch.nn.Module, numerics: Numerics, form: ImageForm = RGB) -> Callable[[torch.Tensor], torch.Tensor]:
+    """N,H,W,C images in the files' own units → N,K,H,W float32 logits of every class id; any height and width."""
+    mean = torch.tensor(form.mean, device=numerics.device).view(1, -1, 1, 1)
+    scale = 1 / torch.tensor(form.std, device=numerics.device).view(1, -1, 1, 1)
     layout = torch.channels_last if numerics.channels_last else torch.contiguous_format
 
     def logits(images: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[1:3]
         pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+        normalised = (pixels.float() - mean) * scale
+        if height % STRIDE or width % STRIDE:
+            normalised = torch.nn.functional.pad(normalised, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
         with numerics.autocast():
-            output = model((pixels.float() - mean) * scale)
-        return class_logits(output)  # float32 from here on: sums over pixels exceed what 16 bit can hold
+            output = model(normalised)
+        return class_logits(output[:, :, :height, :width])  # float32 from here on: sums over pixels exceed what 16 bit can hold
 
     return logits
 
 
-def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics) -> Forward:
-    """N,H,W,C uint8 images and N,H,W uint8 ids → loss and confusion matrix, both on the device."""
-    compute_logits = build_logits(model, numerics)
+def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics, form: ImageForm = RGB) -> Forward:
+    """N,H,W,C images and N,H,W uint8 ids → loss and confusion matrix, both on the device."""
+    compute_logits = build_logits(model, numerics, form)
 
     def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = compute_logits(images)
@@ -142,10 +146,10 @@ def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
-    """N,H,W,C uint8 images on any device → N,H,W class ids."""
+def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics, form: ImageForm = RGB) -> torch.Tensor:
+    """N,H,W,C images on any device → N,H,W class ids."""
     model.eval()
-    return predicted_ids(build_logits(model, numerics)(images.to(numerics.device)))
+    return predicted_ids(build_logits(model, numerics, form)(images.to(numerics.device)))
 
 
 @dataclass
