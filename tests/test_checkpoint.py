@@ -43,6 +43,10 @@ def take_step(machine, seed=0):
     machine.train_step(Batch(images, (images[..., 0] > 128).byte(), 2), Totals(1, CPU), 1, True, 1e-3)
 
 
+def save_last(path, state, config, split, previous=None):
+    checkpoint.write_checkpoint(path, checkpoint.last_content(state, config, split), previous)
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A checkpoint after one step, and the machine that wrote it."""
@@ -51,7 +55,7 @@ def saved(tmp_path):
     machine.state.epoch = 3
     machine.state.history = [{"epoch": 3, "val_iou": 0.5}]
     machine.state.progress.update(0.5, 3)
-    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
     return tmp_path / "last.pt", machine
 
 
@@ -80,7 +84,7 @@ def test_settings_of_the_optimizer_are_those_of_this_start(saved):
 def test_ema_switched_on_at_resume_begins_with_the_weights(tmp_path):
     config, machine = make_machine(ema_decay=None)
     take_step(machine)
-    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
     _, other = make_machine()
     other.state.load_state_dict(checkpoint.read_last(tmp_path / "last.pt"))
     averages = other.state.ema.model.state_dict()
@@ -91,7 +95,7 @@ def test_scaler_state_comes_back(tmp_path):
     config, machine = make_machine()
     machine.state.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     machine.state.scaler.scale(torch.ones(()))
-    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
     other = torch.amp.GradScaler("cpu", init_scale=65536.0)
     machine.state.scaler = other
     machine.state.load_state_dict(checkpoint.read_last(tmp_path / "last.pt"))
@@ -159,7 +163,9 @@ def test_other_files_are_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint .*missing\.pt"):
         checkpoint.read_checkpoint(tmp_path / "missing.pt")
     config, machine = make_machine()
-    checkpoint.save_best(tmp_path / "best.pt", machine.eval_step.model, as_dict(config), 1, {"val_iou": 0.5})
+    checkpoint.write_checkpoint(
+        tmp_path / "best.pt", checkpoint.best_content(machine.eval_step.model, as_dict(config), 1, {"val_iou": 0.5})
+    )
     with pytest.raises(CheckpointError, match=r"best\.pt holds weights alone"):
         checkpoint.read_last(tmp_path / "best.pt")
 
@@ -174,7 +180,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_intact(saved, monkeypatch):
 
     monkeypatch.setattr(torch, "save", broken_save)
     with pytest.raises(OSError, match="No space left"):
-        checkpoint.save_last(path, machine.state, {}, SPLIT)
+        save_last(path, machine.state, {}, SPLIT)
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["last.pt"]
 
@@ -185,7 +191,7 @@ def test_prefixes_of_compiled_models_never_reach_the_file(tmp_path, monkeypatch)
     plain_names = list(machine.state.model.state_dict())
     assemble.compile_machine(config, machine, Console(io.StringIO()))
     take_step(machine)
-    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
     assert list(checkpoint.read_last(tmp_path / "last.pt")["model"]) == plain_names
 
 
@@ -193,7 +199,7 @@ def test_scaler_settings_are_those_of_this_start(tmp_path):
     config, machine = make_machine()
     machine.state.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     machine.state.scaler.scale(torch.ones(()))
-    checkpoint.save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
+    save_last(tmp_path / "last.pt", machine.state, as_dict(config), SPLIT)
     machine.state.scaler = torch.amp.GradScaler("cpu", growth_interval=100, backoff_factor=0.25)
     machine.state.load_state_dict(checkpoint.read_last(tmp_path / "last.pt"))
     scaler = machine.state.scaler
