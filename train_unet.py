@@ -13,25 +13,32 @@ configs/default.yaml lists every key with its meaning.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import dataclasses
 import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.atomic import write_text_atomically
-from unet_trainer.config import DEMO_DIR, OTHER_TOOLS_NAMES, Config, UserError, as_dict, class_names, load_config, to_yaml
+from unet_trainer.atomic import sweep_drafts
+from unet_trainer.command_line import read_check_command, read_command_line
+from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, load_config
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
-from unet_trainer.runs import BEST, LAST, SPLIT_TABLE, CheckpointError, find_run, new_run_folder, newest_run
+from unet_trainer.runs import BEST, LAST, TrainingFailed, find_origin, has_checkpoint, start_folder
+from unet_trainer.signals import Interrupted, Signals
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
+    from collections.abc import Iterator
+
     from unet_trainer.assemble import Data, Machine
+    from unet_trainer.dataset import Batch, WorkerError
+    from unet_trainer.guard import NonFinite
     from unet_trainer.history import Row
+    from unet_trainer.keeper import Keeper
     from unet_trainer.metrics import Scores
 
 # What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
@@ -55,8 +62,7 @@ DEMO: dict[str, Any] = {
 }
 
 
-class TrainingFailed(RuntimeError):
-    """Training cannot go on; the message says why, what is saved and what to try."""
+ROLLBACK_FACTOR = 0.1  # of the learning rate, when bad numbers send a run back
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,19 @@ class TrainResult:
     history: list[Row]
 
 
+@dataclass
+class Run:
+    """A run under way."""
+
+    config: Config
+    data: Data
+    machine: Machine
+    keeper: Keeper
+    console: Console
+    signals: Signals = field(default_factory=Signals)
+    broken: WorkerError | None = None  # why the run must end once the step is finished
+
+
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     on_epoch: Callable[[Row], object] | None = None,
@@ -81,8 +100,8 @@ def train(
 ) -> TrainResult:
     """Trains by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
 
-    `on_epoch` is called with the row of each epoch once it is saved. Raises UserError for what the user can mend and
-    TrainingFailed when the numbers go bad.
+    `on_epoch` is called with the row of each epoch once it is saved. Raises UserError for what the user can mend,
+    TrainingFailed when training cannot go on, and Interrupted (a KeyboardInterrupt) after SIGINT or SIGTERM, with the state saved.
     """
     config = own_config(overrides) if config is None else load_config(config, overrides)
     console = Console()
@@ -106,172 +125,236 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     """Config → build → resume → epochs → report."""
     started = time.perf_counter()
 
-    from unet_trainer import assemble, checkpoint
-    from unet_trainer.tables import table_text
+    from unet_trainer import assemble, checkpoint, resuming
+    from unet_trainer.keeper import Keeper
 
     console.say("U-Net trainer")
-    earlier_file = _checkpoint_to_resume(config)
-    earlier = None if earlier_file is None else checkpoint.read_last(earlier_file)
+    checkpoint_dir = Path(config.checkpoint_dir)
+    origin = find_origin(config.resume, config.run_name, checkpoint_dir)
+    earlier = None if origin is None else checkpoint.read_run(origin, console.warn)
+    earlier_folder = origin if origin is None or origin.is_dir() else origin.parent
 
     config, numerics = assemble.build_numerics(config, console)
-    config, data = assemble.build_data(config, console, numerics.device, earlier_file.parent if earlier_file else None)
+    config, data = assemble.build_data(config, console, numerics.device, earlier_folder)
     machine = assemble.build_machine(config, numerics, data.form, len(data.train), console, resumes=earlier is not None)
     state = machine.state
 
-    if earlier is not None and earlier_file is not None:
-        run_dir = earlier_file.parent
+    changes: list[str] = []
+    if earlier is not None and earlier_folder is not None:
+        folder = earlier_folder
         changes = checkpoint.compare_configs(earlier["config"], as_dict(config))
         checkpoint.compare_splits(earlier["split"], checkpoint.split_names(data.split))
         state.load_state_dict(earlier)
         if config.num_epochs < state.epoch:
-            raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {run_dir} has; need more")
-        console.log_to(run_dir / "train.log")
-        _tell_resumed(config, earlier, machine, changes, console)
+            raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {folder} has; need more")
     else:
-        assemble.try_machine(config, machine)
-        run_dir = _start_folder(config)
-        console.log_to(run_dir / "train.log")
-        write_text_atomically(run_dir / SPLIT_TABLE, table_text(data.split.train, data.split.val, Path(config.data_dir)))
-    console.fact("Run", str(run_dir))
-
-    if state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience):
-        _tell_finished_before(config, state.epoch, run_dir, console)
-        return _report(config, machine, run_dir, console)
+        config = _fit_into_memory(config, machine, console)
+        folder = start_folder(config.resume, config.run_name, checkpoint_dir)
+    _open_folder(folder, console)
+    keeper = Keeper(folder, config, state, data.split, console)
+    run = Run(config, data, machine, keeper, console)
+    if earlier is not None:
+        resuming.adapt_to_changes(config, earlier["config"], state, console)
+        resuming.tell_resumed(config, earlier["config"], state, changes, console)
+    console.fact("Run", str(folder))
+    if _is_finished(run):
+        resuming.tell_finished_before(config.num_epochs, state, keeper.resume_command, console)
+        return _report(run)
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
-        config = assemble.compile_machine(config, machine, console)
-        if config.compile_model:
+        _change_config(run, assemble.compile_machine(config, machine, console))
+        if run.config.compile_model:
             console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
     if earlier is None:
-        _write_config(config, run_dir)
+        keeper.write_config()
+        keeper.write_split()
     console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
-    _run_epochs(config, data, machine, run_dir, console, on_epoch)
-    return _report(config, machine, run_dir, console)
+    _run_epochs(run, on_epoch)
+    return _report(run)
 
 
-def _write_config(config: Config, run_dir: Path) -> None:
-    """What the run is trained with, to run again or to go on with."""
-    header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(run_dir / 'config.yaml'))}"
-    kept = dataclasses.replace(config, resume=None, run_name=run_dir.name)
-    write_text_atomically(run_dir / "config.yaml", to_yaml(kept, header))
-
-
-def _run_epochs(
-    config: Config, data: Data, machine: Machine, run_dir: Path, console: Console, on_epoch: Callable[[Row], object] | None
-) -> None:
-    """Train, validate, judge, save; until the last epoch or until patience runs out."""
-    state = machine.state
-    on_gpu = machine.numerics.device.type == "cuda"
-    while state.epoch < config.num_epochs and not state.progress.is_out_of_patience(config.early_stopping_patience):
-        epoch_started = time.perf_counter()
-        console.epoch_begins(state.epoch + 1, config.num_epochs)
-        row = train_one_epoch(data, machine, console)
-        scores = evaluate(data, machine, console, row)
-        row["seconds"] = time.perf_counter() - epoch_started
-        if not math.isfinite(row["val_loss"]) or not math.isfinite(row["train_loss"]):
-            raise TrainingFailed(_non_finite_message(state.epoch, run_dir, config))
-
-        # The state is final before anything is saved.
-        state.epoch += 1
-        state.seconds += row["seconds"]
-        improved = state.progress.update(float(row[config.monitor]), state.epoch)
-        state.learning_rate.end_epoch(state.progress.epochs_since_best)
-        state.history.append(row)
-        if improved:
-            state.per_class_iou = scores.per_class_iou
+def _run_epochs(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
+    """Until the last epoch, until patience runs out, or until something ends it, with the state saved."""
+    with run.signals:
         try:
-            _save_epoch(config, data, machine, run_dir, row, improved)
-        except OSError as error:
-            raise TrainingFailed(_not_saved_message(error, state.epoch, run_dir)) from None
-        console.epoch_ends(row, config.num_epochs, improved, on_gpu)
-        if on_epoch is not None:
-            on_epoch(dict(row))
+            while not _is_finished(run):
+                _try_epoch(run, on_epoch)
+        except (Interrupted, UserError):  # UserError: a file that went bad
+            run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+            raise
 
 
-def _save_epoch(config: Config, data: Data, machine: Machine, run_dir: Path, row: Row, improved: bool) -> None:
-    """What a finished epoch leaves on disk; each file whole or as it was."""
-    from unet_trainer import checkpoint
-    from unet_trainer.history import write_metrics
-    from unet_trainer.images import write_image
+def _is_finished(run: Run) -> bool:
+    state, config = run.machine.state, run.config
+    return state.epoch >= config.num_epochs or state.progress.is_out_of_patience(config.early_stopping_patience)
 
-    state = machine.state
+
+def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
+    """An epoch, or what is left of it; and what happens when it cannot be finished."""
+    from unet_trainer.dataset import WorkerError
+    from unet_trainer.guard import NonFinite, is_out_of_memory
+
+    try:
+        _run_epoch(run, on_epoch)
+        return
+    except NonFinite as trouble:
+        _roll_back(run, trouble)
+        return
+    except WorkerError as error:
+        run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+        raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {run.keeper.describe()}") from None
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    _make_do_with_less(run, reason)  # not in the handler, where the error still holds the memory of the step
+
+
+def _run_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
+    """Train, validate, judge, save."""
+    state, config = run.machine.state, run.config
+    if state.batch == 0:
+        run.console.epoch_begins(state.epoch + 1, config.num_epochs)
+    row = train_one_epoch(run)
+    validation_started = time.perf_counter()
+    scores = evaluate(run, row)
+    row["seconds"] = state.train_seconds + time.perf_counter() - validation_started
+
+    # The state is final before anything is saved.
+    state.begin_next_epoch()
+    state.seconds += row["seconds"]
+    improved = state.progress.update(float(row[config.monitor]), state.epoch)
+    state.learning_rate.end_epoch(state.progress.epochs_since_best)
+    state.history.append(row)
     if improved:
-        checkpoint.save_best(run_dir / BEST, machine.eval_step.model, as_dict(config), state.epoch, row)
-        (run_dir / "samples").mkdir(exist_ok=True)
-        write_image(run_dir / "samples" / f"epoch_{state.epoch:04d}.png", machine.draw_samples(data))
-    checkpoint.save_last(run_dir / LAST, state, as_dict(config), data.split)
-    write_metrics(run_dir / "metrics.csv", state.history)
-    _write_config(config, run_dir)  # here and not earlier: settings that fail in their first epoch are not kept
+        state.per_class_iou = scores.per_class_iou
+    best_model = run.machine.eval_step.model if improved else None
+    run.keeper.save_epoch(row, best_model, lambda: run.machine.draw_samples(run.data))
+    run.console.epoch_ends(row, config.num_epochs, improved, run.machine.numerics.device.type == "cuda")
+    if on_epoch is not None or _is_finished(run):
+        run.keeper.finish()
+    if on_epoch is not None:
+        on_epoch(dict(row))
 
 
-def train_one_epoch(data: Data, machine: Machine, console: Console) -> Row:
-    """One pass over the training images; the part of the epoch's row that it fills."""
+def train_one_epoch(run: Run) -> Row:
+    """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     import torch
 
-    from unet_trainer.step import Totals
+    from unet_trainer.guard import NonFinite
 
-    state, accumulation = machine.state, machine.accumulation_steps
+    data, machine = run.data, run.machine
+    state, step, accumulation = machine.state, machine.train_step, machine.accumulation_steps
     device = machine.numerics.device
     num_batches = len(data.train)
     first_step = state.epoch * state.learning_rate.steps_per_epoch
-    totals = Totals(machine.num_classes, device)
     machine.set_training(state.epoch)
-    learning_rate = 0.0
-    waited = 0.0
-    started = time.perf_counter()
-    with console.bar(f"Epoch {state.epoch + 1} [Train]:", num_batches) as bar:
-        batches = data.train.epoch(state.epoch)
-        for index in range(num_batches):
+    started = time.perf_counter() - state.train_seconds
+    with (
+        run.console.bar(f"Epoch {state.epoch + 1} [Train]:", num_batches, num_done=state.batch) as bar,
+        contextlib.closing(data.train.epoch(state.epoch, state.batch, run.signals.is_stopping)) as batches,
+    ):
+        for index in range(state.batch, num_batches):
             asked = time.perf_counter()
-            batch = next(batches)
-            waited += time.perf_counter() - asked
+            batch = _next_batch(run, batches, index)
+            state.wait_seconds += time.perf_counter() - asked
             window_start = index - index % accumulation
             window = min(accumulation, num_batches - window_start)  # the last one of an epoch may be short
-            learning_rate = state.learning_rate.at(first_step + index // accumulation)
-            machine.train_step(batch, totals, window, index + 1 == window_start + window, learning_rate)
+            closes_window = index + 1 == window_start + window
+            step.guard.batch_number = state.epoch * num_batches + index
+            step(batch, state.totals, window, closes_window, state.learning_rate.at(first_step + index // accumulation))
             bar.tick()
-            if (seen := totals.peek()) is not None:
+            if (seen := state.totals.peek()) is not None:
                 bar.show(*seen)
-        loss, iou = totals.loss(), totals.scores().iou  # waits for the device, once an epoch
+            if closes_window:
+                state.batch = index + 1
+                state.train_seconds = time.perf_counter() - started
+                _look_up(run)
+        step.guard.check()
+        loss, iou = state.totals.loss(), state.totals.scores().iou  # waits for the device, once an epoch
         bar.show(loss, iou)
-    seconds = time.perf_counter() - started
+    state.train_seconds = time.perf_counter() - started
+    if not math.isfinite(loss):
+        raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * num_batches)
     return {
         "epoch": state.epoch + 1,
         "train_loss": loss,
         "train_iou": iou,
-        "learning_rate": learning_rate,
-        "images_per_second": totals.num_images / seconds,
-        "data_wait": waited / seconds,
-        "skipped_steps": int(totals.num_skipped),
+        "learning_rate": state.learning_rate.at(first_step + (num_batches - 1) // accumulation),
+        "images_per_second": state.totals.num_images / state.train_seconds,
+        "data_wait": state.wait_seconds / state.train_seconds,
+        "skipped_steps": int(state.totals.num_skipped),
+        "nan_steps": int(state.totals.num_nan),
         # Since the start: a CUDA graph takes its memory when it is recorded, and shows nothing when it is replayed.
         "peak_memory_gb": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0,
     }
 
 
-def evaluate(data: Data, machine: Machine, console: Console, row: Row) -> Scores:
+def _next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
+    """The next one. Where the run is to end within an accumulation window, its last batches are read without the workers."""
+    from unet_trainer.dataset import WorkerError
+
+    batch = None
+    if run.broken is None and not run.signals.is_stopping():
+        try:
+            batch = next(batches, None)
+        except WorkerError as error:
+            run.broken = error
+    if batch is not None:
+        return batch
+    if not run.machine.train_step.is_open:
+        _leave_if_asked(run)
+    return run.data.train.read(run.machine.state.epoch, index)
+
+
+def _look_up(run: Run) -> None:
+    """Between two steps: is it time to save, to leave or to worry? Nothing of it waits for the device."""
+    run.machine.train_step.guard.look()
+    _leave_if_asked(run)
+    run.keeper.save_state_if_due()
+
+
+def _leave_if_asked(run: Run) -> None:
+    run.signals.check()
+    if run.broken is not None:
+        raise run.broken
+
+
+def evaluate(run: Run, row: Row) -> Scores:
     """One pass over the validation images; fills in the epoch's row."""
+    from unet_trainer.guard import NonFinite
     from unet_trainer.step import Totals
 
+    data, machine = run.data, run.machine
+    if not run.machine.state.history:
+        run.keeper.finish()  # the first pass starts worker processes, and a process that has threads should not fork
     totals = Totals(machine.num_classes, machine.numerics.device)
     machine.eval_step.model.eval()
-    with console.bar(f"Epoch {machine.state.epoch + 1} [Val]:  ", len(data.val)) as bar:
-        for batch in data.val.epoch(0):
+    with (
+        run.console.bar(f"Epoch {machine.state.epoch + 1} [Val]:  ", len(data.val)) as bar,
+        contextlib.closing(data.val.epoch(0, is_stopping=run.signals.is_stopping)) as batches,
+    ):
+        for batch in batches:
             machine.eval_step(batch, totals)
             bar.tick()
             if (seen := totals.peek()) is not None:
                 bar.show(*seen)
+            run.signals.check()
+        run.signals.check()
         scores = totals.scores()
         row.update(val_loss=totals.strict_loss(), val_iou=scores.iou, val_dice=scores.dice)
         bar.show(row["val_loss"], row["val_iou"])
+    if not math.isfinite(row["val_loss"]):
+        raise NonFinite("the validation loss is not finite", val_batch=int(totals.first_bad) // data.val.batches.batch_size)
     return scores
 
 
-def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -> TrainResult:
+def _report(run: Run) -> TrainResult:
     """Says what came of the run and writes result.json."""
     from unet_trainer.history import write_result
 
-    state = machine.state
+    config, state, console, run_dir = run.config, run.machine.state, run.console, run.keeper.folder
     has_best = state.progress.best_epoch > 0
     best = state.history[state.progress.best_epoch - 1] if has_best else state.history[-1]
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
@@ -288,7 +371,7 @@ def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -
     )
     summary = dataclasses.asdict(result)
     del summary["run_dir"], summary["history"]
-    write_result(run_dir / "result.json", summary)
+    run.keeper.attempt(lambda: write_result(run_dir / "result.json", summary))
     console.say()
     if result.stopped_early:
         console.say(f"Stopped early: no better {config.monitor} in {config.early_stopping_patience} epochs")
@@ -305,74 +388,127 @@ def _report(config: Config, machine: Machine, run_dir: Path, console: Console) -
     return result
 
 
-def _checkpoint_to_resume(config: Config) -> Path | None:
-    if config.resume is None:
-        return None
-    if config.resume != "auto":
-        return find_run(config.resume, Path(config.checkpoint_dir))
-    last = Path(config.checkpoint_dir) / config.run_name / LAST
-    return last if last.exists() else None
+def _roll_back(run: Run, trouble: NonFinite) -> None:
+    """Once, with a lower learning rate; the second time training ends."""
+    from unet_trainer.resuming import describe_position
+
+    state = run.machine.state
+    where = _explain(run, trouble)
+    if run.config.on_nan == "stop" or state.num_rollbacks:
+        run.keeper.keep_what_there_is(state_is_whole=False)
+        ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if run.config.use_amp else [])
+        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {run.keeper.describe()}")
+    run.keeper.go_back()
+    run.machine.train_step.abandon_window()
+    state.num_rollbacks += 1
+    state.learning_rate.factor *= ROLLBACK_FACTOR
+    run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
+    run.keeper.save_state(with_config=False)  # settings that failed are not kept
 
 
-def _start_folder(config: Config) -> Path:
-    """A folder for a new run. With resume: auto the name is kept, or the next start would not find it."""
-    try:
-        if config.resume == "auto":
-            folder = Path(config.checkpoint_dir) / config.run_name
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        return new_run_folder(Path(config.checkpoint_dir), config.run_name)
-    except OSError as error:
-        raise UserError(f"checkpoint_dir: {config.checkpoint_dir} cannot be written to ({error.strerror})") from None
+def _explain(run: Run, trouble: NonFinite) -> str:
+    """Where the numbers went bad: step, files, layer, term of the loss."""
+    from unet_trainer.diagnosis import explain
+    from unet_trainer.step import leaving_no_trace
 
-
-def _tell_resumed(config: Config, earlier: Mapping[str, Any], machine: Machine, changes: Sequence[str], console: Console) -> None:
-    state = machine.state
-    console.say(
-        f"Resuming after epoch {state.epoch}; best {config.monitor} so far "
-        f"{state.progress.best_value:.4f} (epoch {state.progress.best_epoch})"
-    )
-    for change in changes:
-        console.note(f"changed since then: {change}")
-    horizon = earlier["config"]["num_epochs"]
-    if horizon != config.num_epochs and state.epoch < config.num_epochs:
-        rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
-        how = (
-            "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
+    machine, data = run.machine, run.data
+    epoch, first = divmod(trouble.batch_number or 0, len(data.train))
+    if trouble.val_batch is not None:
+        model, loader, numbers, place = (
+            machine.eval_step.model,
+            data.val,
+            [trouble.val_batch],
+            f"in epoch {machine.state.epoch + 1}",
         )
-        console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
-
-
-def _tell_finished_before(config: Config, epoch: int, run_dir: Path, console: Console) -> None:
-    command = f"python train_unet.py --resume {shlex.quote(str(run_dir))}"
-    if epoch >= config.num_epochs:
-        console.note(
-            f"this run had finished its {config.num_epochs} epochs; to train on: {command} num_epochs={config.num_epochs * 2}"
-        )
+        epoch = 0
+    elif trouble.batch_number is not None:
+        model, loader = machine.state.model, data.train
+        numbers = list(range(first, min(first + machine.accumulation_steps, len(data.train))))
+        step = epoch * machine.state.learning_rate.steps_per_epoch + first // machine.accumulation_steps + 1
+        place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {len(data.train)})"
     else:
-        console.note(f"this run had stopped early after epoch {epoch}; to train on: {command} early_stopping_patience=null")
+        return str(trouble)
+    with leaving_no_trace(machine.train_step):
+        for number in numbers:
+            files = loader.files(epoch, number)
+            found = explain(model, machine.loss, machine.numerics, loader.read(epoch, number), files, machine.form)
+            if found:
+                names = ", ".join(str(file) for file in files)
+                return f"{trouble} {place}: {found} (images of the batch: {names})"
+    return f"{trouble} {place}"
+
+
+def _make_do_with_less(run: Run, reason: str) -> None:
+    """After memory ran out: smaller pieces, from the last state that is whole; or the end, if that is what on_oom says."""
+    from unet_trainer import assemble
+    from unet_trainer.resuming import describe_position
+
+    state = run.machine.state
+    is_whole = not run.machine.train_step.is_open
+    if run.config.on_oom == "stop":
+        run.keeper.keep_what_there_is(is_whole)
+    _change_config(run, _shrink(run.config, run.machine, run.console, reason, run.keeper.describe()))
+    if not is_whole:
+        run.keeper.go_back()
+        run.machine.train_step.abandon_window()
+    if run.config.compile_model:
+        _change_config(run, assemble.compile_machine(run.config, run.machine, run.console))
+    run.console.note(f"going on from {describe_position(state)}")
+    run.keeper.save_state()
+
+
+def _fit_into_memory(config: Config, machine: Machine, console: Console) -> Config:
+    """Tries the steps of the run; where memory runs out, on_oom decides."""
+    from unet_trainer import assemble
+    from unet_trainer.guard import is_out_of_memory
+
+    while True:
+        try:
+            assemble.try_machine(config, machine)
+            return config
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        config = _shrink(config, machine, console, reason, "nothing was begun")
+
+
+def _shrink(config: Config, machine: Machine, console: Console, reason: str, kept: str) -> Config:
+    from unet_trainer.guard import free_memory, out_of_memory_message
+
+    message = out_of_memory_message(reason, machine.numerics.device)
+    num_parts = min(2 * config.batch_parts, config.batch_size)
+    if config.on_oom == "stop" or num_parts == config.batch_parts:
+        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
+        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
+        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
+        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {kept}")
+    machine.split_batches(num_parts)
+    free_memory(machine.numerics.device)
+    console.warn(
+        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts)"
+    )
+    return dataclasses.replace(config, batch_parts=num_parts)
+
+
+def _change_config(run: Run, config: Config) -> None:
+    run.config = run.keeper.config = config
+
+
+def _open_folder(folder: Path, console: Console) -> None:
+    try:
+        sweep_drafts(folder)
+        console.log_to(folder / "train.log")
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be written to ({error.strerror}); a run needs its folder") from None
 
 
 def _tell_interrupted(console: Console) -> None:
-    run_dir = None if console.log is None else console.log.parent
-    if run_dir is not None and (run_dir / LAST).exists():
-        console.say(
-            f"Interrupted. To go on after the last finished epoch: python train_unet.py --resume {shlex.quote(str(run_dir))}"
-        )
+    folder = None if console.log is None else console.log.parent
+    if folder is not None and has_checkpoint(folder):
+        console.say(f"Interrupted. To go on where the state was saved: python train_unet.py --resume {shlex.quote(str(folder))}")
     else:
-        console.say("Interrupted before an epoch was finished; nothing is saved")
-
-
-def _non_finite_message(epoch: int, run_dir: Path, config: Config) -> str:
-    saved = f"the state after epoch {epoch} is in {run_dir / 'last.pt'}" if epoch else "no epoch was finished"
-    ideas = ["a lower learning_rate", "grad_clip: 1.0"]
-    ideas += ["use_amp: false"] if config.use_amp else []
-    return f"the loss is no longer a finite number in epoch {epoch + 1}; {saved}. Try {', '.join(ideas)}"
-
-
-def _not_saved_message(error: OSError, epoch: int, run_dir: Path) -> str:
-    kept = f"{LAST} there still holds an earlier epoch, whole" if (run_dir / LAST).exists() else "nothing was saved before"
-    return f"epoch {epoch} could not be saved in {run_dir} ({error.strerror}); {kept}. Make room and resume, or set checkpoint_dir"
+        console.say("Interrupted before the first step; nothing is saved")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -384,13 +520,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = list(sys.argv[1:] if arguments is None else arguments)
         if arguments[:1] == ["check"]:
             return _check(arguments[1:])
-        train(_read_command_line(arguments))
+        train(read_command_line(arguments, __doc__, own_config))
     except UserError as error:
         show_error(str(error))
         return EXIT_USER_ERROR
     except TrainingFailed as error:
         show_error(str(error))
         return EXIT_TRAINING_FAILED
+    except Interrupted as interruption:
+        show_error(f"interrupted by {interruption}")
+        return 128 + interruption.signal_number
     except KeyboardInterrupt:
         show_error("interrupted")
         return EXIT_INTERRUPTED
@@ -398,66 +537,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("train_unet.py check", description="Reads every file of a dataset and reports what is wrong.")
-    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as well, for programs")
-    given = parser.parse_intermixed_args(arguments)
-    files, overrides = _sort_words(given.words)
-    config = load_config(Path(files[0]), overrides) if files else own_config(overrides)
+    config, json_file = read_check_command(arguments, own_config)
     from unet_trainer.check import check_data
 
-    return EXIT_DONE if check_data(config, Console(), given.json) else EXIT_USER_ERROR
-
-
-def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Config files (one at most) and key=value overrides."""
-    overrides = [word for word in words if _is_override(word)]
-    files = [word for word in words if not _is_override(word)]
-    if len(files) > 1:
-        raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
-    return files, overrides
-
-
-def _read_command_line(arguments: Sequence[str]) -> Config:
-    """The config that a training command names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
-    parser.add_argument("--config", metavar="FILE", help="the YAML file, if not given by position")
-    parser.add_argument(
-        "--resume", nargs="?", const="", metavar="RUN", help="go on with the newest run, or with a run's name, folder or .pt file"
-    )
-    given, unknown = parser.parse_known_intermixed_args(arguments)
-    words = given.words + [word for word in unknown if not word.startswith("-")]  # left over behind an unknown option
-    options = [word for word in unknown if word.startswith("-")]
-    if given.resume is not None and (_is_override(given.resume) or given.resume.endswith((".yaml", ".yml"))):
-        words.append(given.resume)  # --resume key=value: the newest run, with an override
-        given.resume = ""
-    if options:
-        raise UserError("; ".join(_unknown_option(option) for option in options))
-    files, overrides = _sort_words([*words, *([given.config] if given.config else [])])
-    if given.resume is None:
-        return load_config(Path(files[0]), overrides) if files else own_config(overrides)
-    return load_config(*_resume_source(given.resume, files, overrides))
-
-
-def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """--resume: the named config, or else the run's own; and where to go on from."""
-    own = dict(override.split("=", 1) for override in overrides)
-    checkpoint_dir = Path(own.get("checkpoint_dir") or (load_config(Path(files[0])) if files else own_config()).checkpoint_dir)
-    file = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
-    if not files and not (file.parent / "config.yaml").is_file():
-        raise CheckpointError(f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}")
-    return Path(files[0]) if files else file.parent / "config.yaml", [*overrides, f"resume={file}"]
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
-
-
-def _unknown_option(option: str) -> str:
-    name = option.lstrip("-").partition("=")[0].replace("-", "_")
-    name = OTHER_TOOLS_NAMES.get(name, name)
-    return f"{option}: unknown option" + (f"; settings are given as {name}=VALUE" if name else "")
+    return EXIT_DONE if check_data(config, Console(), json_file) else EXIT_USER_ERROR
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def test_resume_without_runs_is_one_message(capsys, tmp_path, monkeypatch):
 
 def test_resume_goes_on_with_the_newest_run_by_its_own_config(trained, runs):
     assert main(["--resume", f"checkpoint_dir={runs}"]) == 0
-    assert trained == [load_config({"run_name": "b", "batch_size": 3, "checkpoint_dir": runs, "resume": runs / "b" / "last.pt"})]
+    assert trained == [load_config({"run_name": "b", "batch_size": 3, "checkpoint_dir": runs, "resume": runs / "b"})]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def test_override_after_resume_is_no_name_of_a_run(arguments, trained, runs):
     assert [(config.run_name, config.num_epochs) for config in trained] == [("b", 99)]
 
 
-@pytest.mark.parametrize("run_name", ["a", "{runs}/a", "{runs}/a/last.pt"])
-def test_resume_takes_a_name_a_folder_or_a_file(run_name, trained, runs):
+@pytest.mark.parametrize(("run_name", "origin"), [("a", "a"), ("{runs}/a", "a"), ("{runs}/a/last.pt", "a/last.pt")])
+def test_resume_takes_a_name_a_folder_or_a_file(run_name, origin, trained, runs):
     assert main(["--resume", run_name.format(runs=runs), f"checkpoint_dir={runs}"]) == 0
-    assert [(config.run_name, config.resume) for config in trained] == [("a", str(runs / "a" / "last.pt"))]
+    assert [(config.run_name, config.resume) for config in trained] == [("a", str(runs / origin))]
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,14 @@ def test_resume_with_a_config_takes_the_settings_from_it(arguments, trained, run
     file = tmp_path / "mine.yaml"
     file.write_text("batch_size: 7\n")
     assert main([argument.format(runs=runs, file=file) for argument in arguments]) == 0
-    assert [(config.batch_size, config.seed, config.resume) for config in trained] == [(7, 5, str(runs / "a" / "last.pt"))]
+    assert [(config.batch_size, config.seed, config.resume) for config in trained] == [(7, 5, str(runs / "a"))]
 
 
 def test_resume_followed_by_a_config_goes_on_with_the_newest_run(trained, runs, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("batch_size: 7\n")
     assert main(["--resume", str(file), f"checkpoint_dir={runs}"]) == 0
-    assert [(config.batch_size, config.resume) for config in trained] == [(7, str(runs / "b" / "last.pt"))]
+    assert [(config.batch_size, config.resume) for config in trained] == [(7, str(runs / "b"))]
 
 
 def test_checkpoint_without_its_config_asks_for_one(capsys, runs):

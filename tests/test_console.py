@@ -19,6 +19,7 @@ ROW = {
     "images_per_second": 87.6,
     "data_wait": 0.034,
     "skipped_steps": 0,
+    "nan_steps": 0,
     "peak_memory_gb": 3.14,
 }
 

@@ -16,6 +16,8 @@ from unet_trainer.model import Ema, build_model, load_encoder_weights, set_train
 
 TINY = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8], "image_size": 32}
 
+GOOD = torch.tensor(True)
+
 
 def build(seed=0, **settings):
     torch.manual_seed(seed)
@@ -398,7 +400,7 @@ def test_the_average_equals_the_hand_computed_one_over_three_updates():
     expected = 0.0
     for update, value, kept in ((1, 1.0, 2 / 11), (2, 2.0, 3 / 12), (3, 3.0, 4 / 13)):  # kept = (1 + n) / (10 + n)
         write(model, value, count=update * 7)
-        ema.update()
+        ema.update(GOOD)
         expected = kept * expected + (1 - kept) * value
         assert ema.model.weight.item() == pytest.approx(expected, rel=1e-6)
         assert ema.model.running_mean.item() == pytest.approx(10 * expected, rel=1e-6)  # buffers are averaged too
@@ -411,12 +413,12 @@ def test_the_decay_rises_to_what_was_asked_for_and_no_further():
     model = numbers(0.0, 0)
     ema = Ema(model, decay=0.2)
     write(model, 1.0, 0)
-    ema.update()
+    ema.update(GOOD)
     assert ema.model.weight.item() == pytest.approx(1 - 2 / 11)  # 2/11 is below 0.2
     write(model, 0.0, 0)
     for _ in range(2):
         before = ema.model.weight.item()
-        ema.update()
+        ema.update(GOOD)
         assert ema.model.weight.item() == pytest.approx(0.2 * before)  # 3/12 and 4/13 would be above
 
 
@@ -430,7 +432,7 @@ def test_the_average_is_a_copy_in_evaluation_mode_without_gradients():
     before = snapshot(ema.model)
     train_once(model)
     assert changed(before, ema.model) == []
-    ema.update()
+    ema.update(GOOD)
     assert len(changed(before, ema.model)) > 100
     assert all(parameter.grad is None for parameter in ema.model.parameters())
 
@@ -440,5 +442,17 @@ def test_an_update_leaves_the_model_as_it_is():
     ema = Ema(model, decay=0.9)
     train_once(model)
     before = snapshot(model)
-    ema.update()
+    ema.update(GOOD)
     assert changed(before, model) == []
+
+
+def test_a_bad_step_leaves_the_average_its_buffers_and_its_count_as_they_are():
+    model = build().train()
+    ema = Ema(model, decay=0.9)
+    train_once(model)
+    ema.update(GOOD)
+    before = snapshot(ema.model)
+    train_once(model)
+    ema.update(torch.tensor(False))
+    assert changed(before, ema.model) == []
+    assert ema.num_updates == 1

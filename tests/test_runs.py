@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config import UserError
-from unet_trainer.runs import CheckpointError, find_run, new_run_folder, newest_run
+from unet_trainer.runs import CheckpointError, find_origin, find_run, new_run_folder, newest_run
 
 
 @pytest.fixture
@@ -33,25 +33,42 @@ def refusal(name, checkpoint_dir):
     return str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["a", "checkpoints/a", "checkpoints/a/", "checkpoints/a/last.pt"])
-def test_run_is_found_by_name_folder_or_file(name, checkpoint_dir):
-    assert find_run(name, checkpoint_dir) == checkpoint_dir / "a" / "last.pt"
+@pytest.mark.parametrize("name", ["a", "checkpoints/a", "checkpoints/a/"])
+def test_run_is_found_by_name_or_folder(name, checkpoint_dir):
+    assert find_run(name, checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
+    """Where a crash, on a file system without hard links, came between two renames."""
+    (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
+    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
+    assert find_origin("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
+    os.utime(checkpoint_dir / "a" / "previous.pt", (300, 300))
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_what_to_go_on_from_is_nothing_unless_asked_for(checkpoint_dir):
+    assert find_origin(None, "a", checkpoint_dir) is None
+    assert find_origin("auto", "new", checkpoint_dir) is None
+    assert find_origin("auto", "c", checkpoint_dir) is None
+    assert find_origin("b", "a", checkpoint_dir) == checkpoint_dir / "b"
 
 
 def test_any_checkpoint_file_can_be_named(checkpoint_dir):
     (checkpoint_dir / "a" / "best.pt").touch()
+    assert find_run("checkpoints/a/last.pt", checkpoint_dir) == checkpoint_dir / "a" / "last.pt"
     assert find_run("checkpoints/a/best.pt", checkpoint_dir) == checkpoint_dir / "a" / "best.pt"
     assert find_run("a/best.pt", checkpoint_dir) == checkpoint_dir / "a" / "best.pt"
 
 
 def test_run_is_found_by_its_absolute_path(checkpoint_dir):
     folder = checkpoint_dir.resolve() / "b"
-    assert find_run(str(folder), Path("elsewhere")) == folder / "last.pt"
+    assert find_run(str(folder), Path("elsewhere")) == folder
 
 
 def test_folder_of_the_same_name_does_not_hide_a_run(checkpoint_dir):
     Path("a").mkdir()  # as data/ or docs/ beside checkpoints/
-    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a" / "last.pt"
+    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
 
 
 def test_unknown_run_is_answered_with_those_there_are_newest_first(checkpoint_dir):
@@ -77,9 +94,9 @@ def test_name_that_cannot_be_is_answered(checkpoint_dir):
 
 
 def test_newest_run_is_the_one_written_last(checkpoint_dir):
-    assert newest_run(checkpoint_dir) == checkpoint_dir / "b" / "last.pt"
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "b"
     os.utime(checkpoint_dir / "a" / "last.pt", (300, 300))
-    assert newest_run(checkpoint_dir) == checkpoint_dir / "a" / "last.pt"
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
 
 
 def test_nothing_to_go_on_from_is_answered(tmp_path):

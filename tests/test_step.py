@@ -39,7 +39,7 @@ def plain_model():
 def make_step(model, numerics=FLOAT32, loss="bce", **options):
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler = options.pop("scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
     forward = build_forward(model, WeightedLoss({loss: options.pop("loss_weight", 1.0)}, 1, None), numerics)
     return TrainStep(forward, model, optimizer, scaler, numerics.device, **options)
@@ -116,7 +116,7 @@ def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
 
 
 def test_the_bar_sees_numbers_late_but_right(monkeypatch):
-    monkeypatch.setattr("unet_trainer.step.PEEK_SECONDS", 0.0)
+    monkeypatch.setattr("unet_trainer.glimpse.PEEK_SECONDS", 0.0)
     totals = Totals(1, CPU)
     totals.add(torch.tensor(3.0), torch.tensor([[5, 1], [1, 2]]), 2)
     assert totals.peek() is None  # the copy has only begun

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
         "config.yaml",
         "last.pt",
         "metrics.csv",
+        "previous.pt",
         "result.json",
         "samples",
         "train.log",
@@ -210,10 +212,10 @@ def test_resume_alone_takes_the_newest_run(tiny_config, tmp_path, monkeypatch):
 def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatch, capsys):
     real = train_unet.train_one_epoch
 
-    def interrupted(data, machine, console):
-        if machine.state.epoch == 1:
-            raise KeyboardInterrupt
-        return real(data, machine, console)
+    def interrupted(run):
+        if run.machine.state.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(run)
 
     monkeypatch.setattr(train_unet, "train_one_epoch", interrupted)
     assert main(words({**tiny_config, "run_name": "broken"})) == 130
@@ -255,12 +257,16 @@ def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny
     before = digest(good.run_dir)
     settings = ["num_epochs=3", "learning_rate=1e30", "scheduler=constant"]
     assert main(["--resume", str(good.run_dir), *settings]) == 3
-    error = capsys.readouterr().err
-    assert "the loss is no longer a finite number in epoch 2" in error
-    assert f"the state after epoch 1 is in {good.run_dir / 'last.pt'}" in error
+    said = capsys.readouterr()
+    error = said.err
+    assert "the validation loss is not finite in epoch 2: the first layer whose output is not finite is " in said.out
+    assert "Going back to epoch 1, with 0.1 of the learning rate" in said.out
+    assert "the validation loss is not finite in epoch 2" in error
+    assert f"{good.run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {good.run_dir}" in error
+    assert "Try a lower learning_rate, grad_clip=1.0;" in error
     assert "Traceback" not in error
     assert digest(good.run_dir) == before
-    assert "no longer a finite number" in (good.run_dir / "train.log").read_text()
+    assert "Error: the validation loss is not finite" in (good.run_dir / "train.log").read_text()
     assert load_config(good.run_dir / "config.yaml").learning_rate == 1e-3  # settings that failed are not kept
     with pytest.raises(TrainingFailed):
         train(tiny_config, learning_rate=1e30)
@@ -270,16 +276,15 @@ def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_con
     run = train(tiny_config, num_epochs=1)
     before = digest(run.run_dir)
 
-    def full(path, write):
+    def full(path, write, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("unet_trainer.checkpoint.write_atomically", full)
     assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 3
     error = capsys.readouterr().err
-    assert (
-        f"epoch 2 could not be saved in {run.run_dir} (No space left on device); last.pt there still holds an earlier epoch"
-        in error
-    )
+    assert "best.pt could not be written (No space left on device): " in error or "last.pt could not be written" in error
+    assert " MB are needed, " in error
+    assert f"{run.run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {run.run_dir}. Make room, or set" in error
     assert "Traceback" not in error
     assert digest(run.run_dir) == before
 

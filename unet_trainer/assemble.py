@@ -20,6 +20,7 @@ from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_
 from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
+from unet_trainer.guard import MAX_BAD_STEPS, is_out_of_memory
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import IGNORED
@@ -80,6 +81,7 @@ class Machine:
     state: TrainState
     train_step: TrainStep
     eval_step: EvalStep
+    loss: WeightedLoss
     numerics: Numerics
     num_classes: int
     accumulation_steps: int
@@ -94,6 +96,10 @@ class Machine:
         """What puts the model into each mode that it will train in from here on: the encoder frozen, and not."""
         epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
         return [partial(self.set_training, epoch) for epoch in epochs]
+
+    def split_batches(self, num_parts: int) -> None:
+        """From here on a batch goes through the model in so many pieces."""
+        self.train_step.num_parts = self.eval_step.num_parts = num_parts
 
     def draw_samples(self, data: Data) -> Pixels:
         images, truths = data.sample_batch()
@@ -163,8 +169,8 @@ def build_data(config: Config, console: Console, device: torch.device, run_dir: 
     data = Data(
         split,
         form,
-        Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory),
-        Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory),
+        Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory, timeout=config.worker_timeout),
+        Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory, timeout=config.worker_timeout),
         val_dataset,
     )
     return _weigh_classes(config, survey, console), data
@@ -260,7 +266,7 @@ def build_machine(
     assert config.class_weights != "auto"  # decided with the data
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(model, config.ema_decay)
-    optimizer = build_optimizer(config, model, device)
+    optimizer = build_optimizer(config, model)
     scaler = build_scaler(config, numerics.precision, device)
     learning_rate = build_learning_rate(config, -(-num_batches // config.accumulation_steps))
     progress = Progress(higher_is_better=config.monitor != "val_loss", min_delta=config.early_stopping_min_delta)
@@ -272,10 +278,22 @@ def build_machine(
     console.fact(
         "Batch", f"{config.batch_size} × {config.accumulation_steps} = {effective} effective, {num_batches} batches an epoch"
     )
+    max_bad_steps = 1 if config.on_nan == "stop" else MAX_BAD_STEPS
     return Machine(
-        state=TrainState(model, optimizer, scaler, learning_rate, progress, ema),
-        train_step=TrainStep(build_forward(model, loss, numerics, form), model, optimizer, scaler, device, config.grad_clip, ema),
-        eval_step=EvalStep(build_forward(eval_model, loss, numerics, form), eval_model, device),
+        state=TrainState(model, optimizer, scaler, learning_rate, progress, ema, Totals(config.num_classes, device)),
+        train_step=TrainStep(
+            build_forward(model, loss, numerics, form),
+            model,
+            optimizer,
+            scaler,
+            device,
+            config.grad_clip,
+            ema,
+            config.batch_parts,
+            max_bad_steps,
+        ),
+        eval_step=EvalStep(build_forward(eval_model, loss, numerics, form), eval_model, device, config.batch_parts),
+        loss=loss,
         numerics=numerics,
         num_classes=config.num_classes,
         accumulation_steps=config.accumulation_steps,
@@ -290,9 +308,9 @@ def try_machine(config: Config, machine: Machine) -> None:
     try:
         with leaving_no_trace(machine.train_step):
             try_steps(machine.train_step, machine.eval_step, _made_up_batch(config, machine.form), totals, machine.phases())
-    except torch.OutOfMemoryError:
-        raise
     except (ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         settings = ", ".join(f"{name}: {getattr(config, name)}" for name in ("architecture", "encoder", "batch_size", "image_size"))
         raise UserError(f"the model cannot run with {settings}: {reason.strip()[:300]}") from None

@@ -9,9 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+DRAFTS = ".*.*.tmp"  # what a crash may leave behind
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Temporary file in the same folder, flush, fsync, rename, fsync of the folder."""
+
+def write_atomically(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    verify: Callable[[Path], object] | None = None,
+    previous: Path | None = None,
+) -> None:
+    """Temporary file in the same folder, flush, fsync, rename, fsync of the folder.
+
+    `verify` is shown the finished draft and raises if it is not good. `previous` then gets the old content: at every
+    instant one of the two names, and nearly always both, holds a whole file.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     draft = Path(name)
     try:
@@ -20,6 +31,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.chmod(0o644)
+        if verify is not None:
+            verify(draft)
+        if previous is not None and path.exists():
+            _keep(path, previous)
         draft.replace(path)
         _sync_folder(path.parent)
     except BaseException:
@@ -30,6 +45,27 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def sweep_drafts(folder: Path) -> int:
+    """Removes what writers that were killed left behind; returns how many files."""
+    drafts = [path for path in folder.glob(DRAFTS) if path.is_file()]
+    for draft in drafts:
+        draft.unlink(missing_ok=True)
+    return len(drafts)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """A second name for the old content, so that the first is never missing."""
+    link = path.parent / f".{previous.name}.{os.getpid()}.tmp"
+    link.unlink(missing_ok=True)
+    try:
+        link.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        path.replace(previous)
+    else:
+        link.replace(previous)
+        link.unlink(missing_ok=True)  # renaming one name of a file to another of its names does nothing
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,14 +1,17 @@
-"""The state of a run on disk: what is saved, how it is found again, and what may change between two starts.
+"""The state of a run on disk: what is saved, how it is verified, and what may change between two starts.
 
-A checkpoint holds tensors and primitives only, is written whole or not at all, and is loaded with weights_only=True.
+A checkpoint holds tensors and primitives only, is written whole or not at all, carries a digest of its every byte, and is
+loaded with weights_only=True after a look at what its pickle asks for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
-import pickle
+import pickletools
+import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,28 @@ import torch
 
 from unet_trainer.atomic import write_atomically
 from unet_trainer.config import FIELDS
+from unet_trainer.guard import NonFinite
 from unet_trainer.history import Row
 from unet_trainer.model import Ema
 from unet_trainer.progress import Progress
-from unet_trainer.runs import LAST, CheckpointError
-from unet_trainer.schedule import LearningRate
+from unet_trainer.runs import LAST, PREVIOUS, CheckpointError
+from unet_trainer.schedule import LearningRate, fill_momentum
 from unet_trainer.splits import Split
+from unet_trainer.step import Totals
 
-FORMAT = 1
+FORMAT = 2  # 1: epochs' ends only, no digest
+
+DIGEST = b"sha256:"  # opens the zip's comment, which holds the digest of all bytes before it
+NUM_DIGEST_BYTES = len(DIGEST) + 64
+ZIP_START = b"PK\x03\x04"
+# What a pickle of tensors and primitives may name. torch's own list is longer, and was got round twice.
+PLAIN_GLOBALS = {
+    "torch._utils _rebuild_tensor_v2",
+    "collections OrderedDict",
+    *(f"torch {kind}Storage" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Char", "Bool")),
+}
+# Ways of pickle to name or build things that torch.save does not use for those.
+OTHER_WAYS = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "BUILD", "PERSID"}
 
 # A change of these between two starts would make the result meaningless.
 MUST_STAY = {
@@ -46,12 +63,42 @@ MUST_STAY = {
 # And of these where the loss is what is monitored: it would be compared with that of another loss.
 MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
 # A change of these says nothing about the result.
-MAY_CHANGE_SILENTLY = frozenset(["resume", "num_workers", "checkpoint_dir", "run_name"])
+MAY_CHANGE_SILENTLY = frozenset(
+    [
+        "resume",
+        "num_workers",
+        "checkpoint_dir",
+        "run_name",
+        "checkpoint_minutes",
+        "on_save_error",
+        "on_nan",
+        "on_oom",
+        "worker_timeout",
+    ]
+)
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written. The file that it was to replace is as it was."""
+
+    def __init__(self, path: Path, num_bytes: int, reason: str) -> None:
+        super().__init__(f"{path} could not be written ({reason}): {_amount(num_bytes)} are needed{_free(path.parent)}")
+
+
+def _amount(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f", {_amount(shutil.disk_usage(folder).free)} are free there"
+    except OSError:
+        return ""
 
 
 @dataclass
 class TrainState:
-    """Everything that a run needs to go on at the next epoch as if it had never stopped."""
+    """Everything that a run needs to go on, at the next epoch or within one, as if it had never stopped."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -59,33 +106,55 @@ class TrainState:
     learning_rate: LearningRate
     progress: Progress
     ema: Ema | None
+    totals: Totals  # of the epoch at hand
     epoch: int = 0  # epochs finished
+    batch: int = 0  # batches of the epoch at hand that the weights have in them: whole accumulation windows
     history: list[Row] = field(default_factory=list)
     per_class_iou: list[float | None] = field(default_factory=list)  # of the best epoch
     seconds: float = 0.0  # spent in finished epochs
+    train_seconds: float = 0.0  # spent in training in the epoch at hand
+    wait_seconds: float = 0.0  # and those of them spent in waiting for data
+    num_rollbacks: int = 0  # times that bad numbers sent the run back
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def begin_next_epoch(self) -> None:
+        self.epoch += 1
+        self.begin_epoch_anew()
+
+    def begin_epoch_anew(self) -> None:
+        self.batch = 0
+        self.train_seconds = self.wait_seconds = 0.0
+        self.totals.reset()
+
     def state_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
+            "model": bare_names(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "learning_rate": self.learning_rate.state_dict(),
             "progress": self.progress.state_dict(),
-            "ema": None if self.ema is None else {"model": self.ema.model.state_dict(), "num_updates": self.ema.num_updates},
+            "ema": None
+            if self.ema is None
+            else {"model": bare_names(self.ema.model.state_dict()), "num_updates": self.ema.num_updates},
+            "totals": self.totals.state_dict(),
             "epoch": self.epoch,
+            "batch": self.batch,
             "history": self.history,
             "per_class_iou": self.per_class_iou,
             "seconds": self.seconds,
+            "train_seconds": self.train_seconds,
+            "wait_seconds": self.wait_seconds,
+            "num_rollbacks": self.num_rollbacks,
+            # The generators that a run draws from: samples have their own, made from (seed, epoch, index).
             "random_state": torch.get_rng_state(),
             "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        _load_bare(self.model, state["model"])
         # The settings are those of this start and this device, not those that were saved. Before the load, because a fused
         # optimizer needs its step counts on the device.
         groups = [
@@ -93,6 +162,8 @@ class TrainState:
             for group, saved in zip(self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
         ]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        if isinstance(self.optimizer, torch.optim.SGD):
+            fill_momentum(self.optimizer)
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
             found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
             self.scaler.load_state_dict({**self.scaler.state_dict(), **found})
@@ -100,33 +171,63 @@ class TrainState:
         self.progress.load_state_dict(state["progress"])
         if self.ema is not None:
             saved = state["ema"] or {"model": state["model"], "num_updates": 0}
-            self.ema.model.load_state_dict(saved["model"])
-            self.ema.num_updates = saved["num_updates"]
+            _load_bare(self.ema.model, saved["model"])
+            self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
+        self.totals.load_state_dict(state["totals"])
         self.epoch = state["epoch"]
-        self.history = list(state["history"])
+        self.batch = state["batch"]
+        self.history = [dict(row) for row in state["history"]]
         self.per_class_iou = list(state["per_class_iou"])
         self.seconds = state["seconds"]
+        self.train_seconds = state["train_seconds"]
+        self.wait_seconds = state["wait_seconds"]
+        self.num_rollbacks = state["num_rollbacks"]
         torch.set_rng_state(state["random_state"])
         if state["cuda_random_state"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
 
 
-def save_last(path: Path, state: TrainState, config: Mapping[str, Any], split: Split) -> None:
+def bare_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without what compiled and distributed models put before and into their names."""
+    return {_bare(name): tensor for name, tensor in tensors.items()}
+
+
+def _bare(name: str) -> str:
+    name = name.replace("_orig_mod.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _load_bare(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    own = {_bare(name): name for name in model.state_dict()}
+    model.load_state_dict({own.get(name, name): tensor for name, tensor in tensors.items()})
+
+
+def last_content(state: TrainState, config: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """Everything, to go on from."""
-    write_checkpoint(path, {"config": dict(config), "split": split_names(split), **state.state_dict()})
+    return {"config": dict(config), "split": split_names(split), **state.state_dict()}
 
 
-def save_best(path: Path, model: torch.nn.Module, config: Mapping[str, Any], epoch: int, metrics: Row) -> None:
+def best_content(model: torch.nn.Module, config: Mapping[str, Any], epoch: int, metrics: Row) -> dict[str, Any]:
     """The weights that were evaluated, and what is needed to use them."""
-    write_checkpoint(path, {"config": dict(config), "epoch": epoch, "metrics": dict(metrics), "model": model.state_dict()})
+    return {"config": dict(config), "epoch": epoch, "metrics": dict(metrics), "model": bare_names(model.state_dict())}
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Tensors are stored as of the CPU, so that the file loads on any machine."""
+def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
+    """Written, read back, and only then given its name; `previous` gets what had it. Raises SaveError, or NonFinite for
+    weights that nobody could go on from. Tensors are stored as of the CPU, so that the file loads on any machine."""
     stored = _on_cpu({"format": FORMAT, **content})
-    content_bytes = io.BytesIO()
-    torch.save(stored, content_bytes)  # in memory first: on a full disk torch.save itself hides the reason
-    write_atomically(path, lambda file: file.write(content_bytes.getbuffer()))
+    bad = _first_non_finite(stored)
+    if bad is not None:
+        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    file_bytes = io.BytesIO()
+    torch.save(stored, file_bytes)  # in memory first: on a full disk torch.save itself hides the reason
+    _sign(file_bytes)
+    try:
+        write_atomically(path, lambda file: file.write(file_bytes.getbuffer()), verify=_verify, previous=previous)
+    except OSError as error:
+        raise SaveError(path, file_bytes.getbuffer().nbytes, error.strerror or str(error)) from None
 
 
 def _on_cpu(value: Any) -> Any:
@@ -137,25 +238,100 @@ def _on_cpu(value: Any) -> Any:
     return [_on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
+def _first_non_finite(content: Mapping[str, Any]) -> str | None:
+    for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
+        for name, tensor in (weights or {}).items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                return name
+    return None
+
+
+def _sign(file_bytes: io.BytesIO) -> None:
+    """Ends the zip with a comment: the digest of every byte before it. The checksums inside leave its headers out."""
+    file_bytes.seek(-2, io.SEEK_END)
+    file_bytes.write(NUM_DIGEST_BYTES.to_bytes(2, "little"))  # the length of the comment, 0 so far
+    file_bytes.write(DIGEST + hashlib.sha256(file_bytes.getbuffer()).hexdigest().encode())
+
+
+def _verify(path: Path) -> bool:
+    """Whether the file carries a digest; raises CheckpointError if it does not match."""
+    num_bytes = path.stat().st_size - NUM_DIGEST_BYTES
+    if num_bytes <= 0:
+        return False
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while num_bytes and (chunk := file.read(min(num_bytes, 1 << 20))):
+            total.update(chunk)
+            num_bytes -= len(chunk)
+        comment = file.read()
+    if not comment.startswith(DIGEST):
+        return False
+    if comment != DIGEST + total.hexdigest().encode():
+        raise CheckpointError(f"{path} is damaged: its bytes do not match its digest")
+    return True
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint of ours, every byte verified; raises CheckpointError."""
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: {damaged} does not match its checksum")
+        is_signed = _verify(path)
+        _look_inside(path, is_signed)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint {path}") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError, NotImplementedError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"{path} is no checkpoint that can be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-        ) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or "config" not in content:
+    except CheckpointError:
+        raise
+    except Exception as error:  # a file made to do harm can make a loader fail in every way there is
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CheckpointError(f"{path} is no checkpoint that can be read ({reason})") from None
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is not int or "config" not in content:
         raise CheckpointError(f"{path} is no checkpoint of this trainer (format {FORMAT})")
-    return content
+    if number > FORMAT:
+        raise CheckpointError(f"{path} was written by a newer version (format {number}); this one reads up to {FORMAT}")
+    if number == FORMAT and not is_signed:
+        raise CheckpointError(f"{path} is damaged: its digest is missing")
+    return _from_format_1(content) if number == 1 else content
+
+
+def _look_inside(path: Path, is_signed: bool) -> None:
+    """Raises unless it is a plain archive of plain things: nothing packed, nothing twice, nothing named that runs."""
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(ZIP_START)) != ZIP_START:  # torch would take it for its old format
+            raise zipfile.BadZipFile("File is not a zip file")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > num_bytes:
+            raise CheckpointError(f"{path} is no checkpoint: it unpacks to more than it is")
+        if len({entry.filename for entry in entries}) != len(entries):
+            raise CheckpointError(f"{path} is no checkpoint: it holds two entries of one name")
+        damaged = None if is_signed else archive.testzip()  # torch.load does not look at the checksums
+        if damaged is not None:
+            raise CheckpointError(f"{path} is damaged: {damaged} does not match its checksum")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                _refuse_what_is_not_plain(path, archive.read(entry))
+
+
+def _refuse_what_is_not_plain(path: Path, pickled: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in OTHER_WAYS or (opcode.name == "GLOBAL" and argument not in PLAIN_GLOBALS):
+            named = argument if opcode.name == "GLOBAL" else opcode.name
+            raise CheckpointError(f"{path} is no checkpoint that can be read: it holds more than tensors and primitives ({named})")
+
+
+def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
+    """The end of an epoch, as the first version saved it."""
+    if "optimizer" not in content:
+        return content
+    matrix = torch.zeros(2 * (max(2, content["config"]["num_classes"]),), dtype=torch.int64)
+    zeros = {name: torch.zeros((), dtype=torch.int64) for name in ("num_skipped", "num_nan", "num_bad", "first_bad")}
+    totals = {"loss_sum": torch.zeros((), dtype=torch.float64), "matrix": matrix, **zeros, "num_images": 0}
+    nothing_yet = {"batch": 0, "totals": totals, "train_seconds": 0.0, "wait_seconds": 0.0, "num_rollbacks": 0}
+    rate = {"factor": 1.0, **content["learning_rate"]}
+    history = [{"nan_steps": 0, **row} for row in content["history"]]
+    return {**nothing_yet, **content, "learning_rate": rate, "history": history}
 
 
 def read_last(path: Path) -> dict[str, Any]:
@@ -163,6 +339,20 @@ def read_last(path: Path) -> dict[str, Any]:
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be gone on from; use {LAST} of the same run")
     return content
+
+
+def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
+    """The state of a run: of the .pt file that was named, that one or none; of a folder, the newest that is whole."""
+    if not where.is_dir():
+        return read_last(where)
+    try:
+        return read_last(where / LAST)
+    except CheckpointError as error:
+        if not (where / PREVIOUS).is_file():
+            raise
+        content = read_last(where / PREVIOUS)
+        tell(f"{error}; going on from {where / PREVIOUS}, which was saved before it")
+        return content
 
 
 def split_names(split: Split) -> dict[str, list[str]]:

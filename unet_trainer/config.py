@@ -243,6 +243,32 @@ class Config:
     resume: str | None = key(
         None, p.optional(p.text("auto")), "auto: go on with run_name if it exists; or a run folder or a .pt file to go on from"
     )
+    checkpoint_minutes: float | None = key(
+        10.0,
+        p.optional(p.number(above=0, example="10")),
+        "the state is saved this often within an epoch too; null: at the end of each epoch only",
+    )
+    on_save_error: Literal["stop", "continue"] = key(
+        "stop", p.choice("stop", "continue"), "when a checkpoint cannot be written (full disk): stop, or continue and say so"
+    )
+    on_nan: Literal["recover", "stop"] = key(
+        "recover",
+        p.choice("recover", "stop"),
+        "when numbers are not finite: recover skips such steps and, if they repeat, goes back once with a lower learning rate",
+    )
+    on_oom: Literal["stop", "shrink"] = key(
+        "stop", p.choice("stop", "shrink"), "when memory runs out: stop, or shrink: double batch_parts and go on"
+    )
+    batch_parts: int = key(
+        1,
+        p.integer(minimum=1, maximum=65536, example="2"),
+        "pieces in which a batch goes through the model: less memory, more time, the same effective batch",
+    )
+    worker_timeout: float | None = key(
+        600.0,
+        p.optional(p.number(above=0, example="600")),
+        "seconds without a batch after which the worker processes are taken to hang; null: wait for ever",
+    )
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
@@ -411,6 +437,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     if given("num_folds", "fold") and values["fold"] >= (values["num_folds"] or 1):
         folds = f"0 to {values['num_folds'] - 1}" if values["num_folds"] else "num_folds to be set"
         found.append(f"fold: got {values['fold']}; need {folds}")
+    if given("batch_parts", "batch_size") and values["batch_parts"] > values["batch_size"]:
+        found.append(f"batch_parts: {values['batch_parts']} is more than batch_size: {values['batch_size']}; need at most that")
     if given("num_classes"):
         found += _class_contradictions(values, given)
     if (

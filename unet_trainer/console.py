@@ -13,7 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130
+EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -22,9 +22,10 @@ BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{r
 class Bar:
     """A progress bar; off where nobody would see it move."""
 
-    def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True) -> None:
+    def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True, num_done: int = 0) -> None:
         self.tqdm = tqdm(
             total=total,
+            initial=num_done,
             desc=label,
             file=stream,
             disable=not visible,
@@ -55,9 +56,12 @@ class Console:
         self.interactive = self.stream.isatty()
         self.log: Path | None = None
         self.unlogged: list[str] = []
+        self.log_has_failed = False
 
     def log_to(self, path: Path) -> None:
-        self.log = path
+        """Raises OSError if the file cannot be written to."""
+        with path.open("a"):
+            self.log = path
         self._append(self.unlogged)
         self.unlogged = []
 
@@ -79,8 +83,8 @@ class Console:
     def note(self, text: str) -> None:
         self.say(f"Note: {text}")
 
-    def bar(self, label: str, total: int, keep: bool = True) -> Bar:
-        return Bar(self.stream, label, total, self.interactive, keep)
+    def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
+        return Bar(self.stream, label, total, self.interactive, keep, num_done)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
@@ -89,7 +93,8 @@ class Console:
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
         memory = f"GPU memory: {row['peak_memory_gb']:.1f} GiB" if on_gpu else ""
-        skipped = f"skipped steps: {row['skipped_steps']}" if row["skipped_steps"] else ""
+        not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
+        skipped = f"skipped steps: {row['skipped_steps']}{not_finite}" if row["skipped_steps"] else ""
         line = (
             f"Epoch {row['epoch']}/{num_epochs}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}"
             f"  train IoU {row['train_iou']:.4f}  val IoU {row['val_iou']:.4f}{best}  lr {row['learning_rate']:.2e}"
@@ -125,9 +130,15 @@ class Console:
             self._append([text])
 
     def _append(self, lines: list[str]) -> None:
-        if self.log is not None and lines:
+        if self.log is None or not lines:
+            return
+        try:
             with self.log.open("a", encoding="utf-8", errors="replace") as file:
                 file.write("\n".join(lines) + "\n")
+        except OSError as error:  # a full disk: what is saved is told elsewhere, and training need not end for the log
+            if not self.log_has_failed:
+                print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+            self.log_has_failed = True
 
 
 def show_error(text: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import cv2
@@ -19,6 +23,11 @@ from unet_trainer.pairs import Pair
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
+POLL_SECONDS = 1  # how often a loader that waits for its workers looks whether they live
+
+
+class WorkerError(RuntimeError):
+    """A worker process died or hangs; the message says which, and what it was reading."""
 
 
 class Batch(NamedTuple):
@@ -106,20 +115,31 @@ class EpochBatches(Sampler[list[Key]]):
         self.seed = seed
         self.shuffle = shuffle  # training: shuffled, and the last partial batch is dropped to keep shapes static
         self.epoch = 0
+        self.first_batch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         self.epoch = epoch
+        self.first_batch = first_batch
 
     def __len__(self) -> int:
         return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order = np.arange(self.num_samples)
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, ORDER_STREAM, self.epoch]).permutation(self.num_samples)
-        for batch in range(len(self)):
-            indices = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield [(self.epoch, int(index)) for index in indices]
+        order = self._order(self.epoch)
+        for batch in range(self.first_batch, len(self)):
+            yield self._keys(order, self.epoch, batch)
+
+    def keys(self, epoch: int, batch: int) -> list[Key]:
+        """What one batch of an epoch is made of."""
+        return self._keys(self._order(epoch), epoch, batch)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return np.random.default_rng([self.seed, ORDER_STREAM, epoch]).permutation(self.num_samples)
+
+    def _keys(self, order: np.ndarray, epoch: int, batch: int) -> list[Key]:
+        return [(epoch, int(index)) for index in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
 
 
 class Collate:
@@ -142,19 +162,35 @@ class Collate:
 
 
 class Loader:
-    """Batches of an epoch, with workers that live as long as the loader."""
+    """Batches of an epoch, with workers that live as long as the loader. `timeout`: seconds without a batch; None: any."""
 
-    def __init__(self, dataset: SegmentationDataset, batch_size: int, num_workers: int, shuffle: bool, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        dataset: SegmentationDataset,
+        batch_size: int,
+        num_workers: int,
+        shuffle: bool,
+        pin_memory: bool,
+        timeout: float | None = None,
+    ) -> None:
+        self.dataset = dataset
         self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle)
-        num_workers = min(num_workers, len(self.batches))
-        self.loader = DataLoader(
-            dataset,
+        self.collate = Collate(batch_size)
+        self.num_workers = min(num_workers, len(self.batches))
+        self.pin_memory = pin_memory
+        self.timeout = timeout
+        self.loader = self._build()
+
+    def _build(self) -> DataLoader[tuple[Pixels, Pixels]]:
+        return DataLoader(
+            self.dataset,
             batch_sampler=self.batches,
-            collate_fn=Collate(batch_size),
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            prefetch_factor=4 if num_workers else None,
-            pin_memory=pin_memory,
+            collate_fn=self.collate,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            prefetch_factor=4 if self.num_workers else None,
+            pin_memory=self.pin_memory,
+            timeout=POLL_SECONDS if self.num_workers else 0,
             worker_init_fn=_start_worker,
             generator=torch.Generator(),  # or every pass would move the global random state
         )
@@ -162,12 +198,84 @@ class Loader:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        self.batches.set_epoch(epoch)
-        for batch in self.loader:
+    def epoch(
+        self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
+    ) -> Generator[Batch, None, None]:
+        """The batches from `first_batch` on; the earlier ones are not read. Ends early when `is_stopping` while it waits."""
+        self.batches.set_epoch(epoch, first_batch)
+        is_done = False
+        try:
+            batches = _iterate(self.loader)
+            for number in range(first_batch, len(self)):
+                batch = self._wait_for(batches, epoch, number, is_stopping)
+                if batch is None:
+                    return
+                yield batch
+            is_done = True
+        finally:
+            if not is_done:  # batches of an epoch that was left are still on their way
+                self.loader = self._build()
+
+    def read(self, epoch: int, batch: int) -> Batch:
+        """One batch, read here and now without the workers."""
+        samples = self.collate(self.dataset.__getitems__(self.batches.keys(epoch, batch)))
+        if isinstance(samples, DataError):
+            raise samples
+        return samples
+
+    def files(self, epoch: int, batch: int) -> list[Path]:
+        """The images of one batch."""
+        sources = (self.dataset.framing.source(index) for _, index in self.batches.keys(epoch, batch))
+        return [self.dataset.pairs[source].image for source in sources]
+
+    def _wait_for(
+        self, batches: Iterator[Batch | DataError], epoch: int, number: int, is_stopping: Callable[[], bool]
+    ) -> Batch | None:
+        asked = time.monotonic()
+        while True:
+            try:
+                batch = next(batches)
+            except RuntimeError as error:
+                if str(error).startswith(("DataLoader worker (pid", "Pin memory thread")):
+                    raise WorkerError(
+                        f"{_one_line(error)}{self._fates(batches)}; it may have been reading {self._reading(epoch, number)}"
+                    ) from None
+                if "DataLoader timed out" not in str(error):
+                    raise
+                if is_stopping():
+                    return None
+                if self.timeout is not None and time.monotonic() - asked > self.timeout:
+                    raise WorkerError(
+                        f"no batch in {self.timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading "
+                        f"{self._reading(epoch, number)}"
+                    ) from None
+                continue
             if isinstance(batch, DataError):
                 raise batch
-            yield batch
+            return batch
+
+    def _reading(self, epoch: int, number: int) -> str:
+        return ", ".join(str(file) for file in self.files(epoch, number)[:3]) + (", ..." if self.batches.batch_size > 3 else "")
+
+    def _fates(self, batches: Iterator[Batch | DataError]) -> str:
+        """How workers ended, where one did; a signal is a negative exit code."""
+        codes = [worker.exitcode for worker in getattr(batches, "_workers", []) if worker.exitcode]
+        return "".join(f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})" for code in codes[:1])
+
+
+def _iterate(loader: DataLoader[tuple[Pixels, Pixels]]) -> Iterator[Batch | DataError]:
+    """torch's own handler for dead workers raises wherever the main thread is, in the middle of a step too: it is put away,
+    and a dead worker is found when its batch is asked for."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        return iter(loader)
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = iter(loader)
+    signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    return batches
+
+
+def _one_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _start_worker(_: int) -> None:

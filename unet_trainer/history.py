@@ -26,6 +26,7 @@ COLUMNS = (
     "images_per_second",
     "data_wait",
     "skipped_steps",
+    "nan_steps",
     "peak_memory_gb",
 )
 

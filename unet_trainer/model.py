@@ -159,17 +159,27 @@ class Ema:
         for parameter in self.model.parameters():
             parameter.grad = None
         self.decay = decay
-        self.num_updates = 0
+        device = next(model.parameters()).device
+        # On the device, because only the device knows whether a step was good.
+        self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         # The tensors keep their places for good: loading a state copies into them.
         pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
         self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
         self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Moves the average towards the model's present weights."""
-        self.num_updates += 1
-        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
-        torch._foreach_lerp_([average for average, _ in self.floats], [value for _, value in self.floats], 1 - decay)
+    def update(self, is_good: torch.Tensor) -> None:
+        """Moves the average towards the model's present weights; after a bad step it stays where it is."""
+        self.num_updates += is_good
+        decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
+        _move(self.floats, ((1 - decay) * is_good).float())
         if self.counters:
-            torch._foreach_copy_([average for average, _ in self.counters], [value for _, value in self.counters])
+            _move(self.counters, is_good.long())
+
+
+def _move(pairs: list[tuple[torch.Tensor, torch.Tensor]], share: torch.Tensor) -> None:
+    """Each average moves by a share of its distance to the value."""
+    averages = [average for average, _ in pairs]
+    distances = torch._foreach_sub([value for _, value in pairs], averages)
+    torch._foreach_mul_(distances, share)
+    torch._foreach_add_(averages, distances)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from unet_trainer.config import UserError
 
-LAST, BEST = "last.pt", "best.pt"
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 SPLIT_TABLE = "split.csv"  # which pairs train and which validate
+
+
+class TrainingFailed(RuntimeError):
+    """Training cannot go on; the message says why, what is saved and what to try. Exit code 3."""
 
 
 class CheckpointError(UserError):
@@ -16,32 +20,52 @@ class CheckpointError(UserError):
 
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:
-    """The checkpoint that RUN means: a run's name or folder, or a .pt file."""
+    """What RUN means: the folder of a run, by its name or path, or the .pt file that was named."""
     candidates = (Path(name), checkpoint_dir / name)
     try:
-        for file in (path for candidate in candidates for path in (candidate, candidate / LAST)):
-            if file.is_file():
-                return file
+        for candidate in candidates:
+            if candidate.is_file() or has_checkpoint(candidate):
+                return candidate
         for candidate in candidates:
             if candidate.is_dir():
                 raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
     except OSError as error:
         raise CheckpointError(f"{name} cannot be read: {error.strerror}") from None
-    runs = [path.parent.name for path in _by_age(checkpoint_dir)]
+    runs = [folder.name for folder in _by_age(checkpoint_dir)]
     there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
     raise CheckpointError(f"no run {name}{there}")
 
 
+def find_origin(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:
+    """What to go on from, if anything: a run's folder, or the .pt file that was named."""
+    if resume is None:
+        return None
+    if resume != "auto":
+        return find_run(resume, checkpoint_dir)
+    folder = checkpoint_dir / run_name
+    return folder if has_checkpoint(folder) else None
+
+
 def newest_run(checkpoint_dir: Path) -> Path:
-    """The checkpoint that was written last."""
+    """The folder of the run that was saved last."""
     found = _by_age(checkpoint_dir)
     if not found:
         raise CheckpointError(f"nothing to go on from: no {LAST} under {checkpoint_dir}")
     return found[0]
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run can go on; a crash, or a file system without hard links, may leave the earlier file alone."""
+    return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
+
+
 def _by_age(checkpoint_dir: Path) -> list[Path]:
-    return sorted(checkpoint_dir.glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    files = sorted(
+        (path for name in (LAST, PREVIOUS) for path in checkpoint_dir.glob(f"*/{name}")),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    return list(dict.fromkeys(path.parent for path in files))
 
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
@@ -57,3 +81,15 @@ def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
             folder = checkpoint_dir / f"{base}-{number}"
         else:
             return folder
+
+
+def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path:
+    """A folder for a new run. With resume: auto the name is kept, or the next start would not find it."""
+    try:
+        if resume == "auto":
+            folder = checkpoint_dir / run_name
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        return new_run_folder(checkpoint_dir, run_name)
+    except OSError as error:
+        raise UserError(f"checkpoint_dir: {checkpoint_dir} cannot be written to ({error.strerror})") from None

@@ -14,14 +14,22 @@ POLY_POWER = 0.9
 MOMENTUM = 0.9
 
 
-def build_optimizer(config: Config, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Fused kernels alone can be told on the device to leave everything as it is (`found_inf`)."""
     groups = parameter_groups(model, config.weight_decay)
-    # Fused kernels where they are right: fused SGD corrupts the weights when a GradScaler skips the first step.
-    fused = device.type == "cuda"
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=MOMENTUM, nesterov=True, foreach=fused)
+        sgd = torch.optim.SGD(groups, lr=config.learning_rate, momentum=MOMENTUM, nesterov=True, fused=True)
+        fill_momentum(sgd)
+        return sgd
     adam = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
-    return adam(groups, lr=config.learning_rate, fused=fused)
+    return adam(groups, lr=config.learning_rate, fused=True)
+
+
+def fill_momentum(sgd: torch.optim.SGD) -> None:
+    """Zeros where there is no momentum yet: fused SGD would take memory as it finds it once its first step is skipped."""
+    for group in sgd.param_groups:
+        for parameter in group["params"]:
+            sgd.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 class LearningRate:
@@ -46,9 +54,13 @@ class LearningRate:
         self.plateau_factor = plateau_factor
         self.num_drops = 0
         self.epochs_since_drop = 0
+        self.factor = 1.0  # lowered when numbers went bad
 
     def at(self, step: int) -> float:
         """The rate of the step that will be number `step`, counted from 0 over the whole run."""
+        return self.factor * self._planned(step)
+
+    def _planned(self, step: int) -> float:
         if step < self.num_warmup_steps:
             return self.peak * (step + 1) / self.num_warmup_steps
         done = (step - self.num_warmup_steps) / max(1, self.num_steps - self.num_warmup_steps)
@@ -68,11 +80,12 @@ class LearningRate:
             self.epochs_since_drop = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_drops": self.num_drops, "epochs_since_drop": self.epochs_since_drop}
+        return {"num_drops": self.num_drops, "epochs_since_drop": self.epochs_since_drop, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_drops = state["num_drops"]
         self.epochs_since_drop = state["epochs_since_drop"]
+        self.factor = state["factor"]
 
 
 def build_learning_rate(config: Config, steps_per_epoch: int) -> LearningRate:

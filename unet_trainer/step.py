@@ -1,28 +1,29 @@
 """One training step and one evaluation step: normalise, forward, loss, counts. Eager or compiled, in any precision, the
-same code: a disabled scaler and a disabled autocast do nothing. No line here waits for the device (a GradScaler does, once
-a step, with an optimizer that has no fused kernel: float16 with SGD).
+same code: a disabled scaler and a disabled autocast do nothing. No line here waits for the device. A step whose numbers are
+not finite leaves weights, optimizer, statistics and averages as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from unet_trainer.dataset import Batch
 from unet_trainer.forms import RGB, ImageForm
+from unet_trainer.glimpse import Glimpse
+from unet_trainer.guard import MAX_BAD_STEPS, Guard
 from unet_trainer.losses import WeightedLoss, class_logits
 from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
 from unet_trainer.model import Ema
 from unet_trainer.precision import DTYPES, Precision
 
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
-PEEK_SECONDS = 0.5  # how often the progress bar asks for numbers
 
 Forward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -47,18 +48,38 @@ class Totals:
         self.num_classes = num_classes
         self.loss_sum = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
-        self.num_skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps that changed nothing
+        self.num_nan = torch.zeros((), dtype=torch.int64, device=device)  # those of them that were no float16 overflow
         self.num_bad = torch.zeros((), dtype=torch.int64, device=device)  # images whose loss was no finite number
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)  # images before the first of them
         self.num_images = 0
         self._glimpse = Glimpse(device)
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
         loss = loss.detach()
-        is_finite = torch.isfinite(loss)  # a float16 overflow is skipped by the scaler and must not spoil the epoch's mean
+        is_finite = torch.isfinite(loss)  # a batch that was skipped must not spoil the epoch's mean
+        self.first_bad.masked_fill_(~is_finite & (self.num_bad == 0), self.num_images)
         self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
         self.num_bad += ~is_finite * num_images
-        self.matrix += counts
+        self.matrix += counts * is_finite
         self.num_images += num_images
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        names = ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad")
+        return {name: getattr(self, name) for name in names}
+
+    def reset(self) -> None:
+        for tensor in self._tensors().values():
+            tensor.zero_()
+        self.num_images = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._tensors(), "num_images": self.num_images}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+        self.num_images = state["num_images"]
 
     def loss(self) -> float:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
@@ -84,34 +105,6 @@ class Totals:
 def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
     num_good = num_images - int(num_bad)
     return float(loss_sum) / num_good if num_good else math.nan
-
-
-class Glimpse:
-    """Copies tensors to the host in the background, every half second, and hands a copy out once it has arrived."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_cuda = device.type == "cuda"
-        self.arrived = torch.cuda.Event() if self.on_cuda else None
-        self.started = time.perf_counter()
-        self.copies: list[torch.Tensor] | None = None
-        self.label = 0
-
-    def take(self, tensors: list[torch.Tensor], label: int) -> tuple[list[torch.Tensor], int] | None:
-        if self.copies is not None:
-            if self.arrived is not None and not self.arrived.query():
-                return None
-            taken, self.copies = (self.copies, self.label), None
-            return taken
-        if time.perf_counter() - self.started >= PEEK_SECONDS:
-            self.started = time.perf_counter()
-            self.label = label
-            # A copy into ordinary memory would wait for the device.
-            self.copies = [torch.empty_like(tensor, device="cpu", pin_memory=self.on_cuda) for tensor in tensors]
-            for copy, tensor in zip(self.copies, tensors, strict=True):
-                copy.copy_(tensor, non_blocking=True)
-            if self.arrived is not None:
-                self.arrived.record()
-        return None
 
 
 def build_logits(model: torch.nn.Module, numerics: Numerics, form: ImageForm = RGB) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -154,7 +147,7 @@ def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics, fo
 
 @dataclass
 class TrainStep:
-    """Forward, backward and, at the end of an accumulation window, the optimizer."""
+    """Forward, backward and, at the end of an accumulation window, the optimizer, whose kernels are fused."""
 
     forward: Forward
     model: torch.nn.Module
@@ -163,34 +156,58 @@ class TrainStep:
     device: torch.device
     grad_clip: float | None = None
     ema: Ema | None = None
+    num_parts: int = 1  # a batch goes through the model in so many pieces
+    max_bad_steps: int = MAX_BAD_STEPS
+    is_open: bool = False  # within a window: weights, statistics and counts do not belong together
     parameters: list[torch.nn.Parameter] = field(init=False)
+    guard: Guard = field(init=False)
+    one: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
+        self.guard = Guard(self.model, self.device, self.max_bad_steps)
+        self.one = torch.ones((), device=self.device)
 
     def __call__(self, batch: Batch, totals: Totals, window: int, closes_window: bool, learning_rate: float) -> None:
         """One batch of a window of `window` batches whose gradients add up before the weights move."""
-        images, masks = to_device(batch, self.device)
-        loss, counts = self.forward(images, masks)
-        totals.add(loss, counts, batch.num_images)
-        self.scaler.scale(loss / window).backward()
+        if not self.is_open:
+            self.is_open = True
+            self.guard.open_window()
+        for part in split_batch(batch, self.num_parts):
+            images, masks = to_device(part, self.device)
+            loss, counts = self.forward(images, masks)
+            totals.add(loss, counts, part.num_images)
+            self.guard.see_loss(loss)
+            self.scaler.scale(loss * (len(part.images) / len(batch.images) / window)).backward()
         if closes_window:
             self.move_weights(totals, learning_rate)
+            self.is_open = False
 
     def move_weights(self, totals: Totals, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.grad_clip is not None or self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-            limit = float("inf") if self.grad_clip is None else self.grad_clip
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True)
-            if self.scaler.is_enabled():  # the scaler skips a step with non-finite gradients
-                totals.num_skipped += ~torch.isfinite(norm)
-        self.scaler.step(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if self.grad_clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, norm, foreach=True)
+        is_good, is_trouble = self.guard.judge(norm, self.scaler.scale(self.one))
+        totals.num_skipped += ~is_good
+        totals.num_nan += is_trouble
+        # What GradScaler.step does, with a judgement that knows more than the gradients.
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~is_good).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
         if self.ema is not None:
-            self.ema.update()
+            self.ema.update(is_good)
+
+    def abandon_window(self) -> None:
+        """Forgets a window that was begun, and what the guard has seen."""
+        self.optimizer.zero_grad(set_to_none=False)
+        self.is_open = False
+        self.guard.reset()
 
 
 @dataclass
@@ -200,12 +217,22 @@ class EvalStep:
     forward: Forward
     model: torch.nn.Module
     device: torch.device
+    num_parts: int = 1
 
     @torch.no_grad()
     def __call__(self, batch: Batch, totals: Totals) -> None:
-        images, masks = to_device(batch, self.device)
-        loss, counts = self.forward(images, masks)
-        totals.add(loss, counts, batch.num_images)
+        for part in split_batch(batch, self.num_parts):
+            images, masks = to_device(part, self.device)
+            loss, counts = self.forward(images, masks)
+            totals.add(loss, counts, part.num_images)
+
+
+def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    """Padding comes last, so the images that are none lie in the first parts."""
+    size = -(-len(batch.images) // num_parts)
+    for start in range(0, len(batch.images), size):
+        num_images = min(max(batch.num_images - start, 0), size)
+        yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images)
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,7 +249,7 @@ def leaving_no_trace(train_step: TrainStep) -> Iterator[None]:
             yield
     finally:
         train_step.model.load_state_dict(saved)
-        train_step.optimizer.zero_grad(set_to_none=False)
+        train_step.abandon_window()
 
 
 def try_steps(

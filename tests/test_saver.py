@@ -1,0 +1,106 @@
+"""Saving in the background: in order, one at a time, the newest state, and no error is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from unet_trainer.saver import HostCopy, Saver
+
+
+def test_a_copy_is_what_was_there_when_it_was_made():
+    weights = torch.ones(3)
+    rows = [{"epoch": 1}]
+    copy = HostCopy({"model": {"w": weights}, "rows": rows, "name": "a", "none": None})
+    weights += 1
+    rows[0]["epoch"] = 2
+    rows.append({"epoch": 3})
+    content = copy.content()
+    assert torch.equal(content["model"]["w"], torch.ones(3))
+    assert (content["rows"], content["name"], content["none"]) == ([{"epoch": 1}], "a", None)
+
+
+def test_a_copy_keeps_the_memory_layout():
+    images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    copied = HostCopy([images]).content()[0]
+    assert torch.equal(copied, images)
+    assert copied.is_contiguous(memory_format=torch.channels_last)
+
+
+class Disk:
+    """Notes what is written; the first job waits until it may go on."""
+
+    def __init__(self):
+        self.written = []
+        self.may_go_on = threading.Event()
+        self.has_begun = threading.Event()
+
+    def slow(self, name):
+        def write():
+            self.has_begun.set()
+            assert self.may_go_on.wait(30)
+            self.written.append(name)
+
+        return write
+
+    def quick(self, name):
+        return lambda: self.written.append(name)
+
+
+def test_training_goes_on_while_a_save_is_in_flight_and_a_newer_state_replaces_the_waiting_one():
+    disk, saver = Disk(), Saver()
+    saver.submit({"last": disk.slow("last 1")})
+    assert disk.has_begun.wait(30)
+    assert saver.is_busy()
+    saver.submit({"best": disk.quick("best 2"), "last": disk.quick("last 2")})
+    saver.submit({"last": disk.quick("last 3")})
+    assert disk.written == []
+    disk.may_go_on.set()
+    saver.wait()
+    assert disk.written == ["last 1", "best 2", "last 3"]  # best before the state that speaks of it
+    assert not saver.is_busy()
+
+
+def fail():
+    raise OSError(28, "No space left on device")
+
+
+def test_an_error_comes_out_at_the_next_call_and_once():
+    saver = Saver()
+    saver.submit({"last": fail})
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait()
+    disk = Disk()
+    saver.submit({"last": disk.quick("last")})
+    saver.wait()
+    assert disk.written == ["last"]
+
+
+def test_what_a_full_disk_refused_comes_along_with_the_next_save():
+    disk, saver = Disk(), Saver()
+    attempts = []
+
+    def full_once():
+        attempts.append(1)
+        if len(attempts) == 1:
+            fail()
+        disk.written.append("best 1")
+
+    saver.submit({"best": full_once, "last": disk.quick("last 1")})
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait()
+    assert disk.written == []  # nothing that speaks of a best.pt that is not there
+    saver.submit({"last": disk.quick("last 2")})
+    saver.wait()
+    assert disk.written == ["best 1", "last 2"]
+
+
+def test_no_thread_stays():
+    saver = Saver()
+    before = threading.active_count()
+    for _ in range(20):
+        saver.submit({"last": lambda: None})
+    saver.wait()
+    assert threading.active_count() == before

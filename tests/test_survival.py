@@ -1,0 +1,118 @@
+"""Whatever kills a run, it goes on where it was and ends with the same bits as a run that nobody touched."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from survivor import NUM_MOMENTS, digest, start, timeless_rows, train_once, train_until_done
+from unet_trainer.checkpoint import read_run
+
+# Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
+BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}
+PRECISIONS = {"float32": {"use_amp": False, "num_workers": 0}, "bfloat16": {"use_amp": True, "num_workers": 1}}
+PATIENCE = 120  # seconds after which a process that should have ended hangs
+
+
+@pytest.fixture
+def config(tiny_config):
+    return {**tiny_config, **BUSY, "accumulation_steps": 2, "num_epochs": 2, "resume": "auto", "run_name": "run"}
+
+
+def finish(process):
+    process.join(PATIENCE)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
+def wait_until(is_true):
+    deadline = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.003)
+
+
+def run_straight(config, tmp_path):
+    """The folder of a run that nobody touched."""
+    log = tmp_path / "straight.log"
+    assert finish(start(train_once, {**config, "run_name": "straight"}, log)) == 0, log.read_text()
+    return Path(config["checkpoint_dir"]) / "straight"
+
+
+def position(folder):
+    """Epochs and batches that are in the state, which must be whole."""
+    content = read_run(folder, lambda text: None)
+    return content["epoch"], content["batch"]
+
+
+def assert_same(folder, straight):
+    assert digest(folder) == digest(straight)
+    assert digest(folder, "best.pt") == digest(straight, "best.pt")
+    assert timeless_rows(folder) == timeless_rows(straight)
+    assert not list(folder.glob(".*")), "a draft was left behind"
+
+
+def test_a_crash_at_every_moment_of_a_save_loses_nothing(config, tmp_path):
+    """One run, crashed at each moment in turn, first without and then with an earlier checkpoint."""
+    straight = run_straight(config, tmp_path)
+    log = tmp_path / "crashed.log"
+    folder = straight.parent / "run"
+    reached = (0, 0)
+    for moment in [3, 14, *range(1, NUM_MOMENTS + 1)]:  # 14: the last one when there is no earlier file to keep
+        assert finish(start(train_once, config, log, moment)) == 9, log.read_text()
+        if (folder / "last.pt").exists():
+            assert position(folder) >= reached
+            reached = position(folder)
+    assert reached > (0, 0)
+    assert finish(start(train_once, config, log)) == 0, log.read_text()
+    assert_same(folder, straight)
+
+
+def kill_at_random(config, tmp_path, num_kills, seed):
+    straight = run_straight(config, tmp_path)
+    log = tmp_path / "killed.log"
+    chooser = random.Random(seed)
+    for _ in range(num_kills):
+        process = start(train_once, config, log)
+        time.sleep(chooser.uniform(0.1, 1.5))
+        process.kill()
+        assert finish(process) in (-signal.SIGKILL, 0)
+    assert finish(start(train_once, config, log)) == 0, log.read_text()
+    assert_same(straight.parent / "run", straight)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_five_kills_at_random_moments_change_no_bit(precision, config, tmp_path):
+    """With and without worker processes; ten kills in all."""
+    kill_at_random({**config, **PRECISIONS[precision]}, tmp_path, num_kills=5, seed=5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_kills_in_each_precision_change_no_bit(precision, seed, config, tmp_path):
+    kill_at_random({**config, **PRECISIONS[precision], "num_epochs": 8}, tmp_path, num_kills=10, seed=seed)
+
+
+def test_twenty_terminations_lose_no_step_and_repeat_none(config, tmp_path):
+    config = {**config, "num_epochs": 8, "checkpoint_minutes": None}  # saved by the signal alone
+    straight = run_straight(config, tmp_path)
+    log, steps = tmp_path / "terminated.log", tmp_path / "steps"
+    steps.touch()
+    chooser = random.Random(0)
+    process = start(train_until_done, config, log, steps)
+    for number in range(20):
+        wait_until(lambda count=number: log.exists() and log.read_text().count("interrupted by SIGTERM") == count)
+        seen = steps.stat().st_size
+        wait_until(lambda seen=seen: steps.stat().st_size > seen)
+        time.sleep(chooser.uniform(0, 0.02))
+        os.kill(process.pid, signal.SIGTERM)
+    assert finish(process) == 0, log.read_text()
+    assert log.read_text().count("interrupted by SIGTERM") == 20
+    assert steps.stat().st_size == 8 * 3  # 5 batches an epoch, in windows of 2, 2 and 1
+    assert_same(straight.parent / "run", straight)

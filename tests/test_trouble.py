@@ -1,0 +1,284 @@
+"""What goes wrong in a run, and how it ends: it goes on, or it stops with one sentence and a state to go on from."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from survivor import digest, words
+from train_unet import TrainingFailed, main, train
+from unet_trainer import assemble, losses
+from unet_trainer.checkpoint import read_last
+from unet_trainer.config import load_config
+from unet_trainer.dataset import SegmentationDataset
+from unet_trainer.step import TrainStep
+
+LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
+
+
+def bad_dice(monkeypatch, is_bad):
+    """Dice is NaN in the training batches for which is_bad(number) holds, counted from 0; the trial step before is none."""
+    real, calls = losses.TERMS["dice"], []
+
+    def dice(target):
+        if not target.logits.requires_grad:
+            return real(target)
+        calls.append(1)
+        return real(target) * (math.nan if is_bad(len(calls) - 2) else 1.0)
+
+    monkeypatch.setitem(losses.TERMS, "dice", dice)
+
+
+def test_a_step_that_is_not_finite_is_skipped_counted_and_shown(tiny_config, monkeypatch, capsys):
+    bad_dice(monkeypatch, lambda number: number in (1, 7))
+    result = train(tiny_config, **LONG)
+    assert [(row["skipped_steps"], row["nan_steps"]) for row in result.history] == [(1, 1), (1, 1)]
+    said = capsys.readouterr().out
+    assert said.count("skipped steps: 1 (1 not finite)") == 2
+    assert (result.run_dir / "metrics.csv").read_text().splitlines()[1].split(",")[10:12] == ["1", "1"]
+
+
+def test_numbers_that_stay_bad_send_the_run_back_once_and_then_end_it(tiny_config, monkeypatch, capsys):
+    """From batch 7, in the second epoch, on; noticed at the end of the fourth."""
+    bad_dice(monkeypatch, lambda number: number >= 7)
+    assert main(words({**tiny_config, **LONG, "num_epochs": 9, "run_name": "run"})) == 3
+    said = capsys.readouterr()
+    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
+    assert "Warning: " in said.out
+    assert "steps in a row were not finite from step 8 on (epoch 2, batch 3 of 5): the loss term dice is not finite" in said.out
+    assert "with 0.1 of the learning rate" in said.out
+    error = said.err
+    assert "the loss term dice is not finite (images of the batch: " in error
+    assert error.count(".jpg") == 2
+    assert "Try a lower learning_rate, grad_clip=1.0; " in error
+    assert f"to go on: python train_unet.py --resume {run_dir}" in error
+    assert "Traceback" not in error
+    content = read_last(run_dir / "last.pt")
+    assert all(value.isfinite().all() for value in content["model"].values())
+    assert (content["num_rollbacks"], content["learning_rate"]["factor"]) == (1, pytest.approx(0.1))
+
+
+def test_a_run_that_went_back_goes_on_when_the_numbers_are_good_again(tiny_config, monkeypatch, capsys):
+    bad_dice(monkeypatch, lambda number: 5 <= number < 13)
+    result = train(tiny_config, **LONG, scheduler="constant")
+    assert result.epochs == 2
+    assert result.history[-1]["learning_rate"] == pytest.approx(1e-4)
+    capsys.readouterr()
+    again = train(tiny_config, **LONG | {"num_epochs": 3}, scheduler="constant", resume=str(result.run_dir))
+    assert "numbers were not finite earlier: the learning rate is 0.1 of what is planned" in capsys.readouterr().out
+    assert again.history[-1]["learning_rate"] == pytest.approx(1e-4)
+    other = train(tiny_config, **LONG | {"num_epochs": 4}, scheduler="constant", resume=str(result.run_dir), learning_rate=5e-4)
+    assert other.history[-1]["learning_rate"] == pytest.approx(5e-4)  # the user has drawn the conclusion
+
+
+def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_config, monkeypatch, capsys):
+    monkeypatch.setattr("unet_trainer.glimpse.PEEK_SECONDS", 0.0)
+    bad_dice(monkeypatch, lambda number: number == 1)
+    assert main(words({**tiny_config, **LONG, "on_nan": "stop", "run_name": "run"})) == 3
+    assert "a step was not finite from step 2 on (epoch 1, batch 2 of 5): " in capsys.readouterr().err
+    assert (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
+
+
+def short_of_memory(monkeypatch, limit, first_call):
+    """The model takes at most `limit` images at once, from a call on."""
+    real, calls = assemble.build_model, []
+
+    def build(config):
+        def refuse(module, inputs):
+            calls.append(1)
+            if len(calls) >= first_call and len(inputs[0]) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        model = real(config)
+        model.register_forward_pre_hook(refuse)
+        return model
+
+    monkeypatch.setattr(assemble, "build_model", build)
+
+
+def test_memory_that_runs_out_ends_with_three_things_to_try_and_the_state_saved(tiny_config, monkeypatch, capsys):
+    short_of_memory(monkeypatch, limit=2, first_call=8)  # after 2 of the trial, 2 steps and a validation: in the second epoch
+    assert main(words({**tiny_config, "run_name": "run"})) == 3
+    error = capsys.readouterr().err
+    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
+    assert error.startswith("Error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB). ")
+    assert "Try batch_size=2 accumulation_steps=2, or on_oom=shrink, or use_amp=true; " in error
+    assert f"{run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {run_dir}" in error
+    assert read_last(run_dir / "last.pt")["epoch"] == 1
+
+
+def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(tiny_config, monkeypatch, capsys):
+    short_of_memory(monkeypatch, limit=2, first_call=3)
+    assert main(words({**tiny_config, "run_name": "run"})) == 3
+    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
+    monkeypatch.undo()
+    assert main(["--resume", str(run_dir)]) == 0
+    straight = train(tiny_config, run_name="straight")
+    assert digest(run_dir) == digest(straight.run_dir)
+
+
+@pytest.mark.parametrize("first_call", [1, 4], ids=["when tried", "in the second step"])
+def test_shrink_goes_on_in_smaller_parts_says_so_and_records_it(first_call, tiny_config, monkeypatch, capsys):
+    """Both ends equal a run that had two parts from the start: the one step before memory ran out is done again."""
+    parts = train(tiny_config, batch_parts=2, run_name="parts")
+    short_of_memory(monkeypatch, limit=2, first_call=first_call)
+    result = train(tiny_config, on_oom="shrink", run_name="short")
+    assert "From here on a batch of 4 goes through the model in 2 parts (batch_parts)" in capsys.readouterr().out
+    assert load_config(result.run_dir / "config.yaml").batch_parts == 2
+    assert read_last(result.run_dir / "last.pt")["config"]["batch_parts"] == 2
+    assert digest(result.run_dir) == digest(parts.run_dir)
+
+
+def test_nothing_is_left_to_shrink_below_one_image(tiny_config, monkeypatch):
+    short_of_memory(monkeypatch, limit=0, first_call=1)
+    with pytest.raises(TrainingFailed, match=r"out of memory .* a smaller encoder, or use_amp=true; nothing was begun"):
+        train(tiny_config, on_oom="shrink")
+
+
+def full_disk(monkeypatch, is_full):
+    """The disk is full for the n-th checkpoint, counted from 0, if is_full(n) holds."""
+    from unet_trainer import checkpoint
+
+    real, calls = checkpoint.write_atomically, []
+
+    def write_atomically(path, write, **options):
+        calls.append(path.name)
+        if is_full(len(calls) - 1):
+            raise OSError(28, "No space left on device")
+        real(path, write, **options)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", write_atomically)
+
+
+def test_a_full_disk_does_not_end_a_run_that_is_to_continue(tiny_config, monkeypatch, capsys):
+    straight = train(tiny_config, run_name="straight")
+    full_disk(monkeypatch, lambda number: number < 2)
+    result = train(tiny_config, on_save_error="continue")
+    said = capsys.readouterr().out
+    assert "best.pt could not be written (No space left on device): " in said
+    assert "training goes on (on_save_error: continue)" in said
+    assert digest(result.run_dir) == digest(straight.run_dir)
+    assert digest(result.run_dir, "best.pt") == digest(straight.run_dir, "best.pt")
+
+
+def test_a_folder_that_became_read_only_is_told_in_one_sentence(tiny_config, monkeypatch, capsys):
+    run = train(tiny_config, num_epochs=1)
+    real = Path.open
+
+    def read_only(path, mode="r", *arguments, **options):
+        if path.parent == run.run_dir and set(mode) & set("wax+"):
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"Error: {run.run_dir / 'train.log'} cannot be written to (Read-only file system); a run needs its folder\n"
+
+
+def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
+    """Killed after the first epoch, as the kernel does when memory is short."""
+    config = {**tiny_config, **LONG, "num_workers": 1, "accumulation_steps": 2}
+    straight = train(config, run_name="straight")
+
+    def kill_workers(row):
+        for worker in multiprocessing.active_children():
+            worker.kill()
+
+    with pytest.raises(
+        TrainingFailed, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly \(SIGKILL\); .*num_workers=0"
+    ) as caught:
+        train(config, run_name="run", on_epoch=kill_workers)
+    run_dir = straight.run_dir.parent / "run"
+    assert f"to go on: python train_unet.py --resume {run_dir}" in str(caught.value)
+    train(config, run_name="run", resume="auto")
+    assert digest(run_dir) == digest(straight.run_dir)
+
+
+def test_a_hung_worker_ends_by_the_timeout(tiny_config, monkeypatch):
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
+    with pytest.raises(
+        TrainingFailed, match=r"no batch in 2 s \(worker_timeout\): the worker processes hang, perhaps in reading .*\.jpg"
+    ):
+        train(tiny_config, num_workers=1, worker_timeout=2)
+
+
+def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, monkeypatch, capsys):
+    move_weights = TrainStep.move_weights
+
+    def slow(self, totals, learning_rate):
+        move_weights(self, totals, learning_rate)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(TrainStep, "move_weights", slow)
+    started = time.monotonic()
+    assert main(words({**tiny_config, "run_name": "run"})) == 130
+    assert time.monotonic() - started < 30
+    assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
+    assert "Interrupted before" in capsys.readouterr().out
+
+
+def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
+    from unet_trainer.step import EvalStep
+
+    straight = train(tiny_config, run_name="straight")
+    real = EvalStep.__call__
+
+    def interrupted(self, batch, totals):
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(self, batch, totals)
+
+    monkeypatch.setattr(assemble, "try_machine", lambda config, machine: None)
+    monkeypatch.setattr(EvalStep, "__call__", interrupted)
+    assert main(words({**tiny_config, "run_name": "run"})) == 143
+    run_dir = straight.run_dir.parent / "run"
+    content = read_last(run_dir / "last.pt")
+    assert (content["epoch"], content["batch"]) == (0, 2)
+    monkeypatch.undo()
+    train(tiny_config, run_name="run", resume="auto")
+    assert digest(run_dir) == digest(straight.run_dir)
+
+
+def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, monkeypatch, capsys):
+    move_weights = TrainStep.move_weights
+
+    def interrupted(self, totals, learning_rate):
+        move_weights(self, totals, learning_rate)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TrainStep, "move_weights", interrupted)
+    assert main(words({**tiny_config, "run_name": "run"})) == 143
+    monkeypatch.undo()
+    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
+    assert main(["--resume", str(run_dir), "batch_size=2", "accumulation_steps=2"]) == 0
+    said = capsys.readouterr().out
+    assert "Resuming after the start" in said
+    assert "epoch 1 begins anew, because batch_size or accumulation_steps is another" in said
+
+
+def test_nothing_leaks_over_fifty_epochs(tiny_config):
+    seen = {}
+
+    def look(row):
+        if row["epoch"] in (5, 50):
+            gc.collect()
+            num_tensors = sum(torch.is_tensor(thing) for thing in gc.get_objects())
+            num_files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+            pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
+            seen[row["epoch"]] = (num_tensors, num_files, threading.active_count(), pages * os.sysconf("SC_PAGESIZE"))
+
+    train(tiny_config, num_epochs=50, batch_size=10, augmentation="none", on_epoch=look)
+    assert seen[5][:3] == seen[50][:3]
+    assert seen[50][3] - seen[5][3] < 20e6  # the allocator's own pools

@@ -1,0 +1,17 @@
+"""Loaded once by the process from which test processes are forked, so that each begins to train at once."""
+
+import torch
+
+import train_unet  # noqa: F401
+from conftest import TINY_MODEL
+from unet_trainer import assemble, diagnosis, keeper  # noqa: F401
+from unet_trainer.config import load_config
+from unet_trainer.model import build_model
+from unet_trainer.schedule import build_optimizer
+
+torch.set_num_threads(1)  # threads do not survive a fork
+config = load_config(TINY_MODEL)
+model = build_model(config)
+for parameter in model.parameters():  # no backward pass: the threads of autograd do not survive a fork either
+    parameter.grad = torch.zeros_like(parameter)
+build_optimizer(config, model).step()  # loads what an optimizer needs, which takes seconds

@@ -1,0 +1,69 @@
+"""Names what is not finite in a batch: pixels of a file, weights, a layer's output, a term of the loss, a gradient.
+
+Runs the batch once, eagerly, with hooks. Slow, for the moment when training cannot go on; leaves gradients behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet_trainer.dataset import Batch
+from unet_trainer.forms import RGB, ImageForm
+from unet_trainer.losses import TERMS, Target, WeightedLoss
+from unet_trainer.step import Numerics, build_logits, to_device
+
+
+def explain(
+    model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path], form: ImageForm = RGB
+) -> str:
+    """What is not finite, the cause before its effects; empty if all is."""
+    found = _bad_pixels(batch, files)
+    bad_weights = [name for name, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
+    if bad_weights:
+        found.append(f"the weights {bad_weights[0]} are not finite")
+    images, masks = to_device(batch, numerics.device)
+    bad_layers: list[str] = []
+    hooks = [
+        module.register_forward_hook(_noter(name, bad_layers))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
+    try:
+        logits = build_logits(model, numerics, form)(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if bad_layers:
+        found.append(f"the first layer whose output is not finite is {bad_layers[0]}")
+    target = Target(logits, masks, loss.class_weights, loss.first_class)
+    terms = {name: weight * TERMS[name](target) for name, weight in loss.weights.items()}
+    bad_terms = [name for name, term in terms.items() if not torch.isfinite(term)]
+    if bad_terms:
+        found.append(f"the loss term {', '.join(bad_terms)} is not finite")
+    elif not found and logits.requires_grad:
+        torch.stack(list(terms.values())).sum().backward()
+        bad_gradients = [
+            name for name, weight in model.named_parameters() if weight.grad is not None and not torch.isfinite(weight.grad).all()
+        ]
+        found += [f"the loss is finite, the gradient of {bad_gradients[0]} is not"] if bad_gradients else []
+    return "; ".join(found)
+
+
+def _bad_pixels(batch: Batch, files: Sequence[Path]) -> list[str]:
+    if not batch.images.is_floating_point():
+        return []
+    bad = [file for image, file in zip(batch.images, files, strict=False) if not torch.isfinite(image).all()]
+    return [f"{', '.join(str(file) for file in bad)} holds pixels that are NaN or infinite"] if bad else []
+
+
+def _noter(name: str, bad_layers: list[str]) -> Any:
+    def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        outputs = output if isinstance(output, list | tuple) else [output]
+        if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
+            bad_layers.append(name or type(module).__name__)
+
+    return note

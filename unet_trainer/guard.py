@@ -1,0 +1,135 @@
+"""Judges every step on the device: a step whose numbers are not finite changes nothing and is counted.
+
+Nothing here waits for the device. How often in a row it happened is read late, and what is done then is the script's.
+Knows what memory running out looks like, too.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from unet_trainer.glimpse import Glimpse
+
+MAX_BAD_STEPS = 8  # in a row; then skipping them is no cure
+
+
+class NonFinite(RuntimeError):
+    """Numbers went bad and stayed so: in a training batch, counted over the whole run, or in one of validation."""
+
+    def __init__(self, what: str, batch_number: int | None = None, val_batch: int | None = None) -> None:
+        super().__init__(what)
+        self.batch_number = batch_number
+        self.val_batch = val_batch
+
+
+class Statistics:
+    """Buffers of one number format (a batch norm's running mean, variance and count), put back after a bad step."""
+
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self.buffers = buffers
+        self.sizes = [buffer.numel() for buffer in buffers]
+        self.kept = self._joined()
+
+    def _joined(self) -> torch.Tensor:
+        return torch.cat([buffer.reshape(-1) for buffer in self.buffers])
+
+    def keep(self) -> None:
+        self.kept = self._joined()
+
+    def are_finite(self) -> torch.Tensor:
+        return torch.isfinite(self._joined()).all()
+
+    def put_back_unless(self, is_good: torch.Tensor) -> None:
+        # Joined, because torch has no select for lists of tensors: one by one would be a launch for each buffer.
+        chosen = torch.where(is_good, self._joined(), self.kept)
+        pieces = [piece.view_as(buffer) for piece, buffer in zip(chosen.split(self.sizes), self.buffers, strict=True)]
+        torch._foreach_copy_(self.buffers, pieces)
+
+
+class Guard:
+    """Whether the steps of a model are good. A step is an accumulation window: one bad batch spoils the sum of its gradients."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device, max_bad_steps: int = MAX_BAD_STEPS) -> None:
+        by_format: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            by_format.setdefault(buffer.dtype, []).append(buffer)
+        self.statistics = [Statistics(buffers) for buffers in by_format.values()]
+        self.max_bad_steps = max_bad_steps
+        self.batch_number = 0  # of the batch at hand; set by the loop
+        self.first_of_window = 0
+        self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
+        self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_bad_batch = torch.zeros((), dtype=torch.int64, device=device)
+        self.glimpse = Glimpse(device)
+
+    def reset(self) -> None:
+        for counter in (self.num_bad_in_a_row, self.most_in_a_row, self.first_bad_batch):
+            counter.zero_()
+
+    def open_window(self) -> None:
+        for statistics in self.statistics:
+            statistics.keep()
+        self.losses_are_finite.fill_(True)
+        self.first_of_window = self.batch_number
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        self.losses_are_finite &= torch.isfinite(loss.detach())
+
+    def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether the window is good and, if not, whether its numbers are bad for good; puts the buffers back if it is bad.
+
+        Gradients that overflow float16 are no trouble while the loss scale can still fall.
+        """
+        is_good = self.losses_are_finite & torch.isfinite(gradient_norm)
+        for statistics in self.statistics:
+            is_good = is_good & statistics.are_finite()
+        for statistics in self.statistics:
+            statistics.put_back_unless(is_good)
+        is_trouble = ~is_good & ~(self.losses_are_finite & (loss_scale > 1))
+        self.num_bad_in_a_row.add_(1).mul_(is_trouble)
+        is_first = (self.num_bad_in_a_row == 1) & (self.most_in_a_row < self.max_bad_steps)
+        self.first_bad_batch.masked_fill_(is_first, self.first_of_window)
+        torch.maximum(self.most_in_a_row, self.num_bad_in_a_row, out=self.most_in_a_row)
+        return is_good, is_trouble
+
+    def look(self) -> None:
+        """Raises NonFinite if too many steps in a row were bad a moment ago. Never waits for the device."""
+        seen = self.glimpse.take([self.most_in_a_row, self.first_bad_batch], 0)
+        if seen is not None:
+            self._raise_if_many(*seen[0])
+
+    def check(self) -> None:
+        """The same of this very moment. Waits for the device."""
+        self._raise_if_many(self.most_in_a_row, self.first_bad_batch)
+
+    def _raise_if_many(self, most_in_a_row: torch.Tensor, first_bad_batch: torch.Tensor) -> None:
+        if int(most_in_a_row) >= self.max_bad_steps:
+            count = "a step was" if self.max_bad_steps == 1 else f"{self.max_bad_steps} steps in a row were"
+            raise NonFinite(f"{count} not finite", int(first_bad_batch))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch says it in one way for a GPU, in another for a CPU, and Python in a third."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
+
+
+def out_of_memory_message(reason: str, device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"out of memory ({reason})"
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
+    return f"out of memory on {device}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
+
+
+def free_memory(device: torch.device) -> None:
+    """Gives back what is no longer used, or it would lie in pieces too small for the next try."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

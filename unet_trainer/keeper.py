@@ -1,0 +1,151 @@
+"""Keeps a run in its folder: the state, the best weights, the table, the settings; and brings the last good state back.
+
+Writes in the background. What cannot be written ends the run or is told, as `on_save_error` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from unet_trainer.atomic import write_text_atomically
+from unet_trainer.checkpoint import TrainState, best_content, last_content, read_run, write_checkpoint
+from unet_trainer.config import Config, as_dict, to_yaml
+from unet_trainer.console import Console
+from unet_trainer.guard import NonFinite
+from unet_trainer.history import Row, write_metrics
+from unet_trainer.images import Pixels, write_image
+from unet_trainer.runs import BEST, LAST, PREVIOUS, SPLIT_TABLE, TrainingFailed, has_checkpoint
+from unet_trainer.saver import HostCopy, Job, Saver
+from unet_trainer.splits import Split
+from unet_trainer.tables import table_text
+
+
+class Keeper:
+    """What a run leaves on disk; each file whole or as it was."""
+
+    def __init__(self, folder: Path, config: Config, state: TrainState, split: Split, console: Console) -> None:
+        self.folder = folder
+        self.config = config  # as it is now: running out of memory may change it
+        self.state = state
+        self.split = split
+        self.console = console
+        self.saver = Saver()
+        self.saved_at = time.monotonic()
+        # The state before the first step, until one is on disk.
+        self.start = None if has_checkpoint(folder) else self._copy_state()
+
+    def _copy_state(self) -> HostCopy:
+        return HostCopy(last_content(self.state, as_dict(self.config), self.split))
+
+    @property
+    def resume_command(self) -> str:
+        return f"python train_unet.py --resume {shlex.quote(str(self.folder))}"
+
+    def describe(self) -> str:
+        """What there is to go on from."""
+        return (
+            f"{self.folder / LAST} is whole; to go on: {self.resume_command}" if has_checkpoint(self.folder) else "nothing is saved"
+        )
+
+    def write_config(self) -> None:
+        """What the run is trained with, to run again or to go on with."""
+        self.attempt(partial(_write_config, self.config, self.folder))
+
+    def write_split(self) -> None:
+        """Which pairs train and which validate, so that a run that goes on keeps to it."""
+        text = table_text(self.split.train, self.split.val, Path(self.config.data_dir))
+        self.attempt(lambda: write_text_atomically(self.folder / SPLIT_TABLE, text))
+
+    def save_epoch(self, row: Row, best_model: torch.nn.Module | None, draw_samples: Callable[[], Pixels]) -> None:
+        """A finished epoch, whose state is final; with the model if it is the best so far."""
+        jobs: dict[str, Job] = {}
+        if best_model is not None:
+            best = HostCopy(best_content(best_model, as_dict(self.config), self.state.epoch, row))
+            picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
+            # Before last.pt: a crash in between leaves an epoch that is done again, not a best.pt that is older than its score.
+            jobs[BEST] = lambda: write_checkpoint(self.folder / BEST, best.content())
+            jobs["samples"] = partial(_write_picture, picture, draw_samples())
+        jobs["metrics.csv"] = partial(write_metrics, self.folder / "metrics.csv", [dict(row) for row in self.state.history])
+        self.save_state(jobs)
+
+    def save_state(self, before: Mapping[str, Job] | None = None, with_config: bool = True) -> None:
+        """The state as it is now, from which a run goes on as if it had never stopped."""
+        copy = self._copy_state()
+
+        def write_last() -> None:
+            write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
+            self.start = None
+
+        self.saved_at = time.monotonic()
+        jobs: dict[str, Job] = {**(before or {}), LAST: write_last}
+        if with_config:
+            jobs["config.yaml"] = partial(_write_config, self.config, self.folder)
+        self.attempt(lambda: self.saver.submit(jobs))
+
+    def save_state_if_due(self) -> None:
+        """Within an epoch, every checkpoint_minutes; and when an earlier save went wrong, so that it is heard of."""
+        minutes = self.config.checkpoint_minutes
+        is_due = minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+        if self.saver.error is not None or (is_due and not self.saver.is_busy()):
+            self.save_state()
+
+    def finish(self) -> None:
+        """Waits until everything is written; what could not be is tried once more."""
+
+        def wait() -> None:
+            self.saver.submit({})
+            self.saver.wait()
+
+        self.attempt(wait)
+
+    def keep_what_there_is(self, state_is_whole: bool) -> None:
+        """Before a run fails: the state as it is, or, if there is nothing else to go on from, the start."""
+        start = self.start
+        try:
+            if state_is_whole:
+                self.save_state()
+            self.finish()
+        except NonFinite as error:
+            self.console.warn(str(error))
+        if start is not None and not has_checkpoint(self.folder):
+            self.attempt(lambda: write_checkpoint(self.folder / LAST, start.content()))
+
+    def go_back(self) -> None:
+        """The state that was saved last comes back, or else the start."""
+        with contextlib.suppress(NonFinite):  # that is what it goes back from
+            self.finish()
+        start = self.start
+        # A copy, because the state that is loaded changes in place.
+        content = read_run(self.folder, self.console.warn) if start is None else HostCopy(start.content()).content()
+        self.state.load_state_dict(content)
+
+    def attempt(self, write: Callable[[], object]) -> None:
+        """Writes, or does what on_save_error says."""
+        try:
+            write()
+        except OSError as error:
+            reason = str(error)
+            if error.strerror is not None:
+                reason = f"{error.filename or self.folder} could not be written ({error.strerror})"
+            if self.config.on_save_error == "stop":
+                raise TrainingFailed(f"{reason}; {self.describe()}. Make room, or set on_save_error: continue") from None
+            self.console.warn(f"{reason}; training goes on (on_save_error: continue)")
+
+
+def _write_config(config: Config, folder: Path) -> None:
+    header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(folder / 'config.yaml'))}"
+    kept = dataclasses.replace(config, resume=None, run_name=folder.name)
+    write_text_atomically(folder / "config.yaml", to_yaml(kept, header))
+
+
+def _write_picture(path: Path, picture: Pixels) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_image(path, picture)

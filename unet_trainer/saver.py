@@ -1,0 +1,102 @@
+"""Saves in the background: the state is copied to the host, a thread writes it, and training goes on meanwhile.
+
+One save is in flight and one may wait; a newer state takes the place of the waiting one, so that epochs shorter than a save
+are not slowed by it. An error comes out at the next call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Job = Callable[[], object]
+
+
+class HostCopy:
+    """Nested dicts and lists with tensors, as they are now, on their way to the host."""
+
+    def __init__(self, content: Any) -> None:
+        self.is_on_cuda = False
+        self.copy = self._copy(content)
+        self.arrived = torch.cuda.Event() if self.is_on_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+            on_cuda = value.device.type == "cuda"
+            self.is_on_cuda = self.is_on_cuda or on_cuda
+            # Into pinned memory, or the copy would wait for the device.
+            return torch.empty_like(value, device="cpu", pin_memory=on_cuda).copy_(value, non_blocking=on_cuda)
+        if isinstance(value, dict):
+            return {name: self._copy(item) for name, item in value.items()}
+        return [self._copy(item) for item in value] if isinstance(value, list) else value
+
+    def content(self) -> Any:
+        """Waits until all has arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.copy
+
+
+class Saver:
+    """Runs jobs by name in a thread. Of two waiting jobs of a name the newer is done; those of one call keep their order."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Job] = {}
+        self.error: Exception | None = None
+        self.thread: threading.Thread | None = None
+        self.lock = threading.Lock()
+
+    def submit(self, jobs: Mapping[str, Job]) -> None:
+        """Raises the error of an earlier save, with the jobs taken in nevertheless."""
+        with self.lock:
+            self.waiting = _merge(self.waiting, jobs)
+            if self.thread is None:
+                # A daemon: a second Ctrl-C does not wait for the disk.
+                self.thread = threading.Thread(target=self._work, name="saver", daemon=True)
+                self.thread.start()
+        self.raise_error()
+
+    def is_busy(self) -> bool:
+        with self.lock:
+            return self.thread is not None
+
+    def wait(self) -> None:
+        """Until everything is written; raises the error if something could not be."""
+        while (thread := self.thread) is not None:
+            thread.join()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        with self.lock:
+            error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            with self.lock:
+                jobs, self.waiting = self.waiting, {}
+                if not jobs:
+                    self.thread = None
+                    return
+            for name in list(jobs):
+                try:
+                    jobs[name]()
+                except Exception as error:  # whatever it is, it is raised where somebody hears it
+                    with self.lock:
+                        self.error = error
+                        if isinstance(error, OSError):  # what is left comes along with the next save, or best.pt would be lost
+                            self.waiting = _merge(jobs, self.waiting)
+                        self.thread = None
+                    return
+                del jobs[name]
+
+
+def _merge(older: Mapping[str, Job], newer: Mapping[str, Job]) -> dict[str, Job]:
+    return {**{name: job for name, job in older.items() if name not in newer}, **newer}
