@@ -117,7 +117,8 @@ def train(
 
 def own_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     """CONFIG plus overrides; with what the demo adds while data_dir is the demo's."""
-    is_demo = load_config(CONFIG, overrides).data_dir == DEMO_DIR
+    given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
+    is_demo = str({**CONFIG, **given}.get("data_dir", DEMO_DIR)) == DEMO_DIR
     return load_config({**(DEMO if is_demo else {}), **CONFIG}, overrides)
 
 

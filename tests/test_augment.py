@@ -14,10 +14,17 @@ import pytest
 
 from unet_trainer.augment import Augmentation, build_augmentation
 from unet_trainer.config import ConfigError, load_config
+from unet_trainer.forms import ImageForm
 
 ROOT = Path(__file__).parent.parent
 CORNERS = np.array([[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8)  # which corner is first tells the flips
 FLIPS = ["HorizontalFlip", "VerticalFlip"]
+# 16-bit microscopy, a signed scan and a small float: none of them lies in 0 to 1
+DEEP = {
+    "16 bit": ImageForm(1, False, (33000.0,), (200.0,), 32000.0, 35000.0),
+    "signed": ImageForm(2, False, (-500.0, 40.0), (300.0, 60.0), -1024.0, 3000.0),
+    "small": ImageForm(5, False, (1e-3,) * 5, (1e-4,) * 5, 0.0, 2e-3),
+}
 
 
 def pair(side=64):
@@ -136,6 +143,90 @@ def test_a_named_pipeline_leaves_its_input_as_it_is(name):
         augment(image, mask, (0, index))
     assert np.array_equal(image, before[0])
     assert np.array_equal(mask, before[1])
+
+
+def deep_pair(form, side=64):
+    rng = np.random.default_rng(5)
+    image = rng.normal(form.mean, form.std, (side, side, form.channels)).astype(np.float32)
+    return image.clip(form.low, form.high), pair(side)[1]
+
+
+@pytest.mark.parametrize("name", ["default", "strong"])
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 9])
+def test_8_bit_images_of_any_number_of_channels_are_augmented(name, channels):
+    form = ImageForm(channels, True, (128.0,) * channels, (70.0,) * channels)
+    augment = build_augmentation(name, form=form)
+    image = np.random.default_rng(1).integers(0, 256, (64, 64, channels), np.uint8)
+    mask = pair()[1]
+    seen = set()
+    for index in range(40):
+        new_image, new_mask = augment(image, mask, (0, 3, 0, index))
+        assert (new_image.dtype, new_image.shape) == (np.uint8, image.shape)
+        assert set(np.unique(new_mask)) <= set(np.unique(mask))
+        seen.add(new_image.tobytes())
+    assert len(seen) > 35
+
+
+@pytest.mark.parametrize("name", ["default", "strong"])
+@pytest.mark.parametrize("kind", DEEP)
+def test_images_in_their_own_units_stay_in_them(name, kind):
+    """albumentations would cut them to 0..1."""
+    form = DEEP[kind]
+    augment = build_augmentation(name, form=form)
+    image, mask = deep_pair(form)
+    moved = []
+    for index in range(60):
+        new_image, new_mask = augment(image, mask, (0, 3, 0, index))
+        assert (new_image.dtype, new_image.shape) == (np.float32, image.shape)
+        assert new_mask.shape == mask.shape
+        mean, std = new_image.mean((0, 1)), new_image.std((0, 1))
+        assert (np.abs(mean - form.mean) < 1.0 * np.array(form.std)).all()
+        assert (std > 0.3 * np.array(form.std)).all()  # interpolation smooths noise
+        assert (std < 1.6 * np.array(form.std)).all()
+        moved.append((mean - form.mean) / form.std)
+    assert np.std(moved) > 0.1  # brightness does vary
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_images_in_their_own_units_depend_on_the_key_alone(kind):
+    form = DEEP[kind]
+    image, mask = deep_pair(form)
+    before = image.copy()
+    used, fresh = build_augmentation("strong", form=form), build_augmentation("strong", form=form)
+    expected = [fresh(image, mask, (42, 3, 1, index)) for index in range(6)]
+    for index in (3, 0, 2, 5, 2, 1, 4):
+        again = used(image, mask, (42, 3, 1, index))
+        assert again[0].tobytes() == expected[index][0].tobytes()
+        assert again[1].tobytes() == expected[index][1].tobytes()
+    assert len({part.tobytes() for part, _ in expected}) == 6
+    assert np.array_equal(image, before)
+
+
+def test_a_list_sees_the_range_that_occurs_as_0_to_1():
+    """Inverted there is 1 - x: the lowest value becomes the highest, in the file's own units."""
+    form = DEEP["16 bit"]
+    augment = build_augmentation([{"InvertImg": {"p": 1.0}}], size=(2, 2), form=form)
+    image = np.array([[[32000], [35000]], [[33000], [33500]]], np.float32)
+    inverted, mask = augment(image, np.zeros((2, 2), np.uint8), (0, 0))
+    assert inverted.dtype == np.float32
+    assert inverted[:, :, 0] == pytest.approx(np.array([[35000, 32000], [34000, 33500]]), abs=0.1)
+    assert mask.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_list_that_changes_no_value_gives_them_back():
+    form = DEEP["signed"]
+    image, mask = deep_pair(form)
+    flipped, flipped_mask = build_augmentation([{"HorizontalFlip": {"p": 1.0}}], size=(64, 64), form=form)(image, mask, (0, 0))
+    assert flipped == pytest.approx(image[:, ::-1], abs=1e-3 * 4024)
+    assert np.abs(flipped - image[:, ::-1]).max() < 0.01
+    assert np.array_equal(flipped_mask, mask[:, ::-1])
+
+
+def test_a_list_for_colours_is_refused_for_other_images_before_the_first_step():
+    message = refusal({"HueSaturationValue": {"p": 1.0}}, size=(64, 64), form=DEEP["small"])
+    assert message.startswith("augmentation: the pipeline fails on a 64×64 image: ")
+    message = refusal({"ToRGB": {"p": 1.0}}, size=(64, 64), form=ImageForm(1, True, (0.0,), (1.0,)))
+    assert message == "augmentation: the pipeline returns uint8 (64, 64, 3); need uint8 images as they came in"
 
 
 def test_none_and_an_empty_list_are_no_augmentation():

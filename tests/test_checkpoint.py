@@ -26,9 +26,11 @@ from unet_trainer import assemble, checkpoint
 from unet_trainer.config import as_dict, load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
+from unet_trainer.forms import RGB
 from unet_trainer.guard import NonFinite
-from unet_trainer.pairs import Pair, Split
+from unet_trainer.pairs import Pair
 from unet_trainer.runs import CheckpointError
+from unet_trainer.splits import Split
 from unet_trainer.step import Totals
 
 CPU = torch.device("cpu")
@@ -40,9 +42,10 @@ SPLIT = Split(
 
 
 def make_machine(**settings):
-    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", "ema_decay": 0.9, **settings})
+    settings = {"image_size": 32, "batch_size": 2, "device": "cpu", "ema_decay": 0.9, "in_channels": 3, **settings}
+    config = load_config({**TINY_MODEL, **settings})
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, 4, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, RGB, 4, Console(io.StringIO()))
     machine.set_training(0)
     return config, machine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train_unet
-from train_unet import CONFIG, TrainingFailed, main
+from train_unet import CONFIG, DEMO, TrainingFailed, main, own_config
 from unet_trainer.config import UserError, load_config
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +81,15 @@ def test_config_error_is_one_message_with_exit_code_2_and_no_traceback():
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["lr=1"], 2), (["--help"], 0), (["--batch_size", "4"], 2), (["--resume", "nowhere"], 2), (["configs/fsat.yaml"], 2)],
+    [
+        (["lr=1"], 2),
+        (["--help"], 0),
+        (["--batch_size", "4"], 2),
+        (["--resume", "nowhere"], 2),
+        (["configs/fsat.yaml"], 2),
+        (["check", "lr=1"], 2),
+        (["check", "--help"], 0),
+    ],
 )
 def test_answer_comes_without_the_slow_imports(arguments, code):
     command = [sys.executable, "-c", TELL_SLOW_IMPORTS, str(ROOT / "train_unet.py"), *arguments]
@@ -131,7 +139,8 @@ def test_script_works_from_another_folder(tmp_path):
 
 def test_nothing_given_trains_the_dict_of_the_script(trained):
     assert main([]) == 0
-    assert trained == [load_config(CONFIG)]
+    assert trained == [load_config({**DEMO, **CONFIG})]
+    assert (trained[0].run_name, trained[0].image_size) == ("demo", 96)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +159,19 @@ def test_file_and_overrides_come_in_any_order(arguments, trained, monkeypatch):
     assert trained == [load_config("configs/fast.yaml", ["batch_size=4", "seed=1"])]
 
 
-def test_other_data_under_the_settings_of_the_demo_is_noted(trained, capsys):
-    assert main(["data_dir=data/mine"]) == 0
-    assert capsys.readouterr().out == (
-        "Note: settings not given are those of the demo, a small model for small images; "
-        "configs/production.yaml is made for real data\n"
-    )
-    assert main([]) == 0
-    assert main([str(ROOT / "configs" / "fast.yaml"), "data_dir=data/mine"]) == 0
+def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained, capsys):
+    assert main(["data_dir=data/mine", "seed=7"]) == 0
+    assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
+    assert (trained[0].run_name, trained[0].image_size, trained[0].encoder) == ("run", 512, "resnet34")
     assert capsys.readouterr().out == ""
+
+
+def test_what_config_says_itself_wins_over_what_the_demo_adds(monkeypatch):
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "image_size": 64})
+    assert (own_config().image_size, own_config().num_epochs) == (64, DEMO["num_epochs"])
+    assert (own_config({"num_epochs": 3}).num_epochs, own_config(["num_epochs=3"]).num_epochs) == (3, 3)
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "data_dir": "data/mine"})
+    assert own_config() == load_config(train_unet.CONFIG)
 
 
 # Mistakes

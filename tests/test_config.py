@@ -217,6 +217,27 @@ def test_key_that_is_not_text_is_an_unknown_key():
             "Affine",
             "got 'Affine'; need one of none, default, strong, or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]",
         ),
+        ("split_file", 3, "got 3; need text, e.g. split.csv, or null"),
+        (
+            "group_pattern",
+            "(p",
+            r"got '(p'; need a regular expression, e.g. '(patient\d+)_' (missing ), unterminated subpattern at position 0), or null",
+        ),
+        ("group_pattern", "", r"got ''; need a regular expression, e.g. '(patient\d+)_', or null"),
+        ("num_folds", 1, "got 1; need a whole number from 2 to 1000, e.g. 5, or null"),
+        ("fold", -1, "got -1; need a whole number of at least 0, e.g. 0"),
+        ("image_size", 31, "got 31; need a whole number from 32 to 8192, e.g. 512, or a list, e.g. [512, 768]"),
+        ("fit", "corp", "got 'corp'; need one of resize, crop; did you mean crop?"),
+        ("crops_per_image", 0, "got 0; need auto, or a whole number from 1 to 10000, e.g. 4"),
+        ("rare_class_crops", 1.1, "got 1.1; need a number at least 0 and at most 1, e.g. 0.33"),
+        ("resize_masks", "perhaps", "got 'perhaps'; need true or false"),
+        ("in_channels", 65, "got 65; need auto, or a whole number from 1 to 64, e.g. 3"),
+        ("image_mean", 0.5, "got 0.5; need auto, or a list, e.g. [0.5, 0.5, 0.5]"),
+        (
+            "image_std",
+            [1, 0],
+            "got [1, 0]; need auto, or a list, e.g. [0.25, 0.25, 0.25]; in it: need a positive number, e.g. 0.25",
+        ),
         ("monitor", "val_acc", "got 'val_acc'; need one of val_iou, val_dice, val_loss"),
         ("monitor", "train_iou", "got 'train_iou'; need one of val_iou, val_dice, val_loss"),
     ],
@@ -267,8 +288,8 @@ def test_long_value_is_cut_in_the_message():
             "ignore_value: 1 is the id of a class (num_classes: 1); set mask_values to the values of the classes",
         ),
         ({"num_classes": 3, "loss": "bce"}, "loss: bce is for num_classes: 1; with 3 classes use cross_entropy"),
-        ({"image_size": 100}, "image_size: got 100; need multiples of 32, e.g. 96"),
-        ({"image_size": [64, 100]}, "image_size: got [64, 100]; need multiples of 32, e.g. [64, 96]"),
+        ({"fold": 1}, "fold: got 1; need num_folds to be set"),
+        ({"num_folds": 5, "fold": 5}, "fold: got 5; need 0 to 4"),
         (
             {"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]},
             "decoder_channels: not for architecture: fpn; only for unet, unetplusplus, manet",
@@ -299,6 +320,14 @@ def test_settings_that_cannot_hold_together_are_refused(settings, answer):
         {"num_classes": 3, "loss": "cross_entropy"},
         {"image_size": 32},
         {"image_size": [8192, 32]},
+        {"image_size": 100},
+        {"image_size": [33, 511]},
+        {"num_folds": 5, "fold": 4},
+        {"num_folds": None, "fold": 0},
+        {"fit": "crop", "crops_per_image": 10_000, "rare_class_crops": 1.0},
+        {"rare_class_crops": 0.0},
+        {"in_channels": 64, "image_mean": [-0.5], "image_std": [1e-3]},
+        {"split_file": "split.csv", "group_pattern": r"^(p\d+)[_-]", "resize_masks": True},
         {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8]},
         {"run_name": "a" * 200},
         {"run_name": "a.b-c d"},
@@ -336,7 +365,8 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
             "seed: 2\n"
             "use_amp: perhaps\n"
             "monitor: val_acc\n"
-            "image_size: 100\n"
+            "num_classes: 3\n"
+            "loss: bce\n"
             "warmup_epochs: 60\n",
             ["epochs=3", "grad_clip", "amp_dtype=bf16"],
         )
@@ -351,7 +381,7 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
         "  epochs: unknown key; the name here is num_epochs\n"
         "  amp_dtype: got 'bf16'; need one of bfloat16, float16; did you mean bfloat16?\n"
         "  warmup_epochs: 60 leaves nothing of num_epochs: 50; need fewer\n"
-        "  image_size: got 100; need multiples of 32, e.g. 96"
+        "  loss: bce is for num_classes: 1; with 3 classes use cross_entropy"
     )
 
 
@@ -602,7 +632,16 @@ def random_config(rng):
         "class_names": rng.choice([None, [word() for _ in range(num_classes)]]),
         "mask_values": rng.choice(["auto", rng.sample(range(255), max(2, num_classes))]),
         "ignore_value": rng.choice([None, 255]),
-        "image_size": rng.choice([32 * rng.randint(1, 256), [32 * rng.randint(1, 256), 32 * rng.randint(1, 256)]]),
+        "image_size": rng.choice([rng.randint(32, 8192), [rng.randint(32, 8192), rng.randint(32, 8192)]]),
+        "split_file": rng.choice([None, word()]),
+        "group_pattern": rng.choice([None, r"(p\d+)_[^'\"#]: {2}", r"^\w+$", "null", "1e3"]),
+        "num_folds": rng.choice([None, 5]),
+        "fit": rng.choice(["resize", "crop"]),
+        "crops_per_image": rng.choice(["auto", 7]),
+        "rare_class_crops": rng.random(),
+        "in_channels": rng.choice(["auto", rng.randint(1, 64)]),
+        "image_mean": rng.choice(["auto", [rng.uniform(-1e5, 1e5) for _ in range(5)]]),
+        "image_std": rng.choice(["auto", [10.0 ** rng.uniform(-9, 9) for _ in range(5)]]),
         "augmentation": rng.choice(
             ["none", "strong", [], [word(), {word(): {word(): p for p in parameters}}, {"Transpose": None}]]
         ),
@@ -714,3 +753,7 @@ def test_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(seed, tm
             assert load_config(config) == config, content
             num_valid += 1
     assert 10 < num_valid < 240, "the mutations are too strong, or too weak, to test much"
+
+
+def test_a_pattern_on_the_command_line_may_begin_with_a_bracket():
+    assert load_config({}, ["group_pattern=[a-z]+_(p\\d+)"]).group_pattern == "[a-z]+_(p\\d+)"

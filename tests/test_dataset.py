@@ -9,24 +9,38 @@ import numpy as np
 import pytest
 import torch
 
+from unet_trainer import dataset as dataset_room
 from unet_trainer.augment import build_augmentation
-from unet_trainer.config import load_config
-from unet_trainer.dataset import (
-    Collate,
-    EpochBatches,
-    Loader,
-    SegmentationDataset,
-    choose_num_workers,
-    resize_pair,
-)
-from unet_trainer.images import DataError
+from unet_trainer.dataset import Collate, EpochBatches, Loader, SegmentationDataset, choose_num_workers
+from unet_trainer.forms import RGB, ImageForm
+from unet_trainer.framing import RandomCrops, Resized, cover
+from unet_trainer.images import DataError, write_image
 from unet_trainer.masks import IGNORED, MaskCoding
-from unet_trainer.pairs import build_split
+from unet_trainer.pairs import Pair, find_pairs
 
 
 def build_dataset(data_dir, augmentation="default", seed=3):
-    split = build_split(load_config({"data_dir": data_dir}))
-    return SegmentationDataset(split.train, MaskCoding((0, 255)), (32, 32), build_augmentation(augmentation), seed)
+    pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
+    framing = Resized((32, 32), len(pairs))
+    return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB, framing, build_augmentation(augmentation), seed)
+
+
+def write_array_pair(folder, image, mask):
+    np.save(folder / "a.npy", image)
+    write_image(folder / "a_mask.png", mask)
+    return Pair("a", folder / "a.npy", folder / "a_mask.png")
+
+
+def deep_form(channels):
+    return ImageForm(channels, False, (33000.0,) * channels, (200.0,) * channels, 32000.0, 34000.0)
+
+
+def count_reads(monkeypatch):
+    read = []
+    for name in ("read_image", "read_mask"):
+        original = getattr(dataset_room, name)
+        monkeypatch.setattr(dataset_room, name, lambda path, *more, original=original: read.append(path) or original(path, *more))
+    return read
 
 
 def digest(loader, epoch):
@@ -115,24 +129,106 @@ def test_a_mask_that_changed_since_the_start_is_named(tiny_data, tmp_path):
         dataset[0, 0]
 
 
-def test_masks_are_resized_without_new_values():
-    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
-    mask = np.random.default_rng(1).choice(np.array([0, 7, 255], np.uint8), (50, 70))
-    for size in ((32, 32), (96, 128), (64, 32)):
-        resized, ids = resize_pair(image, mask, size)
-        assert resized.shape == (*size, 3)
-        assert ids.shape == size
-        assert set(np.unique(ids)) <= {0, 7, 255}
+@pytest.mark.parametrize("change", ["channels", "depth", "size"])
+def test_an_image_that_changed_since_the_start_is_named(tiny_data, tmp_path, change):
+    shutil.copytree(tiny_data, tmp_path / "data")
+    dataset = build_dataset(tmp_path / "data")
+    pair = dataset.pairs[0]
+    changed = {
+        "channels": np.zeros((64, 64, 4), np.uint8),
+        "depth": np.zeros((64, 64, 3), np.uint16),
+        "size": np.zeros((64, 65, 3), np.uint8),
+    }[change]
+    with pair.image.open("wb") as file:
+        np.save(file, changed)
+    with pytest.raises(DataError) as caught:
+        dataset[0, 0]
+    named = pair.mask if change == "size" else pair.image
+    assert str(caught.value) == f"{named}: changed since the run began"
 
 
-def test_image_and_mask_stay_aligned_when_resized():
-    """A square that fills the left half fills the left half afterwards, in both."""
-    image = np.zeros((64, 64, 3), np.uint8)
-    image[:, :32] = 255
-    mask = (image[:, :, 0] > 0).astype(np.uint8)
-    for size in ((32, 32), (128, 128)):
-        resized, ids = resize_pair(image, mask, size)
-        assert np.array_equal(resized[:, :, 0] > 127, ids == 1)
+def test_8_bit_images_where_others_were_expected_are_named(tmp_path):
+    pair = write_array_pair(tmp_path, np.zeros((8, 8, 2), np.uint8), np.zeros((8, 8), np.uint8))
+    dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(2), Resized((8, 8), 1), None, 0)
+    with pytest.raises(DataError, match="changed since the run began"):
+        dataset[0, 0]
+
+
+def test_a_grey_image_among_colours_gets_equal_channels(tmp_path):
+    pair = write_array_pair(tmp_path, np.full((8, 8), 7, np.uint8), np.zeros((8, 8), np.uint8))
+    image, _ = SegmentationDataset([pair], MaskCoding((0, 1)), RGB, Resized((8, 8), 1), None, 0)[0, 0]
+    assert image.shape == (8, 8, 3)
+    assert (image == 7).all()
+
+
+def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_path):
+    image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
+    pair = write_array_pair(tmp_path, image, np.ones((40, 50), np.uint8))
+    dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(5), Resized((40, 50), 1), None, 0)
+    batch = next(iter(Loader(dataset, 2, 0, shuffle=False, pin_memory=False).epoch(0)))
+    assert (batch.images.dtype, batch.images.shape) == (torch.float32, (2, 40, 50, 5))
+    assert np.array_equal(batch.images[0].numpy(), image.astype(np.float32))
+    assert batch.masks.dtype == torch.uint8
+    assert (batch.masks[1] == IGNORED).all()
+    assert not batch.images[1].any()
+
+
+def test_8_bit_batches_stay_small():
+    sample = (np.zeros((4, 6, 2), np.uint8), np.zeros((4, 6), np.uint8))
+    assert Collate(1)([sample]).images.dtype == torch.uint8
+    assert Collate(1)([(sample[0].astype(np.float32), sample[1])]).images.dtype == torch.float32
+
+
+def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
+    mask = np.array([[0, 1], [2, 255]], np.uint8)
+    pair = write_array_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
+    options = (MaskCoding((0, 1, 2), 0, 255), RGB, Resized((8, 8), 1), None, 0)
+    _, ids = SegmentationDataset([pair], *options, resize_masks=True)[0, 0]
+    assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
+    with pytest.raises(DataError) as caught:
+        SegmentationDataset([pair], *options)[0, 0]
+    assert str(caught.value) == f"{pair.mask}: changed since the run began"
+
+
+def test_the_windows_of_an_image_share_one_reading(tmp_path, monkeypatch):
+    image = np.random.default_rng(0).integers(0, 256, (100, 150, 3), np.uint8)
+    (tmp_path / "other").mkdir()
+    pairs = [write_array_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
+    framing = cover([(100, 150)] * 2, (64, 64))
+    dataset = SegmentationDataset(pairs, MaskCoding((0, 1)), RGB, framing, None, 0)
+    read = count_reads(monkeypatch)
+    samples = [dataset[0, index] for index in range(len(dataset))]
+    assert len(samples) == 12
+    assert read == [path for pair in pairs for path in (pair.image, pair.mask)]
+    owned = sum(int((ids != IGNORED).sum()) for _, ids in samples)
+    assert owned == 2 * 100 * 150
+    for index, (part, _) in enumerate(samples):
+        window = framing.windows[index]
+        assert np.array_equal(part, image[window.top : window.top + 64, window.left : window.left + 64])
+
+
+def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (100, 150, 3), np.uint8)
+    pair = write_array_pair(tmp_path, image, image[:, :, 0] // 128)
+
+    def build():
+        framing = RandomCrops((32, 48), 1, 6, ((1,),), 0.5, 9)
+        return SegmentationDataset([pair], MaskCoding((0, 1)), RGB, framing, build_augmentation("default"), 9)
+
+    first, second = build(), build()
+    assert len(first) == 6
+    samples = {key: first[key] for key in [(epoch, index) for epoch in range(3) for index in range(6)]}
+    assert all(part.shape == (32, 48, 3) and ids.shape == (32, 48) for part, ids in samples.values())
+    for key in reversed(samples):
+        assert second[key][0].tobytes() == samples[key][0].tobytes()
+    assert len({part.tobytes() for part, _ in samples.values()}) == 18
+
+
+def test_a_crop_in_the_users_list_is_brought_back_to_the_size_of_the_batch(tmp_path):
+    pair = write_array_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
+    crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], size=(64, 64))
+    image, ids = SegmentationDataset([pair], MaskCoding((0, 1)), RGB, Resized((64, 64), 1), crop, 0)[0, 0]
+    assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
 
 
 def test_workers_follow_the_machine():

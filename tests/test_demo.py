@@ -19,7 +19,7 @@ from unet_trainer.demo import draw_sample, ensure_demo, write_demo
 from unet_trainer.images import read_image, read_mask
 from unet_trainer.masks import build_coding
 from unet_trainer.pairs import find_pairs
-from unet_trainer.scan import scan_pairs
+from unet_trainer.scan import scan_pairs, total_counts
 
 
 @pytest.fixture
@@ -64,9 +64,10 @@ def test_the_demo_is_jpegs_and_png_masks_that_pair_and_scan(tmp_path):
     pairs = find_pairs(tmp_path / "demo/images", tmp_path / "demo/masks")
     assert [pair.image.name for pair in pairs] == ["cells_000.jpg", "cells_001.jpg", "cells_002.jpg"]
     assert [pair.mask.name for pair in pairs] == ["cells_000.png", "cells_001.png", "cells_002.png"]
-    scan = scan_pairs(pairs, 2)
-    assert dict(scan.sizes) == {(192, 192): 3}
-    assert build_coding("auto", 1, None, scan.counts).mask_values == (0, 255)
+    found = scan_pairs(pairs, 2)
+    assert [(facts.image.size, facts.mask.size) for facts in found] == [((192, 192), (192, 192))] * 3
+    assert [(facts.image.channels, facts.image.dtype) for facts in found] == [(3, "uint8")] * 3
+    assert build_coding("auto", 1, None, total_counts([facts.mask for facts in found])).mask_values == (0, 255)
     image, mask = draw_sample(2)
     assert np.array_equal(read_mask(pairs[2].mask), mask)
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise

@@ -275,3 +275,9 @@ def test_marks_tell_only_where_some_names_have_none(tmp_path):
     assert not has_marks([mask], "")
     assert not has_marks([image, other], "")
     assert has_marks([image, other], "_x")
+
+
+def test_a_link_to_nothing_is_a_file_that_is_missing(tmp_path):
+    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
+    (tmp_path / "b.png").symlink_to(tmp_path)
+    assert list_files(tmp_path) == [tmp_path / "a.png"]

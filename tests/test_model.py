@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from unet_trainer.config import ConfigError, UserError, load_config
 from unet_trainer.model import Ema, build_model, load_encoder_weights, set_training
 
-TINY = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8], "image_size": 32}
+TINY = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8], "image_size": 32, "in_channels": 3}
 
 GOOD = torch.tensor(True)
 
@@ -51,6 +51,13 @@ def test_the_model_has_the_classes_and_decoder_channels_of_the_config():
     assert model.segmentation_head[0].out_channels == 3
     assert [block.conv1[0].out_channels for block in model.decoder.blocks] == [16, 8, 8, 8, 8]
     assert model.eval()(torch.zeros(2, 3, 64, 32)).shape == (2, 3, 64, 32)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("encoder", ["tu-mobilenetv3_small_050", "resnet18"])
+def test_the_model_takes_as_many_channels_as_the_data_has(channels, encoder):
+    model = build(encoder=encoder, in_channels=channels)
+    assert model.eval()(torch.zeros(1, channels, 32, 64)).shape == (1, 1, 32, 64)
 
 
 def test_without_decoder_channels_the_decoder_has_smps_own():

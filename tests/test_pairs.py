@@ -1,4 +1,4 @@
-"""Folders as people have them: which files are pairs, which are left over, and how the pairs are split."""
+"""Folders as people have them: which files are pairs, which are left over, what they are grouped by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from unet_trainer.config import load_config
 from unet_trainer.images import IMAGE_EXTENSIONS, DataError
-from unet_trainer.pairs import Pair, build_split, find_pairs, split_pairs
+from unet_trainer.pairs import Pair, add_groups, find_pairs, inside
+from unet_trainer.splits import divide
+from unet_trainer.survey import find_dataset
 
 
 def touch(folder, *names):
@@ -32,8 +34,17 @@ def stems(pairs):
 FIX = "  set mask_suffix to what a mask's name has after its image's, or image_dir and mask_dir to folders that pair up"
 
 
+def found_in(data_dir, **settings):
+    return find_dataset(load_config({"data_dir": str(data_dir), **settings}))
+
+
 def split_of(data_dir, **settings):
-    return build_split(load_config({"data_dir": str(data_dir), **settings}))
+    """By names alone: what the files hold is not known."""
+    found = found_in(data_dir, **settings)
+    if found.refusal:
+        raise DataError(found.refusal)
+    nothing = [""] * len(found.pairs)
+    return divide(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
 
 
 def refusal(call, *arguments, **options):
@@ -543,52 +554,87 @@ def test_absolute_folders_may_hold_train_and_val(tmp_path):
     assert (names(split.train), names(split.val)) == (["a", "b"], ["c"])
 
 
-# Splitting
+# Leftovers, file by file
 
 
-def made_up(count):
-    return [Pair(f"{i:03d}", None, None) for i in range(count)]
+def test_leftovers_are_listed_file_by_file_beside_the_pairs_that_were_found(tmp_path):
+    images, masks = tmp_path / "images", tmp_path / "masks"
+    touch(images, "a.png", "b.png", "c.png", "d.png")
+    touch(masks, "a.png", "b.png", "e.png")
+    found = found_in(tmp_path)
+    assert names(found.pairs) == ["a", "b"]
+    assert found.refusal.startswith("images and masks do not pair up:\n")
+    fix = "add the partner, take the file away, or set mask_suffix, image_dir and mask_dir so that they pair up"
+    assert [(problem.kind, problem.title, problem.lines, problem.fix) for problem in found.problems] == [
+        ("no_mask", f"images without a mask in {masks}", (str(images / "c.png"), str(images / "d.png")), fix),
+        ("no_image", f"masks without an image in {images}", (str(masks / "e.png"),), fix),
+    ]
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 57])
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
-def test_every_pair_lands_on_exactly_one_side_and_neither_is_empty(count, fraction):
-    train, val = split_pairs(made_up(count), fraction, seed=1)
-    assert sorted(names(train) + names(val)) == names(made_up(count))
-    assert train
-    assert val
+def test_leftovers_of_train_and_of_val_come_together(tmp_path):
+    touch(tmp_path / "train/images", "a.png", "b.png")
+    touch(tmp_path / "train/masks", "a.png")
+    touch(tmp_path / "val/images", "c.png")
+    touch(tmp_path / "val/masks", "c.png", "d.png")
+    found = found_in(tmp_path)
+    assert [(pair.name, pair.part) for pair in found.pairs] == [("a", "train"), ("c", "val")]
+    assert [(problem.kind, problem.lines) for problem in found.problems] == [
+        ("no_mask", (str(tmp_path / "train/images/b.png"),)),
+        ("no_image", (str(tmp_path / "val/masks/d.png"),)),
+    ]
+    assert found.refusal.count("images and masks do not pair up:") == 2
 
 
-@pytest.mark.parametrize(
-    ("count", "fraction", "num_val"), [(10, 0.2, 2), (240, 0.2, 48), (10, 0.01, 1), (10, 0.99, 9), (2, 0.9, 1)]
-)
-def test_the_fraction_is_rounded_and_leaves_one_on_each_side(count, fraction, num_val):
-    assert len(split_pairs(made_up(count), fraction, seed=0)[1]) == num_val
+def test_what_pairs_up_has_no_problems_and_says_whether_it_is_divided(tmp_path):
+    touch(tmp_path / "one/images", "a.png")
+    touch(tmp_path / "one/masks", "a.png")
+    found = found_in(tmp_path / "one")
+    assert (found.refusal, found.problems, found.is_divided) == ("", (), False)
+    for part in ("train", "val"):
+        touch(tmp_path / "two" / part / "images", "a.png")
+        touch(tmp_path / "two" / part / "masks", "a.png")
+    assert found_in(tmp_path / "two").is_divided
 
 
-def test_the_split_is_the_same_on_every_machine():
-    train, val = split_pairs(made_up(10), 0.3, seed=42)
-    assert names(val) == ["000", "007", "008"]  # a change of this line moves images between train and val in resumed runs
-    assert names(train) == ["001", "002", "003", "004", "005", "006", "009"]
+# Groups
 
 
-def test_another_seed_gives_another_split():
-    splits = {tuple(names(split_pairs(made_up(30), 0.2, seed)[1])) for seed in range(10)}
-    assert len(splits) == 10
+def grouped(tmp_path, pattern, *images):
+    touch(tmp_path / "images", *images)
+    touch(tmp_path / "masks", *images)
+    return [pair.group for pair in found_in(tmp_path, group_pattern=pattern).pairs]
 
 
-def test_the_split_is_shuffled_and_not_the_head_or_the_tail():
-    """Files in order of time or patient: the last fifth is not like the rest."""
-    val = names(split_pairs(made_up(100), 0.2, seed=0)[1])
-    assert val not in (names(made_up(100))[:20], names(made_up(100))[-20:])
-    assert min(val) < "030"
-    assert max(val) > "070"
+def test_a_group_is_what_the_first_bracket_matches_in_the_path(tmp_path):
+    files = ["p01_1.png", "p01_2.png", "p02_1.png"]
+    assert grouped(tmp_path, r"(p\d+)_(\d)", *files) == ["p01", "p01", "p02"]
 
 
-def test_one_pair_is_refused(tmp_path):
-    touch(tmp_path / "images", "a.png")
-    touch(tmp_path / "masks", "a.png")
-    assert refusal(split_of, tmp_path) == "only 1 pair; need at least 2, one to train on and one to validate on"
+def test_a_group_is_the_whole_match_where_there_is_no_bracket(tmp_path):
+    assert grouped(tmp_path, r"p\d+", "p01_1.png", "p01_2.png", "p02_1.png") == ["p01", "p01", "p02"]
+
+
+def test_a_group_may_be_a_folder(tmp_path):
+    files = ["night/1.png", "night/2.png", "noon/1.png"]
+    assert grouped(tmp_path, r"images/(\w+)/", *files) == ["night", "night", "noon"]
+
+
+def test_a_bracket_that_takes_no_part_in_the_match_gives_no_group(tmp_path):
+    assert grouped(tmp_path, r"(p\d+)?_x", "p1_x.png", "_x.png") == ["", "p1"]
+
+
+def test_paths_that_the_pattern_does_not_match_are_counted_and_shown(tmp_path):
+    touch(tmp_path / "images", "p1_a.png", "b.png", "c.png")
+    touch(tmp_path / "masks", "p1_a.png", "b.png", "c.png")
+    message = refusal(found_in, tmp_path, group_pattern=r"p(\d+)_")
+    assert message == r"group_pattern: 'p(\\d+)_' matches nothing in 2 of 3 paths, such as images/b.png, images/c.png"
+
+
+def test_a_path_outside_data_dir_stays_whole(tmp_path):
+    assert inside(tmp_path / "data", tmp_path / "data/images/a.png") == "images/a.png"
+    assert inside(tmp_path / "data", tmp_path / "other/a.png") == (tmp_path / "other/a.png").as_posix()
+    pairs = add_groups([Pair("a", tmp_path / "other/a.png", tmp_path / "m.png")], "other/(.)", tmp_path / "data")
+    assert pairs[0].group == "a"
 
 
 def test_finding_and_splitting_leave_the_folder_as_it_is(tmp_path):

@@ -93,6 +93,17 @@ def test_text_takes_paths_and_nothing_empty_or_unwritable():
         assert need(parser, raw) == "need text, e.g. data/mine"
 
 
+def test_pattern_is_a_regular_expression_and_says_where_it_is_not():
+    assert p.pattern(r"(patient\d+)_") == r"(patient\d+)_"
+    assert type(p.pattern(Plain("a+"))) is str
+    words = r"need a regular expression, e.g. '(patient\d+)_'"
+    for raw in ("", None, 3, "a\0b", ["a"]):
+        assert need(p.pattern, raw) == words
+    assert need(p.pattern, "*a") == f"{words} (nothing to repeat at position 0)"
+    assert need(p.pattern, "[a") == f"{words} (unterminated character set at position 0)"
+    assert need(p.pattern, "a{99999999999999999999}").startswith(words)  # more than the engine can count
+
+
 def test_plain_text_leaves_as_str():
     assert type(p.text()(Plain("no"))) is str
     assert type(p.word_or_empty(Plain(""))) is str

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.masks import IGNORED
-from unet_trainer.pictures import COLOURS, GAP, HEADER, overlay, sample_sheet
+from unet_trainer.pictures import CELL, COLOURS, GAP, HEADER, contact_sheet, overlay, sample_sheet, to_display
 
 
 def grey(height=24, width=24, value=100):
@@ -17,6 +17,70 @@ def square(class_id, height=24, width=24):
     ids = np.zeros((height, width), np.uint8)
     ids[6:18, 6:18] = class_id
     return ids
+
+
+def test_8_bit_pictures_are_shown_as_they_are():
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+    assert np.array_equal(to_display(image), image)
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 1, None]), (4, [0, 1, 2]), (5, [0, 1, 2])])
+def test_any_number_of_channels_is_shown_as_three(channels, shown):
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, channels), np.uint8)
+    displayed = to_display(image)
+    assert (displayed.dtype, displayed.shape) == (np.uint8, (24, 24, 3))
+    for place, channel in enumerate(shown):
+        assert np.array_equal(displayed[:, :, place], np.zeros((24, 24)) if channel is None else image[:, :, channel])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float32, np.float64])
+def test_other_depths_are_stretched_to_what_occurs(dtype):
+    ramp = np.linspace(1000, 3000, 10_001).reshape(1, -1, 1).astype(dtype)
+    displayed = to_display(ramp)
+    assert (displayed.dtype, displayed.shape) == (np.uint8, (1, 10_001, 3))
+    assert displayed[0, 0].tolist() == [0, 0, 0]  # the lowest hundredth is black
+    assert displayed[0, -1].tolist() == [255, 255, 255]
+    assert displayed[0, 5000, 0] == pytest.approx(127, abs=2)
+    assert (np.diff(displayed[0, :, 0].astype(int)) >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float16, np.float64])
+def test_a_flat_picture_of_another_depth_is_shown(dtype):
+    assert to_display(np.full((4, 5, 1), 300, dtype)).tolist() == np.zeros((4, 5, 3)).tolist()
+
+
+def test_an_outlier_does_not_darken_the_rest():
+    image = np.random.default_rng(0).normal(100, 10, (50, 50, 1)).astype(np.float16)
+    image[0, 0] = 60000
+    assert 90 < to_display(image).mean() < 165
+
+
+def test_a_contact_sheet_has_a_cell_for_each_pair_with_its_label():
+    pictures = [(grey(50, 100, 40 * index), square(1, 50, 100)) for index in range(1, 6)]
+    sheet = contact_sheet(pictures, [f"image {index}" for index in range(5)], columns=2)
+    width, height = 2 * CELL + GAP, CELL + HEADER - 6
+    assert sheet.shape == (3 * height + 2 * 2 * GAP, 2 * width + 3 * GAP, 3)
+    for index in range(5):
+        top, left = (index // 2) * (height + 2 * GAP), (index % 2) * (width + 3 * GAP)
+        cell = sheet[top : top + height, left : left + width]
+        caption, pair = cell[: HEADER - 6], cell[HEADER - 6 :]
+        assert (caption < 150).any()
+        assert pair[2, 2].tolist() == [40 * (index + 1)] * 3
+        assert pair[99, 100].tolist() == [40 * (index + 1)] * 3  # 100×50 is shown at 200×100
+        assert pair[100:, :CELL].min() == 255
+        assert pair[2 * 12, CELL + GAP + 2 * 12].tolist() != pair[2 * 12, 2 * 12].tolist()  # tinted
+    assert (sheet[2 * (height + 2 * GAP) :, width:] == 255).all()  # the place of a sixth
+
+
+def test_a_sheet_of_few_pictures_is_as_narrow_as_they_are():
+    sheet = contact_sheet([(grey(), square(1))], ["a" * 300 + "größe"], columns=4)
+    assert sheet.shape == (CELL + HEADER - 6, 2 * CELL + GAP, 3)
+
+
+def test_pictures_of_any_shape_fit_into_a_sheet():
+    shapes = [(1, 1), (1, 500), (500, 1), (700, 650), (3, 900)]
+    sheet = contact_sheet([(grey(*shape), np.ones(shape, np.uint8)) for shape in shapes], ["x"] * 5, columns=5)
+    assert sheet.shape == (CELL + HEADER - 6, 5 * (2 * CELL + GAP) + 4 * 3 * GAP, 3)
 
 
 def test_background_is_left_as_it_is():

@@ -56,7 +56,13 @@ def test_every_training_command_runs(tiny_data, tmp_path, monkeypatch, capsys):
         words = shlex.split(line)[2:]
         small = [word for word in SMALL if not (word.startswith("encoder=") and "--resume" in words)]
         assert main([*words, *small]) == 0, (line, capsys.readouterr().err)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["fast", "production", "production-2"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        ".scan",
+        "check",
+        "fast",
+        "production",
+        "production-2",
+    ]
 
 
 def test_the_python_example_runs(tiny_data, tmp_path, monkeypatch, capsys):

@@ -1,14 +1,21 @@
-"""Mask files as people have them, written by real encoders: trained on with the right classes, or refused with the fix."""
+"""Datasets as people have them, written by real encoders: trained on as they are meant, or refused with the fix."""
 
 from __future__ import annotations
+
+import csv
+import re
+import shutil
 
 import cv2
 import numpy as np
 import pytest
+import tifffile
+import torch
 from PIL import Image
 
 from train_unet import train
 from unet_trainer.config import load_config
+from unet_trainer.forms import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images import DataError
 
 SIDE = 48
@@ -26,6 +33,11 @@ def rings(index):
     rows, columns = np.mgrid[:SIDE, :SIDE]
     distance = np.hypot(rows - 20 - index, columns - 24)
     return (distance < 18).astype(np.uint8) + (distance < 9)
+
+
+def bands(index):
+    """H,W of ids 0 to 11, four rows each."""
+    return np.repeat((np.arange(12, dtype=np.uint8) + index) % 12, 4)[:, None].repeat(SIDE, 1)
 
 
 def write_dataset(folder, make_mask, extension="png"):
@@ -79,6 +91,14 @@ READ = {
     "tiff": (lambda i: blob(i) * 255, "tif", {}, (0, 255), None),
     "ids": (lambda i: rings(i), "png", {"num_classes": 3}, (0, 1, 2), None),
     "ids and void": (lambda i: with_void(rings(i)), "png", {"num_classes": 3}, (0, 1, 2), 255),
+    "ids 0 to 11 and void": (lambda i: with_void(bands(i)), "png", {"num_classes": 12}, tuple(range(12)), 255),
+    "ids 0 to 11 with the last one to ignore": (
+        lambda i: bands(i),
+        "png",
+        {"num_classes": 11, "ignore_value": 11},
+        tuple(range(11)),
+        11,
+    ),
     "0, 1 and void": (lambda i: with_void(blob(i)), "png", {}, (0, 1), 255),
     "ids with the last one to ignore": (lambda i: rings(i), "png", {"num_classes": 2, "ignore_value": 2}, (0, 1), 2),
     "as many greys as classes": (lambda i: rings(i) * 120, "png", {"num_classes": 3}, (0, 120, 240), None),
@@ -120,8 +140,8 @@ def test_masks_are_read_right_and_the_mapping_is_written_down(kind, tiny_config,
     assert written.mask_values == mask_values
     assert written.ignore_value == ignore_value
     line = next(line for line in said.splitlines() if line.startswith("  Masks:"))
-    shares = [float(word[:-1]) for word in line.split() if word.endswith("%") or word.endswith("%,") for word in [word.rstrip(",")]]
-    assert len(shares) == max(2, written.num_classes)
+    shares = [float(share) for share in re.findall(r" ([\d.]+)%", line.partition(" of pixels")[0])]
+    assert len(shares) == min(max(2, written.num_classes), 8)
     foreground = np.mean([(blob(index) > 0).mean() for index in range(NUM_PAIRS)])
     if written.num_classes == 1 and ignore_value is None and "object" not in kind:
         assert shares[1] == pytest.approx(100 * foreground, abs=1.5)
@@ -147,7 +167,11 @@ REFUSED = {
         ["#ff0000: ", "mask_values: [0, [0, 0, 255], [255, 0, 0]]"],
     ),
     "a photograph": (lambda i: np.random.default_rng(i).integers(0, 256, (SIDE, SIDE), np.uint8), {}, ["… 256 values in all"]),
-    "a value that is no class": (lambda i: rings(i), {"mask_values": [0, 1]}, ["8 mask values that are no class", "0.png: 2 ("]),
+    "a value that is no class": (
+        lambda i: rings(i),
+        {"mask_values": [0, 1]},
+        ["8 masks with values that are no class", "0.png: 2 ("],
+    ),
 }
 
 
@@ -177,3 +201,207 @@ def test_class_weights_follow_from_the_masks_and_are_written_down(tiny_config, t
     assert "Weights:" in capsys.readouterr().out
     binary = train(tiny_config, data_dir=data, num_epochs=1, mask_values="nonzero", class_weights="auto")
     assert len(load_config(binary.run_dir / "config.yaml").class_weights) == 1
+
+
+# Images
+
+
+def photograph(index, channels=3):
+    """H,W,C floats from 0 to 1, brighter in the disc."""
+    values = np.random.default_rng(index).uniform(0, 0.6, (SIDE, SIDE, channels)) + 0.4 * blob(index)[:, :, None]
+    return values * np.linspace(1, 0.5, channels)
+
+
+def write_images(folder, write):
+    """`write(index, path without extension)` writes an image and returns the array that its file stands for."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    arrays = {}
+    for index in range(NUM_PAIRS):
+        arrays[f"{index}"] = write(index, folder / f"images/{index}")
+        Image.fromarray(blob(index) * 255).save(folder / f"masks/{index}.png")
+    return arrays
+
+
+def microscopy(index, path):
+    """Findings: a 16-bit TIFF with values from 32995 to 34996, which PIL turns into white."""
+    pixels = (32995 + 2001 * photograph(index, 1)[:, :, 0]).round().astype(np.uint16)
+    pixels.flat[:2] = 32995, 34996
+    assert cv2.imwrite(f"{path}.tif", pixels)
+    return pixels[:, :, None]
+
+
+def floats(index, path):
+    pixels = (photograph(index, 1)[:, :, 0] * 2 - 1).astype(np.float32)
+    np.save(f"{path}.npy", pixels)
+    return pixels[:, :, None]
+
+
+def five_channels(index, path):
+    pixels = (photograph(index, 5) * 255).astype(np.uint8)
+    tifffile.imwrite(f"{path}.tif", pixels)
+    return pixels
+
+
+def wide_colour(index, path):
+    pixels = (photograph(index) * 65535).astype(np.uint16)
+    assert cv2.imwrite(f"{path}.png", pixels[:, :, ::-1])
+    return pixels
+
+
+def grey(index, path):
+    pixels = (photograph(index, 1)[:, :, 0] * 255).astype(np.uint8)
+    Image.fromarray(pixels).save(f"{path}.png")
+    return pixels[:, :, None]
+
+
+def colour_file(extension, kind=None, **options):
+    def write(index, path):
+        pixels = (photograph(index) * 255).astype(np.uint8)
+        Image.fromarray(pixels).save(f"{path}.{extension}", kind, **options)
+        return pixels
+
+    return write
+
+
+def with_alpha(index, path):
+    pixels = (photograph(index) * 255).astype(np.uint8)
+    Image.fromarray(np.dstack([pixels, blob(index) * 200 + 55])).save(f"{path}.png")
+    return pixels
+
+
+def turned(index, path):
+    """Stored lying, shown upright: the array is the shown one."""
+    pixels = (photograph(index) * 255).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    Image.fromarray(np.rot90(pixels).copy()).save(f"{path}.jpg", exif=exif, quality=100, subsampling=0)
+    return pixels
+
+
+IMAGE_KINDS = {
+    "16-bit microscopy": (microscopy, "16-bit grey"),
+    "float arrays": (floats, "float grey"),
+    "five channels": (five_channels, "8-bit 5 channels"),
+    "16-bit colour": (wide_colour, "16-bit RGB"),
+    "grey": (grey, "8-bit grey"),
+    "alpha": (with_alpha, "8-bit RGB"),
+    "PNG named jpg": (colour_file("jpg", "PNG"), "8-bit RGB"),
+    "JPEG": (colour_file("jpg"), "8-bit RGB"),
+    "WebP": (colour_file("webp", lossless=True), "8-bit RGB"),
+    "BMP": (colour_file("bmp"), "8-bit RGB"),
+    "turned by EXIF": (turned, "8-bit RGB"),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
+def test_images_keep_their_depth_and_channels_and_their_statistics_are_stored(kind, tiny_config, tmp_path, capsys):
+    write, described = IMAGE_KINDS[kind]
+    arrays = write_images(tmp_path / "data", write)
+    result = train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
+    said = capsys.readouterr().out
+    written = load_config(result.run_dir / "config.yaml")
+    channels = arrays["0"].shape[2]
+    assert written.in_channels == channels
+    assert f"Images:     {described}; 48×48 → 32×32; normalised with" in said
+    rows = csv.DictReader((result.run_dir / "split.csv").read_text().splitlines())
+    pixels = np.concatenate([arrays[row["name"]].reshape(-1, channels) for row in rows if row["split"] == "train"]).astype(float)
+    if described == "8-bit RGB":
+        assert (written.image_mean, written.image_std) == (IMAGENET_MEAN, IMAGENET_STD)
+    else:
+        assert written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
+        assert written.image_std == pytest.approx(pixels.std(0), rel=1e-5)
+    stored = torch.load(result.run_dir / "best.pt", weights_only=True)["config"]
+    assert (stored["in_channels"], stored["image_mean"], stored["image_std"]) == (
+        channels,
+        list(written.image_mean),
+        list(written.image_std),
+    )
+    assert ("alpha is left out of 8 of 8 images" in said) == (kind == "alpha")
+    assert ("8 of 8 images are turned" in said) == (kind == "turned by EXIF")
+
+
+def test_microscopy_that_others_read_as_white_is_learnt(tiny_config, tmp_path):
+    write_images(tmp_path / "data", microscopy)
+    settings = {"num_epochs": 12, "learning_rate": 0.01, "augmentation": "none", "image_size": 48, "val_fraction": 0.25}
+    assert train(tiny_config, data_dir=tmp_path / "data", **settings).best_val_iou > 0.4
+
+
+# Names
+
+NAMES = {
+    "suffix": ("images/{:02d}.jpg", "masks/{:02d}_mask.png", "images/ + masks/, paired like 01 ↔ 01_mask"),
+    "side by side": ("{:02d}.jpg", "{:02d}_mask.png", "image and mask side by side, paired like 01 ↔ 01_mask"),
+    "DRIVE": (
+        "training/images/{:02d}_training.tif",
+        "training/1st_manual/{:02d}_manual1.gif",
+        "training/images/ + training/1st_manual/, paired like 01_training ↔ 01_manual1",
+    ),
+    "cell tracking": ("images/t{:03d}.tif", "masks/man_seg{:03d}.tif", "paired like t001 ↔ man_seg001"),
+    "words": ("{:03d}_image.png", "{:03d}_annotation.png", "side by side, paired like 001_image ↔ 001_annotation"),
+    "CHASE": ("Image_{:02d}L.jpg", "Image_{:02d}L_1stHO.png", "side by side, paired like Image_01L ↔ Image_01L_1stHO"),
+    "CamVid": ("train/{:03d}.png", "trainannot/{:03d}.png", "train/ + trainannot/, same names"),
+    "nnU-Net": ("imagesTr/case_{:03d}_0000.png", "labelsTr/case_{:03d}.png", "paired like case_001_0000 ↔ case_001"),
+    "mmseg": ("img_dir/train/{}.png", "ann_dir/train/{}.png", "img_dir/train/ + ann_dir/train/, same names"),
+}
+
+
+def write_pair(root, image, mask, index):
+    for name, pixels in ((image, (photograph(index) * 255).astype(np.uint8)), (mask, blob(index) * 255)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_folders_as_they_are_downloaded_train_with_nothing_but_data_dir(kind, tiny_config, tmp_path, capsys):
+    image, mask, rule = NAMES[kind]
+    for index in range(1, NUM_PAIRS + 1):
+        write_pair(tmp_path / "data", image.format(index), mask.format(index), index)
+    train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
+    said = capsys.readouterr().out
+    assert f"{rule}; val_fraction 0.2, seed 42)" in said
+    assert "0 → background" in said
+
+
+def test_train_and_val_folders_beside_their_annotations(tiny_config, tmp_path, capsys):
+    for index in range(1, 9):
+        part = "val" if index > 6 else "train"
+        write_pair(tmp_path / "data", f"{part}/{index}.png", f"{part}annot/{index}.png", index)
+    train(tiny_config, data_dir=tmp_path / "data", num_epochs=1)
+    assert "6 train, 2 val (train/ + trainannot/, same names; folders train and val)" in capsys.readouterr().out
+
+
+def test_images_without_masks_are_refused_by_name(tiny_config, tmp_path):
+    write_images(tmp_path / "data", grey)
+    (tmp_path / "data/masks/3.png").unlink()
+    with pytest.raises(DataError) as raised:
+        train(tiny_config, data_dir=tmp_path / "data")
+    masks, image = tmp_path / "data/masks", tmp_path / "data/images/3.png"
+    assert f"1 image without a mask in {masks} (such as 3.png): {image}" in str(raised.value)
+
+
+# Sizes and copies
+
+
+def test_masks_of_another_size_train_with_resize_masks_alone(tiny_config, tmp_path, capsys):
+    write_images(tmp_path / "data", grey)
+    for index in range(0, NUM_PAIRS, 2):
+        half = cv2.resize(blob(index) * 255, (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_NEAREST)
+        cv2.imwrite(str(tmp_path / f"data/masks/{index}.png"), half)
+    with pytest.raises(DataError, match=r"(?s)4 masks that are not of their image's size:.*resize_masks: true brings masks"):
+        train(tiny_config, data_dir=tmp_path / "data")
+    train(tiny_config, data_dir=tmp_path / "data", resize_masks=True, num_epochs=1)
+    assert "4 masks are brought to the size of their images (resize_masks)" in capsys.readouterr().out
+    train(tiny_config, data_dir=tmp_path / "data", resize_masks=True, num_epochs=1, fit="crop")
+
+
+def test_byte_identical_images_never_train_and_validate(tiny_config, tmp_path, capsys):
+    write_images(tmp_path / "data", grey)
+    for index in range(4):
+        shutil.copy(tmp_path / f"data/images/{index}.png", tmp_path / f"data/images/{index + 4}.png")
+    result = train(tiny_config, data_dir=tmp_path / "data", num_epochs=1, val_fraction=0.5)
+    rows = csv.DictReader((result.run_dir / "split.csv").read_text().splitlines())
+    sides = {int(row["name"]): row["split"] for row in rows}
+    assert [sides[index] for index in range(4)] == [sides[index + 4] for index in range(4)]
+    assert sorted(sides.values()) == ["train"] * 4 + ["val"] * 4
+    assert "8 images are identical to another one; each lot stays on one side:" in capsys.readouterr().out

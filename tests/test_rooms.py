@@ -103,6 +103,15 @@ def test_module_that_answers_in_a_blink_loads_nothing_slow(module):
     assert done.stdout == "\n"
 
 
+def test_what_looks_at_data_loads_no_torch():
+    """check answers without it, and so does every refusal of data."""
+    rooms = ("check", "survey", "scan", "pairs", "names", "tables", "splits", "problems", "layouts", "masks", "images", "pictures")
+    script = f"import sys, {', '.join(f'unet_trainer.{room}' for room in rooms)}; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_has_its_tests(room):
     has_tests = (ROOT / "tests" / f"test_{room}.py").is_file()

@@ -14,10 +14,11 @@ from unet_trainer import assemble
 from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
+from unet_trainer.forms import IMAGENET_MEAN, IMAGENET_STD, RGB, ImageForm
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.model import Ema
 from unet_trainer.precision import Precision
-from unet_trainer.step import EvalStep, Numerics, Totals, TrainStep, build_forward, compile_steps, predict
+from unet_trainer.step import STRIDE, EvalStep, Numerics, Totals, TrainStep, build_forward, build_logits, compile_steps, predict
 
 CPU = torch.device("cpu")
 FLOAT32 = Numerics(CPU, Precision("float32", "test"), channels_last=True)
@@ -45,10 +46,11 @@ def make_step(model, numerics=FLOAT32, loss="bce", **options):
     return TrainStep(forward, model, optimizer, scaler, numerics.device, **options)
 
 
-def tiny_machine(**settings):
-    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", **settings})
+def tiny_machine(form=RGB, **settings):
+    settings = {"image_size": 32, "batch_size": 2, "device": "cpu", "in_channels": form.channels, **settings}
+    config = load_config({**TINY_MODEL, **settings})
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, 4, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, form, 4, Console(io.StringIO()))
     machine.set_training(0)
     return machine
 
@@ -143,6 +145,101 @@ def test_bfloat16_really_computes_in_bfloat16():
     convolution.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     machine.train_step(make_batch(2, side=32), Totals(1, CPU), window=1, closes_window=True, learning_rate=1e-3)
     assert seen == [torch.bfloat16]
+
+
+class Seen(torch.nn.Module):
+    """Keeps what it is given, and answers with the first channel."""
+
+    def forward(self, pixels):
+        self.pixels = pixels
+        return pixels[:, :1]
+
+
+def test_pixels_are_normalised_channel_by_channel():
+    model = Seen()
+    form = ImageForm(2, False, (33000.0, -4.0), (200.0, 0.5))
+    images = torch.tensor([33000.0, -4.0]).repeat(1, 32, 32, 1)
+    images[0, 3, 5] = torch.tensor([33400.0, -5.0])
+    build_logits(model, FLOAT32, form)(images)
+    assert model.pixels.shape == (1, 2, 32, 32)
+    assert model.pixels[0, :, 3, 5].tolist() == pytest.approx([2.0, -2.0])
+    assert model.pixels[0, :, 3, 4].tolist() == [0.0, 0.0]
+
+
+def test_8_bit_colours_are_normalised_as_imagenet_is():
+    model = Seen()
+    build_logits(model, FLOAT32)(torch.tensor([255, 0, 128], dtype=torch.uint8).repeat(1, 32, 32, 1))
+    expected = [(value - mean) / std for value, mean, std in zip((255, 0, 128), IMAGENET_MEAN, IMAGENET_STD, strict=True)]
+    assert model.pixels[0, :, 7, 9].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(50, 70), (32, 33), (31, 64), (1, 1), (64, 96)])
+def test_any_size_is_padded_to_the_stride_by_repeating_the_border_and_cropped_back(height, width):
+    model = Seen()
+    form = ImageForm(1, False, (0.0,), (1.0,))
+    images = torch.rand(2, height, width, 1, generator=torch.Generator().manual_seed(0))
+    logits = build_logits(model, FLOAT32, form)(images)
+    padded = model.pixels[:, 0]
+    assert padded.shape[1] % STRIDE == padded.shape[2] % STRIDE == 0
+    assert padded.shape[1] - height < STRIDE
+    assert padded.shape[2] - width < STRIDE
+    assert torch.equal(padded[:, :height, :width], images[..., 0])
+    assert torch.equal(padded[:, :height, width:], images[:, :, -1:, 0].expand(-1, -1, padded.shape[2] - width))
+    assert torch.equal(padded[:, height:], padded[:, height - 1 : height].expand(-1, padded.shape[1] - height, -1))
+    assert logits.shape == (2, 2, height, width)
+
+
+def test_a_size_that_is_no_multiple_of_the_stride_equals_the_crop_of_the_padded_one():
+    machine = tiny_machine()
+    model = machine.state.model.eval()
+    images = make_batch(2, side=70).images[:, :50]
+    padded = torch.nn.functional.pad(images.permute(0, 3, 1, 2).float(), (0, 26, 0, 14), mode="replicate").permute(0, 2, 3, 1)
+    compute = build_logits(model, machine.numerics)
+    with torch.no_grad():
+        assert torch.allclose(compute(images), compute(padded)[:, :, :50, :70], atol=1e-4)
+    assert predict(model, images, machine.numerics).shape == (2, 50, 70)
+
+
+def test_gradients_flow_and_padding_counts_nowhere_at_any_size():
+    machine = tiny_machine()
+    batch = make_batch(2, side=70)
+    batch = Batch(batch.images[:, :50], batch.masks[:, :50], 2)
+    totals = Totals(1, CPU)
+    before = weights(machine.state.model)
+    machine.train_step(batch, totals, window=1, closes_window=False, learning_rate=0.0)
+    assert int(totals.matrix.sum()) == 2 * 50 * 70
+    gradients = [parameter.grad.abs().sum().item() for parameter in machine.state.model.parameters()]
+    assert all(math.isfinite(gradient) for gradient in gradients)
+    assert sum(gradient > 0 for gradient in gradients) > 0.9 * len(gradients)
+    machine.train_step(batch, totals, window=1, closes_window=True, learning_rate=1e-2)
+    assert not torch.equal(weights(machine.state.model), before)
+
+
+def test_ignored_pixels_at_the_border_of_a_window_count_nowhere():
+    """A window at the edge of its image has a mirrored part that counts nowhere."""
+    machine = tiny_machine()
+    machine.eval_step.model.eval()
+    batch = make_batch(2, side=64)
+    batch.masks[:, 40:] = 255
+    totals = Totals(1, CPU)
+    machine.eval_step(batch, totals)
+    assert int(totals.matrix.sum()) == 2 * 40 * 64
+    ids = predict(machine.eval_step.model, batch.images, machine.numerics)[:, :40]
+    assert int(totals.matrix[1, 1]) == int(((ids == 1) & (batch.masks[:, :40] == 1)).sum())
+
+
+def test_a_form_of_five_deep_channels_is_trained_on():
+    form = ImageForm(5, False, (33000.0,) * 5, (200.0,) * 5)
+    machine = tiny_machine(form)
+    images = torch.randn(2, 32, 32, 5, generator=torch.Generator().manual_seed(0)) * 200 + 33000
+    batch = Batch(images, (images[..., 4] > 33000).to(torch.uint8), 2)
+    losses = []
+    for _ in range(12):
+        totals = Totals(1, CPU)
+        machine.train_step(batch, totals, window=1, closes_window=True, learning_rate=1e-2)
+        losses.append(totals.loss())
+    assert losses[-1] < 0.8 * losses[0]
+    assert predict(machine.state.model, images, machine.numerics, form).shape == (2, 32, 32)
 
 
 def test_padding_changes_neither_validation_loss_nor_counts():

@@ -16,7 +16,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import segmentation_models_pytorch as smp
 import torch
+from PIL import Image
 
 import train_unet
 from conftest import ROOT
@@ -24,6 +26,7 @@ from train_unet import TrainingFailed, main, train
 from unet_trainer.config import Config, UserError, load_config
 from unet_trainer.history import COLUMNS
 from unet_trainer.model import build_model
+from unet_trainer.step import Totals
 
 
 def digest(run_dir, name="last.pt"):
@@ -61,6 +64,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
         "previous.pt",
         "result.json",
         "samples",
+        "split.csv",
         "train.log",
     ]
     rows = list(csv.DictReader((result.run_dir / "metrics.csv").read_text().splitlines()))
@@ -167,7 +171,8 @@ def test_raising_num_epochs_says_how_the_schedule_goes_on(tiny_config, capsys):
     [
         ({"num_classes": 2}, "num_classes: 1 in the checkpoint, 2 now"),
         ({"encoder": "resnet18"}, "encoder: tu-mobilenetv3_small_050 in the checkpoint, resnet18 now"),
-        ({"val_fraction": 0.5}, "cannot go on with another data split"),
+        ({"image_size": 64}, "image_size: 32 in the checkpoint, 64 now"),
+        ({"fit": "crop"}, "fit: resize in the checkpoint, crop now"),
         ({"seed": 1}, "seed: 42 in the checkpoint, 1 now"),
         ({"optimizer": "sgd"}, "optimizer: adamw in the checkpoint, sgd now"),
     ],
@@ -196,7 +201,7 @@ def test_resume_auto_starts_and_then_goes_on_with_the_run_of_that_name(tiny_conf
     result = train(config)
     assert result.run_dir.name == "job"
     assert result.epochs == 3
-    assert [path.name for path in result.run_dir.parent.iterdir()] == ["job"]
+    assert sorted(path.name for path in result.run_dir.parent.iterdir()) == [".scan", "job"]
 
 
 def test_resume_alone_takes_the_newest_run(tiny_config, tmp_path, monkeypatch):
@@ -342,7 +347,7 @@ def test_data_problems_come_in_one_message_naming_files(tiny_config, tiny_data, 
     assert "cells_002.png: the file is cut off" in error
     assert "cells_003.png: 10×10, its image" in error
     assert "Traceback" not in error
-    assert not (tmp_path / "checkpoints").exists()  # nothing begun, nothing left behind
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".scan"]  # nothing begun; what was read is remembered
 
 
 def test_a_batch_larger_than_the_data_is_refused(tiny_config):
@@ -422,7 +427,7 @@ def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monke
 
 def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
     weights = tmp_path / "encoder.pt"
-    model = build_model(load_config(tiny_config))
+    model = build_model(load_config({**tiny_config, "in_channels": 3}))
     torch.save(model.get_submodule("encoder").state_dict(), weights)
     run = train(tiny_config, encoder_weights=str(weights), num_epochs=1)
     weights.unlink()
@@ -443,7 +448,7 @@ def test_what_the_model_cannot_run_is_told_before_the_run_has_a_folder(settings,
         UserError, match=r"the model cannot run with architecture: .*batch_size: 1, image_size: 32: Expected more than 1"
     ):
         train(tiny_config, **settings)
-    assert not (tmp_path / "checkpoints").exists()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".scan"]
 
 
 def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, capsys):
@@ -453,7 +458,10 @@ def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, cap
         for index in range(4):
             mask = np.full((32, 32), value, np.uint8)
             mask[:8] = 0 if part == "train" else 255
-            cv2.imwrite(str(tmp_path / "data" / part / "images" / f"{index}.png"), np.full((32, 32, 3), index, np.uint8))
+            cv2.imwrite(
+                str(tmp_path / "data" / part / "images" / f"{index}.png"),
+                np.full((32, 32, 3), index + (9 if part == "val" else 0), np.uint8),
+            )
             cv2.imwrite(str(tmp_path / "data" / part / "masks" / f"{index}.png"), mask)
     result = train(tiny_config, data_dir=tmp_path / "data", ignore_value=255, num_epochs=1)
     said = capsys.readouterr().out
@@ -468,6 +476,169 @@ def test_another_data_folder_on_resume_is_said(tiny_config, tiny_data, tmp_path,
     run = train(tiny_config, num_epochs=1)
     train(tiny_config, resume=str(run.run_dir), data_dir=tmp_path / "moved")
     assert f"changed since then: data_dir: {tiny_data} → {tmp_path / 'moved'}" in capsys.readouterr().out
+
+
+# The split of a run
+
+
+def parts_of(run_dir):
+    """Names of the pairs that train and that validate, as split.csv has them."""
+    rows = list(csv.DictReader((run_dir / "split.csv").read_text().splitlines()))
+    return tuple([row["name"] for row in rows if row["split"] == part] for part in ("train", "val"))
+
+
+def add_pairs(folder, count):
+    for index in range(count):
+        pixels = np.random.default_rng(index).integers(0, 256, (64, 64, 3), np.uint8)
+        cv2.imwrite(str(folder / f"images/added_{index}.jpg"), pixels)
+        shutil.copy(folder / "masks/cells_000.png", folder / f"masks/added_{index}.png")
+
+
+def test_the_split_is_written_down_and_can_be_used_as_split_file(tiny_config, tiny_data):
+    run = train(tiny_config, num_epochs=1)
+    lines = (run.run_dir / "split.csv").read_text().splitlines()
+    assert lines[0] == "image,mask,split,group,name"
+    assert "images/cells_000.jpg,masks/cells_000.png," in "\n".join(lines)
+    train_names, val_names = parts_of(run.run_dir)
+    assert (len(train_names), len(val_names)) == (10, 2)
+    assert sorted(train_names + val_names) == [f"cells_{index:03d}" for index in range(12)]
+    content = torch.load(run.run_dir / "last.pt", weights_only=True)
+    assert content["split"] == {"train": train_names, "val": val_names}
+    again = train(tiny_config, num_epochs=1, split_file=str(run.run_dir / "split.csv"), seed=7)
+    assert parts_of(again.run_dir) == (train_names, val_names)
+
+
+def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_data, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    config = {**tiny_config, "data_dir": str(data)}
+    straight = train(tiny_config, run_name="straight")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_name="broken", on_epoch=stop_after(1))
+    broken = straight.run_dir.parent / "broken"
+    before = (broken / "split.csv").read_text()
+    add_pairs(data, 3)
+    capsys.readouterr()
+    resumed = train(config, resume=str(broken))
+    said = capsys.readouterr().out
+    table = broken / "split.csv"
+    assert (
+        f"Note: 3 pairs are not in {table}, which the run began with, and are left out, e.g. {data / 'images/added_0.jpg'}\n"
+        in said
+    )
+    assert f"10 train, 2 val (as the run began, {broken / 'split.csv'})" in said
+    assert resumed.epochs == 2
+    assert (broken / "split.csv").read_text() == before
+    assert digest(broken) == digest(straight.run_dir)  # as if nothing had been added
+
+
+def test_a_resumed_run_keeps_its_split_whatever_the_share_is_now_and_what_does_not_pair_up_yet(tiny_config, tiny_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    run = train(tiny_config, data_dir=data, num_epochs=1)
+    before = parts_of(run.run_dir)
+    shutil.copy(data / "images/cells_000.jpg", data / "images/without_mask.jpg")
+    assert train(tiny_config, data_dir=data, val_fraction=0.5, resume=str(run.run_dir)).epochs == 2
+    assert parts_of(run.run_dir) == before
+    content = torch.load(run.run_dir / "last.pt", weights_only=True)
+    assert (content["split"]["train"], content["split"]["val"]) == before
+
+
+def test_a_resumed_run_names_the_files_that_are_gone(tiny_config, tiny_data, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    run = train(tiny_config, data_dir=data, num_epochs=1)
+    (data / "masks/cells_004.png").unlink()
+    assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 2
+    error = capsys.readouterr().err
+    assert f"no file {data / 'masks/cells_004.png'}" in error
+    assert str(run.run_dir / "split.csv") in error
+
+
+def test_a_fold_is_trained_and_resumed(tiny_config, capsys):
+    run = train(tiny_config, num_epochs=1, num_folds=3, fold=2)
+    assert "8 train, 4 val (images/ + masks/, same names; fold 2 of 3, seed 42)" in capsys.readouterr().out
+    before = parts_of(run.run_dir)
+    assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 0
+    assert json.loads((run.run_dir / "result.json").read_text())["epochs"] == 2
+    assert parts_of(run.run_dir) == before
+
+
+def test_groups_stay_on_one_side_of_a_run(tiny_config, capsys):
+    """cells_000 to cells_009 share cells_00; cells_010 and cells_011 share cells_01."""
+    run = train(tiny_config, num_epochs=1, group_pattern=r"images/(cells_\d\d)")
+    assert parts_of(run.run_dir)[1] == ["cells_010", "cells_011"]
+    assert "2 groups kept together" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match=r"group_pattern: '\(p\\\\d\)' matches nothing in 12 of 12 paths, such as images/cells_000.jpg"
+    ):
+        train(tiny_config, group_pattern=r"(p\d)")
+
+
+# Crops in training, native resolution in validation
+
+
+def write_wide_pairs(folder, size, seed=0):
+    chooser = np.random.default_rng(seed)
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for index in range(8):
+        ids = np.zeros(size, np.uint8)
+        ids[5 + index : 20 + index, 10 : 30 + index] = 1
+        ids[:2] = 255
+        image = (chooser.integers(0, 90, (*size, 3)) + 150 * (ids == 1)[:, :, None]).astype(np.uint8)
+        cv2.imwrite(str(folder / f"images/{index}.png"), image)
+        cv2.imwrite(str(folder / f"masks/{index}.png"), ids)
+    return folder
+
+
+def test_every_native_pixel_of_validation_counts_exactly_once(tiny_config, tmp_path, monkeypatch, capsys):
+    data = write_wide_pairs(tmp_path / "data", (50, 75))
+    seen, real = [], Totals.scores
+
+    def tell(totals):
+        seen.append(totals.matrix.clone())
+        return real(totals)
+
+    monkeypatch.setattr(Totals, "scores", tell)
+    run = train(tiny_config, data_dir=data, fit="crop", num_epochs=1)
+    of_train, of_val = seen
+    masks = [cv2.imread(str(data / f"masks/{name}.png"), cv2.IMREAD_UNCHANGED) for name in parts_of(run.run_dir)[1]]
+    truth = [sum(int((mask == class_id).sum()) for mask in masks) for class_id in (0, 1)]
+    assert sum(truth) == len(masks) * 48 * 75
+    assert of_val.sum(1).tolist() == truth
+    assert int(of_train.sum()) <= 24 * 32 * 32  # 4 crops of each of 6 images
+    assert "→ 4 crops of 32×32 each in training, windows at native resolution in validation" in capsys.readouterr().out
+
+
+def test_iou_is_that_of_the_native_pixels_from_the_window_they_lie_most_central_in(tiny_config, tmp_path):
+    """32×56 is covered by windows at columns 0 and 24, which meet at column 28."""
+    data = write_wide_pairs(tmp_path / "data", (32, 56))
+    run = train(tiny_config, data_dir=data, fit="crop", num_epochs=2, learning_rate=0.01, augmentation="none")
+    best = torch.load(run.run_dir / "best.pt", weights_only=True)
+    channels = tiny_config["decoder_channels"]
+    model = smp.Unet(tiny_config["encoder"], encoder_weights=None, decoder_channels=channels, in_channels=3, classes=1).eval()
+    model.load_state_dict(best["model"])
+    mean, std = (torch.tensor(best["config"][name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
+    hits = either = 0
+    for name in parts_of(run.run_dir)[1]:
+        image = np.asarray(Image.open(data / f"images/{name}.png"))
+        truth = np.asarray(Image.open(data / f"masks/{name}.png"))
+        pixels = (torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() - mean) / std
+        with torch.no_grad():
+            left, right = (model(pixels[:, :, :, start : start + 32])[0, 0].numpy() > 0 for start in (0, 24))
+        predicted = np.concatenate([left[:, :28], right[:, 4:]], axis=1)
+        counts = truth != 255
+        hits += (predicted & (truth == 1) & counts).sum()
+        either += ((predicted | (truth == 1)) & counts).sum()
+    assert run.best_val_iou == pytest.approx(hits / either, abs=2e-3)
+    assert 0 < hits < either
+
+
+def test_sizes_that_no_encoder_divides_train(tiny_config, tmp_path):
+    run = train(tiny_config, image_size=[45, 70], num_epochs=1)
+    assert math.isfinite(run.best_val_iou)
+    assert load_config(run.run_dir / "config.yaml").image_size == (45, 70)
 
 
 def test_config_is_the_default_argument(monkeypatch, tiny_config):

@@ -189,7 +189,7 @@ def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | N
     known = {pair.image for pair in earlier.pairs}
     added = [pair for pair in now.pairs if pair.image not in known]
     if added:
-        console.note(f"{len(added)} pairs were added since the run began and are left out, e.g. {added[0].image}")
+        console.note(f"{len(added)} pairs are not in {table}, which the run began with, and are left out, e.g. {added[0].image}")
     return dataclasses.replace(earlier, rule=f"as the run began, {table}")
 
 

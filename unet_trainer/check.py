@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from unet_trainer.atomic import write_text_atomically
@@ -17,8 +18,9 @@ from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_
 from unet_trainer.console import Console
 from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import show_depth, show_kind
-from unet_trainer.images import read_image, read_mask, write_image
+from unet_trainer.images import DataError, read_image, read_mask, write_image
 from unet_trainer.masks import IGNORED
+from unet_trainer.pairs import Found
 from unet_trainer.pictures import contact_sheet, to_display
 from unet_trainer.problems import describe_problems
 from unet_trainer.scan import class_ids, class_shares
@@ -35,7 +37,12 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
     data_dir = Path(config.data_dir)
     if data_dir == Path(DEMO_DIR) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
-    survey = build_survey(config, console)
+    try:
+        survey = build_survey(config, console)
+    except DataError as error:  # no pair can be told
+        if json_file is not None:
+            _write_json(json_file, config, Survey(Found((), ""), undecided=[str(error)]), False, None, [])
+        raise
     console.say(f"Dataset {data_dir}")
     _tell_contents(config, survey, console)
     sheet = _draw_sheet(config, survey)
@@ -94,6 +101,7 @@ def config_lines(config: Config, survey: Survey) -> list[str]:
     lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
     given = {name: getattr(config, name) for name in ("image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern")}
     lines += [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in given.items() if value]
+    lines += ["resize_masks: true"] if config.resize_masks else []
     lines.append(f"num_classes: {config.num_classes}")
     if survey.coding is not None:
         lines.append(f"mask_values: {json.dumps(survey.coding.mask_values).replace(chr(34), '')}")
@@ -120,6 +128,8 @@ def _draw_sheet(config: Config, survey: Survey) -> Path | None:
         pair = survey.pairs[index]
         image = to_display(read_image(pair.image))
         ids = survey.coding.encode(read_mask(pair.mask))
+        if ids.shape != image.shape[:2]:  # resize_masks
+            ids = cv2.resize(ids, image.shape[1::-1], interpolation=cv2.INTER_NEAREST_EXACT)
         pictures.append((image, ids))
         names = ["background", *class_names(config)] if config.num_classes == 1 else class_names(config)
         labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)

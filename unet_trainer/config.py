@@ -370,7 +370,8 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
             continue
         raw[name] = Plain(value)
-        if value.lstrip()[:1] in ("[", "{", '"', "'"):
+        is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None")  # [a-z]+ is a text there, and no list
+        if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):
             try:
                 raw[name] = parse_yaml(value)
             except YamlError as error:

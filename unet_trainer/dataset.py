@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from unet_trainer.augment import Augmentation
 from unet_trainer.forms import ImageForm
-from unet_trainer.framing import Framing, Windows, resize_pair
-from unet_trainer.images import DataError, Pixels, ReadError, read_image, read_mask
+from unet_trainer.framing import Framing, Resized, Windows, resize_pair
+from unet_trainer.images import DataError, Pixels, ReadError, is_reduced, read_image, read_mask
 from unet_trainer.masks import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.pairs import Pair
 
@@ -89,9 +89,10 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
 
     def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
+        least = max(self.framing.size) if isinstance(self.framing, Resized) and not self.resize_masks else None
         path = pair.image
         try:
-            image = read_image(path)
+            image = read_image(path, least)
             path = pair.mask
             mask = self.coding.encode(read_mask(path))
         except ReadError as error:
@@ -99,7 +100,7 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
         height, width = image.shape[:2]
         if self.resize_masks and mask.shape != (height, width):
             mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
-        if (mask == UNKNOWN).any() or mask.shape != (height, width):
+        if (mask == UNKNOWN).any() or not is_reduced(mask.shape, (height, width)):
             raise DataError(f"{path}: changed since the run began")
         if image.shape[2] not in (1, self.form.channels) or (image.dtype == np.uint8) != self.form.is_8bit:
             raise DataError(f"{pair.image}: changed since the run began")

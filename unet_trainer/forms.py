@@ -124,7 +124,8 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
     mean = weights @ means
     variance = weights @ (stds**2 + (means - mean) ** 2)
     std = np.sqrt(variance)
-    return tuple(_rounded(value) for value in mean), tuple(_rounded(value) if value > 0 else 1.0 for value in std)
+    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # less is the rounding of a constant
+    return tuple(_rounded(value) for value in mean), tuple(_rounded(value) for value in np.where(has_spread, std, 1.0))
 
 
 def _rounded(value: float) -> float:

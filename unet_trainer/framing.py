@@ -76,8 +76,10 @@ class RandomCrops:
     def cut(self, image: Pixels, mask: Pixels, epoch: int, index: int) -> tuple[Pixels, Pixels]:
         chooser = np.random.default_rng([self.seed, CROP_STREAM, epoch, index])
         rare = self.rare_ids[self.source(index)]
+        places = np.empty(0, np.int64)
         if rare and chooser.random() < self.rare_share:
             places = np.flatnonzero(mask == rare[int(chooser.integers(len(rare)))])
+        if len(places):  # a class may be lost where a mask was made smaller
             row, column = divmod(int(places[chooser.integers(len(places))]), mask.shape[1])
             corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]
         else:
@@ -158,11 +160,12 @@ def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> t
 def resize_pair(image: Pixels, mask: Pixels, size: Size) -> tuple[Pixels, Pixels]:
     """Image and mask at (height, width); the mask keeps its values, so nothing is interpolated in it."""
     height, width = size
-    if image.shape[:2] == size:
-        return image, mask
-    shrinks = image.shape[0] > height and image.shape[1] > width
-    resized = resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return resized, cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+    if image.shape[:2] != size:
+        shrinks = image.shape[0] > height and image.shape[1] > width
+        image = resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    if mask.shape != size:
+        mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+    return image, mask
 
 
 def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: int) -> Pixels:

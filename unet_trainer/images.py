@@ -11,6 +11,7 @@ import logging
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import cv2
@@ -28,10 +29,16 @@ JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xda"
 GIF_START, NPY_START, BMP_START = b"GIF8", b"\x93NUMPY", b"BM"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
-TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_EXTRA_SAMPLES = 258, 262, 277, 338
-TIFF_IS_PALETTE = 3
+TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_EXTRA_SAMPLES = 258, 262, 277, 284, 338
+TIFF_WHITE_IS_0, TIFF_IS_PALETTE, TIFF_COLOURS = 0, 3, (2, 6)  # RGB and YCbCr
 TIFF_ALPHAS = (1, 2)  # an extra sample that is none of these is a channel
 ORIENTATION = 0x0112
+TURNS = range(2, 9)  # orientations other than upright
+REDUCED = {  # by a factor, which saves most of the decoding: flags for grey and for colour
+    2: (cv2.IMREAD_REDUCED_GRAYSCALE_2, cv2.IMREAD_REDUCED_COLOR_2),
+    4: (cv2.IMREAD_REDUCED_GRAYSCALE_4, cv2.IMREAD_REDUCED_COLOR_4),
+    8: (cv2.IMREAD_REDUCED_GRAYSCALE_8, cv2.IMREAD_REDUCED_COLOR_8),
+}
 COLOUR = 1 << 24  # a mask's colour that is no grey: COLOUR + 0xRRGGBB
 MAX_CHANNELS = 64  # an axis of an array that is longer holds rows or columns
 BOMB_PIXELS, BOMB_RATIO = 100_000_000, 200  # so many pixels, and as many from a byte: no picture is that empty
@@ -50,9 +57,9 @@ class ReadError(DataError):
     """A file that cannot be read as an image; the message is the reason alone, the caller knows the file."""
 
 
-def read_image(path: Path) -> Pixels:
-    """H,W,C in the file's own depth."""
-    return decode_image(read_bytes(path))
+def read_image(path: Path, least: int | None = None) -> Pixels:
+    """H,W,C in the file's own depth; a JPEG perhaps at a half, a quarter or an eighth, if both sides stay at least so long."""
+    return decode_image(read_bytes(path), least)
 
 
 def read_mask(path: Path) -> Pixels:
@@ -70,15 +77,18 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def decode_image(data: bytes) -> Pixels:
+def decode_image(data: bytes, least: int | None = None) -> Pixels:
     """H,W,C in the file's own depth: RGB, grey or as many channels as there are. Alpha is dropped, EXIF rotation applied."""
+    flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
+    if least is not None and data.startswith(JPEG_START):
+        flags = _reduced(data, least) or flags
     if data.startswith(NPY_START):
         return _channels_last(_decode_npy(data))
     if data.startswith(TIFF_STARTS):
         return _decode_tiff(data)
     if data.startswith(GIF_START):
         return _decode_with_pil(data, "RGB")
-    image = _decode(data, cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH)
+    image = _decode(data, flags)
     if image.ndim == 2:
         return image[:, :, None]
     if _png_colour_type(data) == PNG_GREY_ALPHA:
@@ -96,10 +106,12 @@ def decode_mask(data: bytes) -> Pixels:
         return _decode_with_pil(data)
     if data.startswith(TIFF_STARTS):
         mask = _decode_tiff(data)
+        tags = _tiff_tags(data)
+        if tags.get(TIFF_PHOTOMETRIC) == (TIFF_WHITE_IS_0,) and tags.get(TIFF_BITS) == (8,):
+            mask = 255 - mask  # OpenCV gives brightness, but ids are meant
     else:
-        mask = _decode(data, cv2.IMREAD_UNCHANGED)
-        if mask.ndim == 3:  # blue, green, red, and perhaps alpha
-            mask = mask[:, :, 2::-1] if mask.shape[2] >= 3 else mask[:, :, :1]
+        mask = _decode(data, cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH)  # turned by EXIF, as images are
+        mask = mask[:, :, ::-1] if mask.ndim == 3 else mask
     if _png_bits(data) in (2, 4):  # OpenCV stretches few bits to 255
         mask = mask // (255 // (2 ** _png_bits(data) - 1))
     return _whole_numbers(mask)
@@ -108,13 +120,15 @@ def decode_mask(data: bytes) -> Pixels:
 def _whole_numbers(mask: Pixels) -> Pixels:
     if mask.dtype == np.bool_:
         mask = mask.astype(np.uint8)
+    has_colours = False
     if mask.ndim == 3 and mask.shape[2] in (1, 3):
-        mask = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
+        joined = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
+        has_colours, mask = joined.dtype != mask.dtype, joined
     if mask.ndim != 2 or mask.size == 0:
         raise ReadError(f"an array of shape {mask.shape}; a mask has one value, or a colour, for each pixel")
-    if mask.dtype == np.uint8 or (mask.dtype == np.int32 and mask.max() >= COLOUR):
+    if mask.dtype == np.uint8 or has_colours:
         return np.ascontiguousarray(mask)
-    low, high = mask.min(), mask.max()
+    low, high = mask.min().item(), mask.max().item()
     if not (low >= 0 and high <= 65535 and (np.issubdtype(mask.dtype, np.integer) or (mask == np.floor(mask)).all())):
         raise ReadError(f"{mask.dtype} values from {low} to {high}; need whole numbers from 0 to 65535")
     return np.ascontiguousarray(mask.astype(np.uint8 if high <= 255 else np.uint16))
@@ -141,18 +155,23 @@ def drops_alpha(data: bytes) -> bool:
     """Whether decode_image leaves an alpha channel out."""
     if data.startswith(TIFF_STARTS):
         return _tiff_has_alpha(_tiff_tags(data))
-    if data[:4] == b"RIFF" and data[12:16] == b"VP8X":  # an extended WebP
-        return bool(data[20] & 16)
+    if data[:4] == b"RIFF" and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # an extended WebP; a lossless one
+        return bool(data[20 if data[12:16] == b"VP8X" else 24] & 16)
     return _png_colour_type(data) in (PNG_GREY_ALPHA, PNG_COLOUR_ALPHA)
 
 
 def is_turned(data: bytes) -> bool:
     """Whether decode_image turns or mirrors the picture as its EXIF orientation says."""
-    if not data.startswith((JPEG_START, PNG_START, b"RIFF")) or (b"Exif" not in data[:65536] and b"eXIf" not in data):
+    if data.startswith(TIFF_STARTS):
+        tags = _tiff_tags(data)
+        return tags.get(ORIENTATION, (1,))[0] in TURNS and _is_plain_tiff(tags)
+    if not data.startswith((JPEG_START, PNG_START, b"RIFF")):
+        return False
+    if b"Exif" not in data[:65536] and b"eXIf" not in data and not (data[:4] == b"RIFF" and b"EXIF" in data):
         return False
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            return picture.getexif().get(ORIENTATION, 1) != 1
+            return picture.getexif().get(ORIENTATION, 1) in TURNS
     except (OSError, SyntaxError, ValueError, struct.error):
         return False
 
@@ -206,28 +225,38 @@ def _decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
 def _decode_npy(data: bytes) -> Pixels:
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        reason = "it holds Python objects" if "pickle" in str(error) else str(error).splitlines()[0]
+    except (ValueError, OSError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError) as error:  # a broken header
+        reason = "it holds Python objects" if "pickle" in str(error) else (str(error).splitlines() or [type(error).__name__])[0]
         raise ReadError(f"cannot be decoded ({reason})") from None
     if array.dtype.kind not in "buif" or array.size == 0:
         raise ReadError(f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _decode_tiff(data: bytes) -> Pixels:
-    """H,W,C. OpenCV reads one page of up to three channels; tifffile the rest."""
+    """H,W,C. OpenCV reads one page of grey or colour; tifffile the rest."""
     tags = _tiff_tags(data)
-    if tags.get(TIFF_SAMPLES, (0,))[0] in (1, 3):
+    if _is_plain_tiff(tags):
         try:
             image = _decode(data, cv2.IMREAD_UNCHANGED)
         except ReadError:
-            return _decode_with_tifffile(data)
-        return image[:, :, None] if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    image = _decode_with_tifffile(data)
+            return _decode_with_tifffile(data, tags)
+        if image.ndim == 2:
+            return image[:, :, None]
+        # OpenCV's own way is faster, but for a few depths only
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if image.dtype == np.uint8 else np.ascontiguousarray(image[:, :, ::-1])
+    image = _decode_with_tifffile(data, tags)
     return image[:, :, :-1] if _tiff_has_alpha(tags) else image
 
 
-def _decode_with_tifffile(data: bytes) -> Pixels:
+def _is_plain_tiff(tags: Mapping[int, tuple[int, ...]]) -> bool:
+    """Of three samples that are no colours OpenCV reads one alone, and it mixes up 16-bit channels that lie one after the other."""
+    samples = tags.get(TIFF_SAMPLES, (0,))[0]
+    is_colour = samples == 3 and tags.get(TIFF_PHOTOMETRIC, (0,))[0] in TIFF_COLOURS and tags.get(TIFF_PLANAR, (1,))[0] == 1
+    return samples == 1 or is_colour
+
+
+def _decode_with_tifffile(data: bytes, tags: Mapping[int, tuple[int, ...]]) -> Pixels:
     import tifffile  # seldom needed: the import costs a tenth of a second
 
     try:
@@ -239,11 +268,29 @@ def _decode_with_tifffile(data: bytes) -> Pixels:
             )
             array = file.asarray() if is_whole else np.empty(0)
     except Exception as error:  # it raises whatever a broken file leads to
+        if "imagecodecs" in str(error):
+            return _decode_compressed_tiff(data, tags)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ReadError(f"cannot be decoded ({reason})") from None
     if array.size == 0 or array.dtype.kind not in "buif":
         raise ReadError("not an image that can be decoded" if is_whole else "the file is cut off")
     return _channels_last(array)
+
+
+def _decode_compressed_tiff(data: bytes, tags: Mapping[int, tuple[int, ...]]) -> Pixels:
+    """LZW, JPEG and the like, for which tifffile needs a further package."""
+    if set(tags.get(TIFF_BITS, ())) == {8} and tags[TIFF_SAMPLES] == (4,):  # OpenCV would multiply 8-bit colours by their alpha
+        return _decode_with_pil(data)
+    try:
+        done, pages = cv2.imdecodemulti(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:
+        raise ReadError(f"cannot be decoded ({error.err})") from None
+    if done and len(pages) > 1 and {page.shape for page in pages} == {pages[0].shape[:2]}:
+        return np.dstack(pages)
+    is_colour = tags.get(TIFF_PHOTOMETRIC) == (2,) and tags.get(TIFF_PLANAR, (1,))[0] == 1
+    if done and is_colour and len(pages) == 1 and pages[0].shape[2:] == (4,):
+        return np.ascontiguousarray(pages[0][:, :, [2, 1, 0, 3]])
+    raise ReadError("its compression needs another package; save it without compression, or run pip install imagecodecs")
 
 
 def _tiff_tags(data: bytes) -> Mapping[int, tuple[int, ...]]:
@@ -307,9 +354,33 @@ def _refuse_cut_off(data: bytes) -> None:
         raise ReadError("the file is cut off")
 
 
+def is_reduced(full: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    """Whether an image of the full height and width can have come out of decode_image with the found ones."""
+    return any(tuple(-(-side // factor) for side in full) == found for factor in (1, *REDUCED))
+
+
+def _reduced(data: bytes, least: int) -> int | None:
+    """OpenCV's flag for the smallest size at which both sides are at least so long; None for the full one."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and len(data) > position + 9:
+        marker = data[position + 1]
+        if marker == 0xFF:  # a marker may be preceded by any number of these
+            position += 1
+            continue
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame's header
+            height, width, components = struct.unpack_from(">HHB", data, position + 5)
+            factor = next((factor for factor in sorted(REDUCED, reverse=True) if min(height, width) // factor >= least), None)
+            return None if factor is None else REDUCED[factor][components != 1]
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
 def _has_jpeg_end(data: bytes) -> bool:
     """Whether the end marker follows the picture's own data: a thumbnail before it has one too, and a phone's video may follow."""
     position = 2
     while data[position : position + 1] == b"\xff" and data[position + 1 : position + 2] != JPEG_SCAN:
+        if data[position + 1 : position + 2] == b"\xff":  # a marker may be preceded by any number of these
+            position += 1
+            continue
         position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
     return JPEG_END in data[position:]

@@ -116,8 +116,13 @@ def list_files(folder: Path, without: Path | None = None) -> list[Path]:
         if path.suffix.lower() in IMAGE_EXTENSIONS
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and not (without and path.is_relative_to(without))
-        and path.is_file()
+        and (path.is_file() or _is_broken_link(path))
     ]
+
+
+def _is_broken_link(path: Path) -> bool:
+    """A link to nothing is a file that is missing, not one that was never there."""
+    return path.is_symlink() and not path.exists()
 
 
 def mask_marks(stem: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import cv2
 import numpy as np
 
 from unet_trainer.images import COLOUR, DataError, Pixels
@@ -39,7 +40,9 @@ class MaskCoding:
 
     def encode(self, mask: Pixels) -> Pixels:
         """H,W values of a file → H,W uint8 ids, with IGNORED and UNKNOWN."""
-        return self.lookup[mask] if mask.dtype == np.uint8 else self._encode(mask)
+        if mask.dtype == np.uint8 and mask.ndim == 2:
+            return cv2.LUT(mask, self.lookup)  # ten times faster than indexing
+        return self._encode(mask)
 
     def _encode(self, mask: Pixels) -> Pixels:
         if self.values is None:

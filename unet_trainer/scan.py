@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ from unet_trainer.pairs import Pair
 
 MAX_WEIGHT = 10.0  # of a class against the middle one: beyond it, a few pixels would rule the loss
 MEMORY_FORMAT = 1
+MISSING = 1e30  # larger numbers mark pixels without data, and would swamp the statistics
 MAX_REMEMBERED = 4096  # values of one mask; a mask with more is read again
 # What libjpeg prints about a picture whose data are wrong; bytes before the end marker are a camera's habit and harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
@@ -94,10 +96,11 @@ class ScanMemory:
         self.path = path
         self.known: dict[str, list[Any]] = {}
         self.is_changed = False
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a lost memory costs a scan, no more
+        # A lost memory costs a scan, no more.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             content = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
             if content.get("format") == MEMORY_FORMAT:
-                self.known = content["files"]
+                self.known = dict(content["files"])
 
     def find(self, kind: str, path: Path) -> dict[str, Any] | None:
         entry = self.known.get(f"{kind}:{path.absolute()}")
@@ -133,7 +136,9 @@ def scan_pairs(
     """Decodes every file that the memory does not know, in the order of the pairs."""
     memory = memory or ScanMemory(None)
     facts = []
-    with _hearing_decoders() as heard, ThreadPoolExecutor(num_threads) as pool:  # decoding releases the GIL
+    # Threads, as decoding releases the GIL.
+    with warnings.catch_warnings(), _hearing_decoders() as heard, ThreadPoolExecutor(num_threads) as pool:
+        warnings.simplefilter("ignore")  # PIL's about broken headers; the errors say it with the file's name
         for found in pool.map(lambda pair: _scan_pair(pair, memory), pairs):
             facts.append(found)
             tick()
@@ -196,20 +201,27 @@ def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float
         mean, std = cv2.meanStdDev(image)
         return tuple(mean.ravel().tolist()), tuple(std.ravel().tolist()), float(image.min()), float(image.max())
     values = image.astype(np.float64)
-    bad = values.size - int(np.isfinite(values).sum())
+    with np.errstate(over="ignore"):  # float64 may hold numbers that are infinite in a batch
+        bad = values.size - int(np.isfinite(values.astype(np.float32)).sum())
     if bad:
         raise ReadError(f"{bad} of {values.size} values are NaN or infinite")
+    low, high = float(values.min()), float(values.max())
+    if max(-low, high) > MISSING:
+        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? put an ordinary number in its place")
     return (
         tuple(values.mean((0, 1)).tolist()),
         tuple(values.std((0, 1)).tolist()),
-        float(values.min()),
-        float(values.max()),
+        low,
+        high,
     )
 
 
 def _count_values(mask: Pixels) -> dict[int, int]:
     if mask.dtype == np.uint8:
-        histogram = cv2.calcHist([mask], [0], None, [256], [0, 256]).ravel()  # ten times faster than unique
+        if mask.size < 2**24:
+            histogram = cv2.calcHist([mask], [0], None, [256], [0, 256]).ravel()  # ten times faster than unique; float32
+        else:
+            histogram = np.bincount(mask.ravel(), minlength=256)
         return {int(value): int(histogram[value]) for value in np.flatnonzero(histogram)}
     values, counts = np.unique(mask, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
@@ -239,13 +251,17 @@ def _find_damaged(pairs: Sequence[Pair], facts: Sequence[PairFacts]) -> dict[Pat
             for path, its_facts in ((pair.image, found.image), (pair.mask, found.mask)):
                 if isinstance(its_facts, str):
                     continue
-                data = path.read_bytes()
-                if data.startswith(JPEG_START):
-                    heard.seek(0)
-                    heard.truncate()
-                    decode_image(data)
-                    if complaint := JPEG_DAMAGE.search(_text(heard)):
-                        damaged[path] = f"the file is damaged ({complaint.group(1) or 'it ends too early'})"
+                heard.seek(0)
+                heard.truncate()
+                try:
+                    data = read_bytes(path)
+                    if data.startswith(JPEG_START):
+                        decode_image(data)
+                except ReadError as error:  # it has changed since a moment ago
+                    damaged[path] = str(error)
+                    continue
+                if complaint := JPEG_DAMAGE.search(_text(heard)):
+                    damaged[path] = f"the file is damaged ({complaint.group(1) or 'it ends too early'})"
     return damaged
 
 

@@ -131,6 +131,8 @@ def _gather(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests: Seq
 
 def _given_split(found: Found, digests: Sequence[str]) -> Split:
     """As the data says; an image that also validates is left out of training, and a group on both sides is refused."""
+    if all(pair.part == "val" for pair in found.pairs):
+        raise DataError(f"every pair validates and none trains ({found.rule}); need train as well")
     groups = [{pair.group for pair in found.pairs if pair.part == part and pair.group} for part in ("train", "val")]
     torn = sorted(groups[0] & groups[1])
     if torn:

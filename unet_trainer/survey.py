@@ -90,7 +90,7 @@ def build_survey(config: Config, console: Console, found: Found | None = None) -
         return survey
     _choose_kind(survey, config)
     _choose_coding(survey, config)
-    _divide(survey, config)
+    _divide(survey, config, config.num_folds if found is None else None)  # a run that goes on has its split
     _notice(survey)
     return survey
 
@@ -185,7 +185,7 @@ def _choose_coding(survey: Survey, config: Config) -> None:
         survey.problems.append(Problem("values", title, tuple(lines), fix))
 
 
-def _divide(survey: Survey, config: Config) -> None:
+def _divide(survey: Survey, config: Config, num_folds: int | None) -> None:
     coding = survey.coding
     labels: list[set[int]] = [
         set() if coding is None else set(class_ids(mask, coding)) - {IGNORED, UNKNOWN} for mask in survey.masks
@@ -198,7 +198,7 @@ def _divide(survey: Survey, config: Config) -> None:
             digests,
             val_fraction=config.val_fraction,
             seed=config.seed,
-            num_folds=config.num_folds,
+            num_folds=num_folds,
             fold=config.fold,
         )
     except DataError as error:

@@ -37,7 +37,10 @@ def read_table(path: Path, data_dir: Path) -> Found:
             problems.append(f"line {number}: need an image and a mask")
             continue
         image, mask = files
-        problems += [f"line {number}: no file {file}" for file in files if not file.is_file()]
+        missing = [f"line {number}: no file {file}" for file in files if not _is_file(file)]
+        if missing:
+            problems += missing
+            continue
         if image in lines:
             problems.append(f"line {number}: {image} stands in line {lines[image]} too")
         lines.setdefault(image, number)
@@ -79,6 +82,13 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             f"split_file: {path} has the columns {some(header, 10) or 'none'}; need image and mask, and if you like split and group"
         )
     return rows
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than can be
+        return False
 
 
 def table_text(train: Sequence[Pair], val: Sequence[Pair], data_dir: Path) -> str:

@@ -1,0 +1,335 @@
+"""Files as they go bad, in many ways at once: one report names each of them, and no other. And clean files raise no alarm."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from train_unet import main, train
+from unet_trainer.images import DataError
+
+HEIGHT, WIDTH = 36, 40
+NUM_FILES = 200
+HTML = b"<!DOCTYPE html><html><head><title>404 Not Found</title></head><body>" + b"<p>Not Found</p>" * 20
+
+
+def noise(seed, channels=3, size=(HEIGHT, WIDTH), dtype=np.uint8):
+    return np.random.default_rng(seed).integers(0, 256, (*size, channels)).astype(dtype)
+
+
+def square(value=255, size=(HEIGHT, WIDTH)):
+    mask = np.zeros(size, np.uint8)
+    mask[5:15, 8:20] = value
+    return mask
+
+
+def cv2_bytes(extension, pixels, *options):
+    done, buffer = cv2.imencode(extension, pixels, *options)
+    assert done
+    return buffer.tobytes()
+
+
+def pil_bytes(kind, pixels, mode=None, **options):
+    picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    stored = io.BytesIO()
+    (picture.convert(mode) if mode else picture).save(stored, kind, **options)
+    return stored.getvalue()
+
+
+def tiff_bytes(pixels, **options):
+    stored = io.BytesIO()
+    tifffile.imwrite(stored, pixels, **options)
+    return stored.getvalue()
+
+
+def npy_bytes(array, **options):
+    stored = io.BytesIO()
+    np.save(stored, array, **options)
+    return stored.getvalue()
+
+
+def cut(data, share=0.6):
+    return data[: int(len(data) * share)]
+
+
+def flipped(data):
+    """One bit of the compressed pixels of a PNG."""
+    place = data.index(b"IDAT") + 40
+    return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+
+
+def scratched(data):
+    """A JPEG whose entropy-coded data are wrong in the middle; its end marker is there."""
+    middle = len(data) * 2 // 3
+    assert data.endswith(b"\xff\xd9")
+    return data[:middle] + b"\xff\xd3" * 6 + data[middle + 12 :]
+
+
+def exif_turned(seed):
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    return pil_bytes("JPEG", noise(seed), exif=exif)
+
+
+def bomb():
+    """101 megapixels in a few kilobytes."""
+    return pil_bytes("PNG", Image.new("1", (10_100, 10_000)))
+
+
+def nan_array():
+    array = noise(0).astype(np.float32)
+    array[3, 4, 1] = np.nan
+    return npy_bytes(array)
+
+
+# Kind → (folder, extension, bytes of the bad file, what the report says of it)
+BAD_FILES = {
+    "jpeg_cut": ("images", "jpg", lambda: cut(cv2_bytes(".jpg", noise(1))), "the file is cut off"),
+    "png_cut": ("images", "png", lambda: cut(cv2_bytes(".png", noise(2))), "the file is cut off"),
+    "tiff_cut": ("images", "tif", lambda: cut(tiff_bytes(noise(3))), "the file is cut off"),
+    "tiff_lzw_cut": ("images", "tif", lambda: cut(cv2_bytes(".tif", noise(4))), ""),
+    "bmp_cut": ("images", "bmp", lambda: cut(cv2_bytes(".bmp", noise(5))), "not an image that can be decoded"),
+    "webp_cut": ("images", "webp", lambda: cut(cv2_bytes(".webp", noise(6))), "not an image that can be decoded"),
+    "gif_cut": ("images", "gif", lambda: cut(pil_bytes("GIF", noise(7))), "cannot be decoded ("),
+    "npy_cut": ("images", "npy", lambda: cut(npy_bytes(noise(8))), "cannot be decoded ("),
+    "empty": ("images", "png", lambda: b"", "the file is empty"),
+    "empty_mask": ("masks", "png", lambda: b"", "the file is empty"),
+    "text": ("masks", "png", lambda: b"file not found\n", "not an image that can be decoded"),
+    "html": ("images", "jpg", lambda: HTML, "not an image that can be decoded"),
+    "png_header_alone": ("images", "png", lambda: cv2_bytes(".png", noise(9))[:33], "the file is cut off"),
+    "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
+    "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),
+    "mask_cut": ("masks", "png", lambda: cut(cv2_bytes(".png", square())), "the file is cut off"),
+    "jpeg_scratched": ("images", "jpg", lambda: scratched(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
+    "bomb": ("images", "png", bomb, "that unfold to 10100×10000 pixels: a decompression bomb"),
+    "pickled": ("images", "npy", lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True), "it holds Python objects"),
+    "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
+    "four_axes": ("images", "npy", lambda: npy_bytes(np.zeros((9, 8, 7, 6))), "an array of shape (9, 8, 7, 6)"),
+    "text_array": ("images", "npy", lambda: npy_bytes(np.array(["a", "b"])), "need numbers for pixels"),
+    "nan": ("images", "npy", nan_array, "1 of 4320 values are NaN or infinite"),
+    "16_bit": ("images", "png", lambda: cv2_bytes(".png", noise(13, dtype=np.uint16)), "16-bit, the others are 8-bit"),
+    "float": ("images", "npy", lambda: npy_bytes(noise(14) / 255), "float, the others are 8-bit"),
+    "5_channels": ("images", "tif", lambda: tiff_bytes(noise(15, 5)), "5 channels, need 3"),
+    "small_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(18, 20))), "20×18, its image "),
+    "square_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(30, 30))), "30×30, its image "),
+    "turned": ("images", "jpg", lambda: exif_turned(16), "(turned by its EXIF orientation; the mask is not)"),
+    "odd_value": ("masks", "png", lambda: cv2_bytes(".png", square(254)), "254 (8.3% of pixels)"),
+    "odd_colour": ("masks", "png", lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)), "#ff0000 (8.3% of pixels)"),
+    "fractions": ("masks", "npy", lambda: npy_bytes(square() / 2), "float64 values from 0.0 to 127.5; need whole numbers"),
+    "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
+}
+NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")
+
+
+def write_main_set(folder):
+    """200 files, 37 of them bad or without a partner."""
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    count = 0
+    for stem, (bad_folder, extension, make, _) in BAD_FILES.items():
+        good_folder, good = ("masks", square()) if bad_folder == "images" else ("images", noise(100 + count))
+        (folder / bad_folder / f"{stem}.{extension}").write_bytes(make())
+        (folder / good_folder / f"{stem}.png").write_bytes(cv2_bytes(".png", good))
+        count += 2
+    for stem in NAMED_BY_THEIR_PARTNER:
+        (folder / f"masks/{stem}.png").write_bytes(cv2_bytes(".png", square()))
+    (folder / "images/broken_link.png").symlink_to(folder / "nowhere.png")
+    (folder / "images/is_a_folder.png").mkdir()
+    (folder / "images/lonely_image.png").write_bytes(cv2_bytes(".png", noise(90)))
+    (folder / "masks/lonely_mask.png").write_bytes(cv2_bytes(".png", square()))
+    count += 6
+    while count < NUM_FILES:
+        (folder / f"images/clean{count}.png").write_bytes(cv2_bytes(".png", noise(100 + count)))
+        (folder / f"masks/clean{count}.png").write_bytes(cv2_bytes(".png", square()))
+        count += 2
+
+
+def check(folder, tmp_path, capsys, *words):
+    """Exit code, what was said, the JSON report, and the stems of all files that the text names."""
+    file = tmp_path / "report.json"
+    code = main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(file), *words])
+    said = capsys.readouterr().out
+    named = set(re.findall(rf"{re.escape(str(folder))}/(?:\w+/)*?(\w+)\.\w+", said))
+    return code, said, json.loads(file.read_text(encoding="utf-8")), named
+
+
+def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(tmp_path, capsys):
+    folder = tmp_path / "data"
+    write_main_set(folder)
+    assert len(list((folder / "images").iterdir())) + len(list((folder / "masks").iterdir())) == NUM_FILES
+    code, said, report, named = check(folder, tmp_path, capsys, "mask_values=[0, 255]")
+    assert code == 2
+    assert report["ok"] is False
+    bad = {*BAD_FILES, *NAMED_BY_THEIR_PARTNER, "lonely_image", "lonely_mask"}
+    assert named == bad
+    lines = [line for problem in report["problems"] for line in problem["lines"]]
+    for stem, (bad_folder, extension, _, reason) in BAD_FILES.items():
+        path = folder / bad_folder / f"{stem}.{extension}"
+        (line,) = [line for line in lines if str(path) in line]
+        assert reason in line, line
+        assert f"  {line}\n" in said
+    by_kind = {problem["kind"]: problem["lines"] for problem in report["problems"]}
+    assert by_kind["no_mask"] == [str(folder / "images/lonely_image.png")]
+    assert str(folder / "masks/lonely_mask.png") in by_kind["no_image"]
+    assert [len(by_kind[kind]) for kind in ("form", "sizes", "values")] == [3, 3, 2]
+    assert len(lines) == len(bad)
+    assert all(problem["fix"] for problem in report["problems"])
+    assert (report["undecided"], report["notices"]) == ([], [])
+
+
+def test_training_refuses_the_same_files_in_one_message(tmp_path, tiny_config):
+    folder = tmp_path / "data"
+    write_main_set(folder)
+    with pytest.raises(DataError) as raised:
+        train(tiny_config, data_dir=folder, mask_values=[0, 255])
+    message = str(raised.value)
+    for part in ("do not pair up", "files that cannot be used", "not of their image's size", "unlike the others", "are no class"):
+        assert part in message
+    assert message.endswith(f"\nTo see all of it: python train_unet.py check data_dir={folder}")
+    assert "clean" not in message
+
+
+def test_numbers_that_are_none_in_a_float_set_are_named(tmp_path, capsys):
+    folder = tmp_path / "data"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for index in range(12):
+        array = np.random.default_rng(index).normal(0, 1, (HEIGHT, WIDTH)).astype(np.float32)
+        if index == 3:
+            array[0, :2] = np.nan
+        if index == 7:
+            array[5, 5] = -np.inf
+        np.save(folder / f"images/f{index}.npy", array)
+        cv2.imwrite(str(folder / f"masks/f{index}.png"), square())
+    code, _, report, named = check(folder, tmp_path, capsys)
+    assert (code, named) == (2, {"f3", "f7"})
+    (problem,) = report["problems"]
+    assert problem["lines"] == [
+        f"{folder / 'images/f3.npy'}: 2 of 1440 values are NaN or infinite",
+        f"{folder / 'images/f7.npy'}: 1 of 1440 values are NaN or infinite",
+    ]
+
+
+def test_images_that_stand_in_train_and_in_val_are_named(tmp_path, capsys):
+    folder = tmp_path / "data"
+    for part, stems in (("train", ["a", "b", "c", "leak"]), ("val", ["d", "leaked_to"])):
+        for kind in ("images", "masks"):
+            (folder / part / kind).mkdir(parents=True)
+        for stem in stems:
+            pixels = noise(0) if "leak" in stem else noise(ord(stem))
+            cv2.imwrite(str(folder / part / f"images/{stem}.png"), pixels)
+            cv2.imwrite(str(folder / part / f"masks/{stem}.png"), square())
+    code, _, report, named = check(folder, tmp_path, capsys)
+    assert (code, named) == (0, {"leak"})  # left out of training, so that training may begin
+    assert report["notices"] == [
+        f"1 image that also validates is left out of training (identical files): {folder / 'train/images/leak.png'}"
+    ]
+    assert (report["num_train"], report["num_val"]) == (3, 2)
+
+
+def test_identical_images_with_masks_that_differ_are_named(tmp_path, capsys):
+    folder = tmp_path / "data"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for index in range(8):
+        cv2.imwrite(str(folder / f"images/t{index}.png"), noise(2 if index == 6 else index))
+        cv2.imwrite(str(folder / f"masks/t{index}.png"), square()[::-1].copy() if index == 6 else square())
+    code, _, report, named = check(folder, tmp_path, capsys)
+    assert (code, named, len(report["notices"])) == (0, {"t2", "t6"}, 2)
+
+
+# Clean files
+
+IMAGES = {
+    "cv2.png": lambda p: cv2_bytes(".png", p),
+    "cv2.jpg": lambda p: cv2_bytes(".jpg", p),
+    "cv2_poor.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_QUALITY, 15]),
+    "cv2_progressive.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]),
+    "cv2_restart.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_RST_INTERVAL, 2]),
+    "cv2.bmp": lambda p: cv2_bytes(".bmp", p),
+    "cv2.tif": lambda p: cv2_bytes(".tif", p),
+    "cv2.webp": lambda p: cv2_bytes(".webp", p),
+    "pil.png": lambda p: pil_bytes("PNG", p, optimize=True),
+    "pil_palette.png": lambda p: pil_bytes("PNG", p, "P"),
+    "pil_alpha.png": lambda p: pil_bytes("PNG", p, "RGBA"),
+    "pil_grey.png": lambda p: pil_bytes("PNG", p, "L"),
+    "pil_grey_alpha.png": lambda p: pil_bytes("PNG", p, "LA"),
+    "pil.jpg": lambda p: pil_bytes("JPEG", p, quality=95, subsampling=0),
+    "pil_grey.jpg": lambda p: pil_bytes("JPEG", p, "L", optimize=True),
+    "pil_cmyk.jpg": lambda p: pil_bytes("JPEG", p, "CMYK"),
+    "pil_followed.jpg": lambda p: pil_bytes("JPEG", p, progressive=True) + b"\0" * 100,
+    "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=upright(), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"),
+    "png_in.jpg": lambda p: pil_bytes("PNG", p),
+    "jpeg_in.png": lambda p: pil_bytes("JPEG", p),
+    "pil.bmp": lambda p: pil_bytes("BMP", p),
+    "pil.gif": lambda p: pil_bytes("GIF", p),
+    "pil.webp": lambda p: pil_bytes("WEBP", p, lossless=True),
+    "pil_alpha.webp": lambda p: pil_bytes("WEBP", np.dstack([p, p[:, :, 0]])),
+    "pil_lzw.tif": lambda p: pil_bytes("TIFF", p, compression="tiff_lzw"),
+    "pil_deflate.tif": lambda p: pil_bytes("TIFF", p, compression="tiff_adobe_deflate"),
+    "tifffile.tiff": lambda p: tiff_bytes(p, photometric="rgb"),
+    "tifffile_big.tif": lambda p: tiff_bytes(p, photometric="rgb", bigtiff=True),
+    "tifffile_end.tif": lambda p: tiff_bytes(p, photometric="rgb", byteorder=">"),
+    "tifffile_tiles.tif": lambda p: tiff_bytes(p, photometric="rgb", tile=(16, 16)),
+    "rows.npy": lambda p: npy_bytes(p),
+    "columns.npy": lambda p: npy_bytes(np.asfortranarray(p)),
+    "channels_first.npy": lambda p: npy_bytes(np.moveaxis(p, 2, 0)),
+}
+MASKS = {
+    "cv2.png": lambda m: cv2_bytes(".png", m),
+    "cv2.bmp": lambda m: cv2_bytes(".bmp", m),
+    "cv2.tif": lambda m: cv2_bytes(".tif", m),
+    "cv2_colour.png": lambda m: cv2_bytes(".png", np.dstack([m] * 3)),
+    "pil.png": lambda m: pil_bytes("PNG", m, optimize=True),
+    "pil_one_bit.png": lambda m: pil_bytes("PNG", m, "1"),
+    "pil_alpha.png": lambda m: pil_bytes("PNG", m, "RGBA"),
+    "pil.gif": lambda m: pil_bytes("GIF", m),
+    "pil.bmp": lambda m: pil_bytes("BMP", m),
+    "pil.webp": lambda m: pil_bytes("WEBP", m, "RGB", lossless=True),
+    "pil_lzw.tif": lambda m: pil_bytes("TIFF", m, compression="tiff_lzw"),
+    "tifffile.tif": lambda m: tiff_bytes(m),
+    "wide.png": lambda m: cv2_bytes(".png", m.astype(np.uint16)),
+    "rows.npy": lambda m: npy_bytes(m),
+    "floats.npy": lambda m: npy_bytes(m.astype(np.float32)),
+    "longs.npy": lambda m: npy_bytes(m.astype(np.int64)),
+}
+
+
+def upright():
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    exif[0x010F] = "camera"
+    return exif
+
+
+def test_a_thousand_clean_files_of_many_encoders_raise_no_alarm(tmp_path, capsys):
+    folder = tmp_path / "data"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    images, masks = list(IMAGES.items()), list(MASKS.items())
+    for index in range(500):
+        size = (24 + index % 17, 24 + index * 7 % 16)
+        (image_end, write_image), (mask_end, write_mask) = images[index % len(images)], masks[index % len(masks)]
+        smooth = cv2.GaussianBlur(noise(index, size=size), (0, 0), 1 + index % 3)
+        (folder / f"images/n{index}.{image_end.rpartition('.')[2]}").write_bytes(
+            write_image(smooth if index % 2 else noise(index, size=size))
+        )
+        (folder / f"masks/n{index}.{mask_end.rpartition('.')[2]}").write_bytes(write_mask(square(size=size)))
+    assert len(list(folder.rglob("*.*"))) == 1000
+    code, said, report, named = check(folder, tmp_path, capsys)
+    assert (report["problems"], report["undecided"], named) == ([], [], set())
+    assert code == 0
+    assert "Nothing stands in the way of training." in said
+    assert (report["num_pairs"], report["num_train"], report["num_val"]) == (500, 400, 100)
+    assert report["notices"] == [  # 33 kinds in turn: 15 of each with alpha, 15 of each grey one
+        "alpha is left out of 45 of 500 images",
+        "45 of 500 images are grey; each gets 3 equal channels",
+    ]
+    assert [row["values"] for row in report["classes"]] == ["0", "255"]
