@@ -86,6 +86,7 @@ class Run:
     console: Console
     signals: Signals = field(default_factory=Signals)
     broken: WorkerError | None = None  # why the run must end once the step is finished
+    has_validated: bool = False  # so that the worker processes of validation are there
 
 
 def train(
@@ -136,7 +137,9 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         if config.num_epochs < state.epoch:
             raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {folder} has; need more")
     else:
-        config = _fit_into_memory(config, machine, console)
+        config = _fit_into_memory(
+            config, machine, console, lambda config: assemble.try_machine(config, machine), "nothing was begun"
+        )
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
     _open_folder(folder, console)
     keeper = Keeper(folder, config, state, data.split, console)
@@ -151,7 +154,10 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
-        _change_config(run, assemble.compile_machine(config, machine, console))
+        config = _fit_into_memory(
+            config, machine, console, lambda config: assemble.compile_machine(config, machine, console), keeper.describe()
+        )
+        _change_config(run, config)
         if run.config.compile_model:
             console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
     if earlier is None:
@@ -314,8 +320,9 @@ def evaluate(run: Run, row: Row) -> Scores:
     from unet_trainer.step import Totals
 
     data, machine = run.data, run.machine
-    if not run.machine.state.history:
+    if not run.has_validated:
         run.keeper.finish()  # the first pass starts worker processes, and a process that has threads should not fork
+        run.has_validated = True
     totals = Totals(machine.num_classes, machine.numerics.device)
     machine.eval_step.model.eval()
     with (
@@ -392,6 +399,7 @@ def _roll_back(run: Run, trouble: NonFinite) -> None:
     state.learning_rate.factor *= ROLLBACK_FACTOR
     run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
     run.keeper.save_state(with_config=False)  # settings that failed are not kept
+    run.keeper.finish()  # before worker processes are started anew
 
 
 def _explain(run: Run, trouble: NonFinite) -> str:
@@ -428,7 +436,6 @@ def _explain(run: Run, trouble: NonFinite) -> str:
 
 def _make_do_with_less(run: Run, reason: str) -> None:
     """After memory ran out: smaller pieces, from the last state that is whole; or the end, if that is what on_oom says."""
-    from unet_trainer import assemble
     from unet_trainer.resuming import describe_position
 
     state = run.machine.state
@@ -439,26 +446,23 @@ def _make_do_with_less(run: Run, reason: str) -> None:
     if not is_whole:
         run.keeper.go_back()
         run.machine.train_step.abandon_window()
-    if run.config.compile_model:
-        _change_config(run, assemble.compile_machine(run.config, run.machine, run.console))
     run.console.note(f"going on from {describe_position(state)}")
     run.keeper.save_state()
+    run.keeper.finish()  # before worker processes are started anew
 
 
-def _fit_into_memory(config: Config, machine: Machine, console: Console) -> Config:
-    """Tries the steps of the run; where memory runs out, on_oom decides."""
-    from unet_trainer import assemble
+def _fit_into_memory(config: Config, machine: Machine, console: Console, attempt: Callable[[Config], Config], kept: str) -> Config:
+    """Tries what the run will do; where memory runs out, on_oom decides."""
     from unet_trainer.guard import is_out_of_memory
 
     while True:
         try:
-            assemble.try_machine(config, machine)
-            return config
+            return attempt(config)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        config = _shrink(config, machine, console, reason, "nothing was begun")
+        config = _shrink(config, machine, console, reason, kept)
 
 
 def _shrink(config: Config, machine: Machine, console: Console, reason: str, kept: str) -> Config:
@@ -472,7 +476,7 @@ def _shrink(config: Config, machine: Machine, console: Console, reason: str, kep
         ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
         raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {kept}")
     machine.split_batches(num_parts)
-    free_memory(machine.numerics.device)
+    free_memory(machine.numerics.device, config.compile_model)
     console.warn(
         f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts)"
     )

@@ -252,7 +252,7 @@ def build_machine(config: Config, numerics: Numerics, num_batches: int, console:
     )
 
 
-def try_machine(config: Config, machine: Machine) -> None:
+def try_machine(config: Config, machine: Machine) -> Config:
     """One step forward and back on a made-up batch: what the model cannot run is told before the run has a folder."""
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
@@ -264,6 +264,7 @@ def try_machine(config: Config, machine: Machine) -> None:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         settings = ", ".join(f"{name}: {getattr(config, name)}" for name in ("architecture", "encoder", "batch_size", "image_size"))
         raise UserError(f"the model cannot run with {settings}: {reason.strip()[:300]}") from None
+    return config
 
 
 def compile_machine(config: Config, machine: Machine, console: Console) -> Config:

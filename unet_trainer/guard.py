@@ -127,8 +127,11 @@ def out_of_memory_message(reason: str, device: torch.device) -> str:
     return f"out of memory on {device}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
 
 
-def free_memory(device: torch.device) -> None:
-    """Gives back what is no longer used, or it would lie in pieces too small for the next try."""
+def free_memory(device: torch.device, has_graphs: bool) -> None:
+    """Gives back what is no longer used, or it would lie in pieces too small for the next try. Recorded CUDA graphs hold
+    the memory of batches of their size for good: steps that were compiled are compiled again, for the smaller ones."""
+    if has_graphs:
+        torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
