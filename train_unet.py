@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,9 +138,8 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         if config.num_epochs < state.epoch:
             raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {folder} has; need more")
     else:
-        config = _fit_into_memory(
-            config, machine, console, lambda config: assemble.try_machine(config, machine), "nothing was begun"
-        )
+        try_steps = partial(assemble.try_machine, machine=machine)
+        config = machine.fit_into_memory(config, try_steps, console, "nothing was begun")
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
     _open_folder(folder, console)
     keeper = Keeper(folder, config, state, data.split, console)
@@ -154,10 +154,8 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
-        config = _fit_into_memory(
-            config, machine, console, lambda config: assemble.compile_machine(config, machine, console), keeper.describe()
-        )
-        _change_config(run, config)
+        compile_steps = partial(assemble.compile_machine, machine=machine, console=console)
+        _change_config(run, machine.fit_into_memory(config, compile_steps, console, keeper.describe()))
         if run.config.compile_model:
             console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
     if earlier is None:
@@ -186,7 +184,8 @@ def _is_finished(run: Run) -> bool:
 def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     """An epoch, or what is left of it; and what happens when it cannot be finished."""
     from unet_trainer.dataset import WorkerError
-    from unet_trainer.guard import NonFinite, is_out_of_memory
+    from unet_trainer.guard import NonFinite
+    from unet_trainer.memory import is_out_of_memory, one_line
 
     try:
         _run_epoch(run, on_epoch)
@@ -200,7 +199,7 @@ def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(error)
     _make_do_with_less(run, reason)  # not in the handler, where the error still holds the memory of the step
 
 
@@ -442,45 +441,13 @@ def _make_do_with_less(run: Run, reason: str) -> None:
     is_whole = not run.machine.train_step.is_open
     if run.config.on_oom == "stop":
         run.keeper.keep_what_there_is(is_whole)
-    _change_config(run, _shrink(run.config, run.machine, run.console, reason, run.keeper.describe()))
+    _change_config(run, run.machine.shrink(run.config, reason, run.console, run.keeper.describe()))
     if not is_whole:
         run.keeper.go_back()
         run.machine.train_step.abandon_window()
     run.console.note(f"going on from {describe_position(state)}")
     run.keeper.save_state()
     run.keeper.finish()  # before worker processes are started anew
-
-
-def _fit_into_memory(config: Config, machine: Machine, console: Console, attempt: Callable[[Config], Config], kept: str) -> Config:
-    """Tries what the run will do; where memory runs out, on_oom decides."""
-    from unet_trainer.guard import is_out_of_memory
-
-    while True:
-        try:
-            return attempt(config)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        config = _shrink(config, machine, console, reason, kept)
-
-
-def _shrink(config: Config, machine: Machine, console: Console, reason: str, kept: str) -> Config:
-    from unet_trainer.guard import free_memory, out_of_memory_message
-
-    message = out_of_memory_message(reason, machine.numerics.device)
-    num_parts = min(2 * config.batch_parts, config.batch_size)
-    if config.on_oom == "stop" or num_parts == config.batch_parts:
-        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
-        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
-        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
-        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {kept}")
-    machine.split_batches(num_parts)
-    free_memory(machine.numerics.device, config.compile_model)
-    console.warn(
-        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts)"
-    )
-    return dataclasses.replace(config, batch_parts=num_parts)
 
 
 def _change_config(run: Run, config: Config) -> None:

@@ -17,10 +17,11 @@ from unet_trainer.config import DEMO_DIR, Config, UserError
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers, count_cores
 from unet_trainer.demo import ensure_demo
-from unet_trainer.guard import MAX_BAD_STEPS, is_out_of_memory
+from unet_trainer.guard import MAX_BAD_STEPS
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import MaskCoding, build_coding
+from unet_trainer.memory import is_out_of_memory, one_line, shrink
 from unet_trainer.model import Ema, build_model, set_training
 from unet_trainer.pairs import Split, build_split
 from unet_trainer.pictures import sample_sheet
@@ -91,6 +92,21 @@ class Machine:
     def split_batches(self, num_parts: int) -> None:
         """From here on a batch goes through the model in so many pieces."""
         self.train_step.num_parts = self.eval_step.num_parts = num_parts
+
+    def shrink(self, config: Config, reason: str, console: Console, kept: str) -> Config:
+        """After memory ran out: smaller parts, or the end."""
+        return shrink(config, reason, self.numerics.device, self.split_batches, console, kept)
+
+    def fit_into_memory(self, config: Config, attempt: Callable[[Config], Config], console: Console, kept: str) -> Config:
+        """Tries what the run will do, in smaller parts where memory runs out and on_oom allows it."""
+        while True:
+            try:
+                return attempt(config)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = one_line(error)
+            config = self.shrink(config, reason, console, kept)  # not in the handler, where the error still holds memory
 
     def draw_samples(self, data: Data) -> Pixels:
         images, truths = data.sample_batch()
