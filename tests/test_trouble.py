@@ -285,3 +285,21 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config):
     train(tiny_config, num_epochs=50, batch_size=10, augmentation="none", on_epoch=look)
     assert all(after <= before for before, after in zip(seen[5][:3], seen[50][:3], strict=True)), seen
     assert seen[50][3] - seen[5][3] < 20e6  # the allocator's own pools
+
+
+def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(tiny_config, capsys):
+    run = train(tiny_config, run_name="run")
+    before = digest(run.run_dir)
+    last = run.run_dir / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    (run.run_dir / ".last.pt.x.tmp").touch()
+    assert main(["--resume", str(last)]) == 2
+    assert capsys.readouterr().err == f"Error: {last} is damaged: its bytes do not match its digest\n"
+    assert main(["--resume", str(run.run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert f"Warning: {last} is damaged: its bytes do not match its digest; going on from {run.run_dir / 'previous.pt'}" in said
+    assert "Resuming after epoch 1; " in said
+    assert digest(run.run_dir) == before
+    assert not (run.run_dir / ".last.pt.x.tmp").exists()
