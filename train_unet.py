@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ class Run:
     console: Console
     signals: Signals = field(default_factory=Signals)
     broken: WorkerError | None = None  # why the run must end once the step is finished
+    has_validated: bool = False  # so that the worker processes of validation are there
 
 
 def train(
@@ -149,7 +151,8 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         if config.num_epochs < state.epoch:
             raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {folder} has; need more")
     else:
-        config = _fit_into_memory(config, machine, console)
+        try_steps = partial(assemble.try_machine, machine=machine)
+        config = machine.fit_into_memory(config, try_steps, console, "nothing was begun")
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
     _open_folder(folder, console)
     keeper = Keeper(folder, config, state, data.split, console)
@@ -164,7 +167,8 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
-        _change_config(run, assemble.compile_machine(config, machine, console))
+        compile_steps = partial(assemble.compile_machine, machine=machine, console=console)
+        _change_config(run, machine.fit_into_memory(config, compile_steps, console, keeper.describe()))
         if run.config.compile_model:
             console.say(f"✓ Compiled in {time.perf_counter() - before:.0f} s")
     if earlier is None:
@@ -194,7 +198,8 @@ def _is_finished(run: Run) -> bool:
 def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     """An epoch, or what is left of it; and what happens when it cannot be finished."""
     from unet_trainer.dataset import WorkerError
-    from unet_trainer.guard import NonFinite, is_out_of_memory
+    from unet_trainer.guard import NonFinite
+    from unet_trainer.memory import is_out_of_memory, one_line
 
     try:
         _run_epoch(run, on_epoch)
@@ -208,7 +213,7 @@ def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(error)
     _make_do_with_less(run, reason)  # not in the handler, where the error still holds the memory of the step
 
 
@@ -328,8 +333,9 @@ def evaluate(run: Run, row: Row) -> Scores:
     from unet_trainer.step import Totals
 
     data, machine = run.data, run.machine
-    if not run.machine.state.history:
+    if not run.has_validated:
         run.keeper.finish()  # the first pass starts worker processes, and a process that has threads should not fork
+        run.has_validated = True
     totals = Totals(machine.num_classes, machine.numerics.device)
     machine.eval_step.model.eval()
     with (
@@ -405,6 +411,7 @@ def _roll_back(run: Run, trouble: NonFinite) -> None:
     state.learning_rate.factor *= ROLLBACK_FACTOR
     run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
     run.keeper.save_state(with_config=False)  # settings that failed are not kept
+    run.keeper.finish()  # before worker processes are started anew
 
 
 def _explain(run: Run, trouble: NonFinite) -> str:
@@ -441,55 +448,19 @@ def _explain(run: Run, trouble: NonFinite) -> str:
 
 def _make_do_with_less(run: Run, reason: str) -> None:
     """After memory ran out: smaller pieces, from the last state that is whole; or the end, if that is what on_oom says."""
-    from unet_trainer import assemble
     from unet_trainer.resuming import describe_position
 
     state = run.machine.state
     is_whole = not run.machine.train_step.is_open
     if run.config.on_oom == "stop":
         run.keeper.keep_what_there_is(is_whole)
-    _change_config(run, _shrink(run.config, run.machine, run.console, reason, run.keeper.describe()))
+    _change_config(run, run.machine.shrink(run.config, reason, run.console, run.keeper.describe()))
     if not is_whole:
         run.keeper.go_back()
         run.machine.train_step.abandon_window()
-    if run.config.compile_model:
-        _change_config(run, assemble.compile_machine(run.config, run.machine, run.console))
     run.console.note(f"going on from {describe_position(state)}")
     run.keeper.save_state()
-
-
-def _fit_into_memory(config: Config, machine: Machine, console: Console) -> Config:
-    """Tries the steps of the run; where memory runs out, on_oom decides."""
-    from unet_trainer import assemble
-    from unet_trainer.guard import is_out_of_memory
-
-    while True:
-        try:
-            assemble.try_machine(config, machine)
-            return config
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        config = _shrink(config, machine, console, reason, "nothing was begun")
-
-
-def _shrink(config: Config, machine: Machine, console: Console, reason: str, kept: str) -> Config:
-    from unet_trainer.guard import free_memory, out_of_memory_message
-
-    message = out_of_memory_message(reason, machine.numerics.device)
-    num_parts = min(2 * config.batch_parts, config.batch_size)
-    if config.on_oom == "stop" or num_parts == config.batch_parts:
-        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
-        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
-        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
-        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {kept}")
-    machine.split_batches(num_parts)
-    free_memory(machine.numerics.device)
-    console.warn(
-        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts)"
-    )
-    return dataclasses.replace(config, batch_parts=num_parts)
+    run.keeper.finish()  # before worker processes are started anew
 
 
 def _change_config(run: Run, config: Config) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer import atomic
-from unet_trainer.atomic import write_atomically, write_text_atomically
+from unet_trainer.atomic import sweep_drafts, write_atomically, write_text_atomically
 
 ROOT = Path(__file__).parent.parent
 
@@ -145,3 +145,54 @@ def test_killed_writer_leaves_the_old_content(file):
 def test_missing_folder_is_an_error_of_its_own(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_text_atomically(tmp_path / "none" / "config.yaml", "new")
+
+
+def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
+    previous = file.with_name("previous.pt")
+
+    def verify(draft):
+        assert draft.read_bytes() == b"new"
+        assert file.read_bytes() == b"old"
+        assert not previous.exists()
+
+    write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"new", b"old")
+    write_atomically(file, lambda draft: draft.write(b"newer"), previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"newer", b"new")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_a_draft_that_is_not_good_replaces_nothing(file):
+    def verify(draft):
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=file.with_name("previous.pt"))
+    assert_only(file, b"old")
+
+
+def test_the_old_content_is_kept_on_a_disk_without_hard_links(file, monkeypatch):
+    def no_links(path, target):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    write_atomically(file, lambda draft: draft.write(b"new"), previous=file.with_name("previous.pt"))
+    assert (file.read_bytes(), file.with_name("previous.pt").read_bytes()) == (b"new", b"old")
+
+
+def test_two_names_of_one_file_are_told_apart_again(file):
+    """As a crash between the two renames leaves them."""
+    previous = file.with_name("previous.pt")
+    previous.hardlink_to(file)
+    write_atomically(file, lambda draft: draft.write(b"new"), previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"new", b"old")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(file):
+    for name in (".last.pt.k2j3.tmp", ".previous.pt.123.tmp"):
+        (file.parent / name).touch()
+    for name in ("notes.tmp", ".hidden"):
+        (file.parent / name).touch()
+    assert sweep_drafts(file.parent) == 2
+    assert sorted(path.name for path in file.parent.iterdir()) == [".hidden", "last.pt", "notes.tmp"]

@@ -198,3 +198,19 @@ def test_file_name_that_is_not_utf8_does_not_break_the_log(tmp_path):
     console.log_to(tmp_path / "train.log")
     console.warn("caf\udce9.png is empty")  # as Python reads the name b"caf\xe9.png"
     assert (tmp_path / "train.log").read_text(encoding="utf-8") == "Warning: caf?.png is empty\n"
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    console = Console(stream)
+    console.log_to(tmp_path / "train.log")
+    (tmp_path / "train.log").unlink()
+    (tmp_path / "train.log").mkdir()
+    console.say("one")
+    console.say("two")
+    assert stream.getvalue() == f"one\nWarning: {tmp_path / 'train.log'} cannot be written to (Is a directory)\ntwo\n"
+
+
+def test_steps_that_were_not_finite_are_told_from_those_that_overflowed():
+    line = one_epoch(io.StringIO(), row={**ROW, "skipped_steps": 3, "nan_steps": 1}, on_gpu=False)
+    assert line.endswith("skipped steps: 3 (1 not finite)\n")

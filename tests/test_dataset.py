@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -237,3 +238,38 @@ def test_workers_follow_the_machine():
     assert choose_num_workers("auto", 1, on_cpu=False) == 1
     assert choose_num_workers("auto", 2, on_cpu=True) == 1
     assert choose_num_workers(7, 2, on_cpu=True) == 7
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_can_be_begun_within_and_its_earlier_batches_are_not_read(tiny_data, num_workers):
+    straight = list(Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False).epoch(1))
+    dataset = build_dataset(tiny_data)
+    loader = Loader(dataset, 2, num_workers, shuffle=True, pin_memory=False)
+    skipped = {index for batch in range(3) for _, index in loader.batches.keys(1, batch)}
+    dataset.pairs = [None if index in skipped else pair for index, pair in enumerate(dataset.pairs)]
+    late = list(loader.epoch(1, first_batch=3))
+    assert len(late) == 2
+    assert all(torch.equal(one.images, two.images) for one, two in zip(straight[3:], late, strict=True))
+
+
+def test_one_batch_can_be_read_without_the_workers_and_its_files_named(tiny_data):
+    loader = Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False)
+    batches = list(loader.epoch(2))
+    assert all(torch.equal(loader.read(2, number).images, batch.images) for number, batch in enumerate(batches))
+    assert [file.suffix for file in loader.files(2, 1)] == [".jpg", ".jpg"]
+    assert len({file for number in range(len(loader)) for file in loader.files(2, number)}) == 10
+
+
+def test_an_epoch_that_was_left_does_not_show_in_the_next(tiny_data):
+    loader = Loader(build_dataset(tiny_data), 2, 2, shuffle=True, pin_memory=False)
+    straight = digest(Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False), 1)
+    batches = loader.epoch(0)
+    next(batches)
+    batches.close()
+    assert digest(loader, 1) == straight
+
+
+def test_a_loader_that_waits_ends_when_the_run_is_to_stop(tiny_data, monkeypatch):
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
+    loader = Loader(build_dataset(tiny_data), 2, 1, shuffle=True, pin_memory=False)
+    assert list(loader.epoch(0, is_stopping=lambda: True)) == []

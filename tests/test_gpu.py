@@ -5,17 +5,22 @@ from __future__ import annotations
 import gc
 import io
 import math
+import os
+import signal
 
 import pytest
 import torch
 
+from test_guard import PHASES, everything, same
 from test_train_unet import digest, stop_after
 from train_unet import train
 from unet_trainer import assemble
 from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
-from unet_trainer.step import Totals, compile_steps
+from unet_trainer.saver import HostCopy
+from unet_trainer.signals import Interrupted
+from unet_trainer.step import Totals, TrainStep, compile_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -140,6 +145,82 @@ def test_a_run_trains_and_resumes_on_the_gpu(precision, tiny_config):
     straight = train(config, run_name="straight")
     with pytest.raises(KeyboardInterrupt):
         train(config, run_name="broken", on_epoch=stop_after(2))
+    resumed = train(config, run_name="broken", resume="auto")
+    assert digest(resumed.run_dir) == digest(straight.run_dir)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("phase", ["loss", "gradient"])
+def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, optimizer, compiled):
+    machine = make_machine(compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0)
+    take_steps(machine, 3)
+    before = everything(machine)
+    totals = Totals(1, machine.numerics.device)
+    batch = PHASES[phase](machine, make_batch(seed=9), math.nan)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        machine.train_step(batch, totals, 1, True, 1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert same(before, everything(machine))
+    overflowed = phase == "gradient" and precision == "float16"
+    assert (int(totals.num_skipped), int(totals.num_nan)) == (1, 0 if overflowed else 1)
+    machine.train_step(make_batch(seed=10), totals, 1, True, 1e-3)
+    assert not same(before, everything(machine))
+
+
+def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
+    weights = torch.zeros(20_000_000, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(50):
+            weights += 1
+        copy = HostCopy({"w": weights})
+        weights += 1
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (copy.content()["w"] == 50).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_memory_that_really_runs_out_shrinks_the_batch(compiled, tiny_config, capsys):
+    """The process may have a little more than half of what the batch needs."""
+    config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "image_size": 512, "batch_size": 8, "num_epochs": 2}
+    needed = train(config, run_name="whole").history[-1]["peak_memory_gb"]
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory / 2**30
+    torch.cuda.set_per_process_memory_fraction((0.75 * needed + 0.1) / total)
+    try:
+        result = train(config, run_name="short", on_oom="shrink", compile_model=compiled)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "goes through the model in" in capsys.readouterr().out
+    assert load_config(result.run_dir / "config.yaml").batch_parts >= 2
+    assert math.isfinite(result.best_val_iou)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precision, tiny_config, monkeypatch):
+    config = {**tiny_config, **PRECISIONS[precision], "device": "cuda", "encoder": "resnet18", "deterministic": True}
+    config |= {"num_epochs": 3, "batch_size": 2, "accumulation_steps": 2, "ema_decay": 0.9}
+    straight = train(config, run_name="straight")
+    move_weights, calls = TrainStep.move_weights, []
+
+    def interrupted(self, totals, learning_rate):
+        move_weights(self, totals, learning_rate)
+        calls.append(1)
+        if len(calls) == 5:  # the second of the second epoch's three steps
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TrainStep, "move_weights", interrupted)
+    with pytest.raises(Interrupted):
+        train(config, run_name="broken")
     resumed = train(config, run_name="broken", resume="auto")
     assert digest(resumed.run_dir) == digest(straight.run_dir)
     torch.use_deterministic_algorithms(False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from test_step import CPU, make_batch, make_step, plain_model, tiny_machine, weights
-from unet_trainer.guard import MAX_BAD_STEPS, Guard, NonFinite, is_out_of_memory, out_of_memory_message
+from unet_trainer.guard import MAX_BAD_STEPS, Guard, NonFinite
 from unet_trainer.step import Totals
 
 PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
@@ -156,24 +156,3 @@ def test_some_bad_steps_are_borne():
     judge(guard, [0])
     with pytest.raises(NonFinite):
         guard.check()
-
-
-@pytest.mark.parametrize(
-    ("error", "is_one"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
-        (MemoryError(), True),
-        (RuntimeError("shapes do not match"), False),
-        (ValueError("DefaultCPUAllocator"), False),
-    ],
-)
-def test_memory_that_ran_out_is_known_in_all_its_forms(error, is_one):
-    assert is_out_of_memory(error) is is_one
-
-
-def test_a_machine_really_out_of_memory_is_recognised():
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(caught.value)
-    assert out_of_memory_message("why", CPU) == "out of memory (why)"

@@ -25,9 +25,11 @@ def test_a_signal_is_noted_and_raised_where_it_is_asked_for(number):
 
 
 def test_a_second_sigint_does_not_wait():
-    with Signals(), pytest.raises(KeyboardInterrupt):
+    with Signals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.is_stopping()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_sigterm_after_sigint_still_lets_the_step_finish():

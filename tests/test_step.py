@@ -18,7 +18,18 @@ from unet_trainer.forms import IMAGENET_MEAN, IMAGENET_STD, RGB, ImageForm
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.model import Ema
 from unet_trainer.precision import Precision
-from unet_trainer.step import STRIDE, EvalStep, Numerics, Totals, TrainStep, build_forward, build_logits, compile_steps, predict
+from unet_trainer.step import (
+    STRIDE,
+    EvalStep,
+    Numerics,
+    Totals,
+    TrainStep,
+    build_forward,
+    build_logits,
+    compile_steps,
+    predict,
+    split_batch,
+)
 
 CPU = torch.device("cpu")
 FLOAT32 = Numerics(CPU, Precision("float32", "test"), channels_last=True)
@@ -359,3 +370,41 @@ def test_compiled_and_eager_steps_agree():
     assert compiled_totals.loss() == pytest.approx(totals.loss(), rel=1e-5)
     assert torch.equal(totals.matrix, compiled_totals.matrix)
     assert torch.allclose(weights(model), weights(twin), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 8])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(num_parts):
+    """Three parts of eight images are of unequal size."""
+    whole, parts = plain_model(), plain_model()
+    make_step(whole)(make_batch(8), Totals(1, CPU), window=1, closes_window=True, learning_rate=0.5)
+    totals = Totals(1, CPU)
+    make_step(parts, num_parts=num_parts)(make_batch(8), totals, window=1, closes_window=True, learning_rate=0.5)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
+    assert totals.num_images == 8
+
+
+def test_padding_falls_into_the_last_parts():
+    batch = make_batch(8)._replace(num_images=5)
+    assert [part.num_images for part in split_batch(batch, 4)] == [2, 2, 1, 0]
+    assert torch.equal(torch.cat([part.images for part in split_batch(batch, 4)]), batch.images)
+
+
+def test_totals_go_on_where_they_were_saved():
+    counts = torch.tensor([[5, 1], [1, 2]])
+    totals = Totals(1, CPU)
+    totals.add(torch.tensor(0.1), counts, 3)
+    other = Totals(1, CPU)
+    other.load_state_dict(totals.state_dict())
+    for part in (totals, other):
+        part.add(torch.tensor(0.7), counts, 2)
+    assert other.loss() == totals.loss() == pytest.approx((0.3 + 1.4) / 5)
+    assert torch.equal(other.matrix, 2 * counts)
+    other.reset()
+    assert (other.num_images, int(other.matrix.sum())) == (0, 0)
+
+
+def test_the_first_image_without_a_finite_loss_is_known():
+    totals = Totals(1, CPU)
+    for loss in (1.0, 1.0, float("nan"), 1.0, float("inf")):
+        totals.add(torch.tensor(loss), torch.zeros(2, 2, dtype=torch.int64), 4)
+    assert int(totals.first_bad) == 8

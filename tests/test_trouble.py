@@ -20,6 +20,7 @@ from unet_trainer import assemble, losses
 from unet_trainer.checkpoint import read_last
 from unet_trainer.config import load_config
 from unet_trainer.dataset import SegmentationDataset
+from unet_trainer.signals import Interrupted
 from unet_trainer.step import TrainStep
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
@@ -82,7 +83,7 @@ def test_a_run_that_went_back_goes_on_when_the_numbers_are_good_again(tiny_confi
 
 def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_config, monkeypatch, capsys):
     monkeypatch.setattr("unet_trainer.glimpse.PEEK_SECONDS", 0.0)
-    bad_dice(monkeypatch, lambda number: number == 1)
+    bad_dice(monkeypatch, lambda number: number >= 1)
     assert main(words({**tiny_config, **LONG, "on_nan": "stop", "run_name": "run"})) == 3
     assert "a step was not finite from step 2 on (epoch 1, batch 2 of 5): " in capsys.readouterr().err
     assert (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
@@ -118,7 +119,8 @@ def test_memory_that_runs_out_ends_with_three_things_to_try_and_the_state_saved(
 
 def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(tiny_config, monkeypatch, capsys):
     short_of_memory(monkeypatch, limit=2, first_call=3)
-    assert main(words({**tiny_config, "run_name": "run"})) == 3
+    with pytest.raises(TrainingFailed, match="out of memory"):
+        train(tiny_config, run_name="run")
     run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
     monkeypatch.undo()
     assert main(["--resume", str(run_dir)]) == 0
@@ -240,9 +242,10 @@ def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         real(self, batch, totals)
 
-    monkeypatch.setattr(assemble, "try_machine", lambda config, machine: None)
+    monkeypatch.setattr(assemble, "try_machine", lambda config, machine: config)
     monkeypatch.setattr(EvalStep, "__call__", interrupted)
-    assert main(words({**tiny_config, "run_name": "run"})) == 143
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        train(tiny_config, run_name="run")
     run_dir = straight.run_dir.parent / "run"
     content = read_last(run_dir / "last.pt")
     assert (content["epoch"], content["batch"]) == (0, 2)
@@ -274,11 +277,29 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config):
     def look(row):
         if row["epoch"] in (5, 50):
             gc.collect()
-            num_tensors = sum(torch.is_tensor(thing) for thing in gc.get_objects())
+            num_tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
             num_files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
             pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
             seen[row["epoch"]] = (num_tensors, num_files, threading.active_count(), pages * os.sysconf("SC_PAGESIZE"))
 
     train(tiny_config, num_epochs=50, batch_size=10, augmentation="none", on_epoch=look)
-    assert seen[5][:3] == seen[50][:3]
+    assert all(after <= before for before, after in zip(seen[5][:3], seen[50][:3], strict=True)), seen
     assert seen[50][3] - seen[5][3] < 20e6  # the allocator's own pools
+
+
+def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(tiny_config, capsys):
+    run = train(tiny_config, run_name="run")
+    before = digest(run.run_dir)
+    last = run.run_dir / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    (run.run_dir / ".last.pt.x.tmp").touch()
+    assert main(["--resume", str(last)]) == 2
+    assert capsys.readouterr().err == f"Error: {last} is damaged: its bytes do not match its digest\n"
+    assert main(["--resume", str(run.run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert f"Warning: {last} is damaged: its bytes do not match its digest; going on from {run.run_dir / 'previous.pt'}" in said
+    assert "Resuming after epoch 1; " in said
+    assert digest(run.run_dir) == before
+    assert not (run.run_dir / ".last.pt.x.tmp").exists()

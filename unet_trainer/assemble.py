@@ -20,10 +20,11 @@ from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_
 from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
-from unet_trainer.guard import MAX_BAD_STEPS, is_out_of_memory
+from unet_trainer.guard import MAX_BAD_STEPS
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import IGNORED
+from unet_trainer.memory import is_out_of_memory, one_line, shrink
 from unet_trainer.model import Ema, build_model, set_training
 from unet_trainer.pairs import Found
 from unet_trainer.pictures import sample_sheet, to_display
@@ -100,6 +101,21 @@ class Machine:
     def split_batches(self, num_parts: int) -> None:
         """From here on a batch goes through the model in so many pieces."""
         self.train_step.num_parts = self.eval_step.num_parts = num_parts
+
+    def shrink(self, config: Config, reason: str, console: Console, kept: str) -> Config:
+        """After memory ran out: smaller parts, or the end."""
+        return shrink(config, reason, self.numerics.device, self.split_batches, console, kept)
+
+    def fit_into_memory(self, config: Config, attempt: Callable[[Config], Config], console: Console, kept: str) -> Config:
+        """Tries what the run will do, in smaller parts where memory runs out and on_oom allows it."""
+        while True:
+            try:
+                return attempt(config)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = one_line(error)
+            config = self.shrink(config, reason, console, kept)  # not in the handler, where the error still holds memory
 
     def draw_samples(self, data: Data) -> Pixels:
         images, truths = data.sample_batch()
@@ -302,7 +318,7 @@ def build_machine(
     )
 
 
-def try_machine(config: Config, machine: Machine) -> None:
+def try_machine(config: Config, machine: Machine) -> Config:
     """One step forward and back on a made-up batch: what the model cannot run is told before the run has a folder."""
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
@@ -314,6 +330,7 @@ def try_machine(config: Config, machine: Machine) -> None:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         settings = ", ".join(f"{name}: {getattr(config, name)}" for name in ("architecture", "encoder", "batch_size", "image_size"))
         raise UserError(f"the model cannot run with {settings}: {reason.strip()[:300]}") from None
+    return config
 
 
 def compile_machine(config: Config, machine: Machine, console: Console) -> Config:

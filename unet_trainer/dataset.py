@@ -206,7 +206,7 @@ class Loader:
         self.batches.set_epoch(epoch, first_batch)
         is_done = False
         try:
-            batches = _iterate(self.loader)
+            batches = self._start(epoch, first_batch)
             for number in range(first_batch, len(self)):
                 batch = self._wait_for(batches, epoch, number, is_stopping)
                 if batch is None:
@@ -229,6 +229,16 @@ class Loader:
         sources = (self.dataset.framing.source(index) for _, index in self.batches.keys(epoch, batch))
         return [self.dataset.pairs[source].image for source in sources]
 
+    def _start(self, epoch: int, first_batch: int) -> Iterator[Batch | DataError]:
+        try:
+            return _iterate(self.loader)
+        except RuntimeError as error:
+            self._raise_if_dead(error, self.loader, epoch, first_batch)
+            if not _is_timeout(error):
+                raise
+        self.loader = self._build()  # workers that do not answer at once, on a machine that has too much to do
+        return _iterate(self.loader)
+
     def _wait_for(
         self, batches: Iterator[Batch | DataError], epoch: int, number: int, is_stopping: Callable[[], bool]
     ) -> Batch | None:
@@ -237,11 +247,8 @@ class Loader:
             try:
                 batch = next(batches)
             except RuntimeError as error:
-                if str(error).startswith(("DataLoader worker (pid", "Pin memory thread")):
-                    raise WorkerError(
-                        f"{_one_line(error)}{self._fates(batches)}; it may have been reading {self._reading(epoch, number)}"
-                    ) from None
-                if "DataLoader timed out" not in str(error):
+                self._raise_if_dead(error, batches, epoch, number)
+                if not _is_timeout(error):
                     raise
                 if is_stopping():
                     return None
@@ -255,13 +262,15 @@ class Loader:
                 raise batch
             return batch
 
+    def _raise_if_dead(self, error: RuntimeError, loader: object, epoch: int, number: int) -> None:
+        if str(error).startswith(("DataLoader worker (pid", "Pin memory thread")):
+            workers = getattr(loader, "_workers", None) or getattr(getattr(loader, "_iterator", None), "_workers", [])
+            codes = [worker.exitcode for worker in workers if worker.exitcode]  # negative: by a signal
+            fate = "".join(f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})" for code in codes[:1])
+            raise WorkerError(f"{error}{fate}; it may have been reading {self._reading(epoch, number)}") from None
+
     def _reading(self, epoch: int, number: int) -> str:
         return ", ".join(str(file) for file in self.files(epoch, number)[:3]) + (", ..." if self.batches.batch_size > 3 else "")
-
-    def _fates(self, batches: Iterator[Batch | DataError]) -> str:
-        """How workers ended, where one did; a signal is a negative exit code."""
-        codes = [worker.exitcode for worker in getattr(batches, "_workers", []) if worker.exitcode]
-        return "".join(f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})" for code in codes[:1])
 
 
 def _iterate(loader: DataLoader[tuple[Pixels, Pixels]]) -> Iterator[Batch | DataError]:
@@ -275,8 +284,8 @@ def _iterate(loader: DataLoader[tuple[Pixels, Pixels]]) -> Iterator[Batch | Data
     return batches
 
 
-def _one_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _is_timeout(error: RuntimeError) -> bool:
+    return "DataLoader timed out" in str(error)
 
 
 def _start_worker(_: int) -> None:

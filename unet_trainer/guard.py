@@ -1,12 +1,9 @@
 """Judges every step on the device: a step whose numbers are not finite changes nothing and is counted.
 
 Nothing here waits for the device. How often in a row it happened is read late, and what is done then is the script's.
-Knows what memory running out looks like, too.
 """
 
 from __future__ import annotations
-
-import gc
 
 import torch
 
@@ -109,27 +106,3 @@ class Guard:
         if int(most_in_a_row) >= self.max_bad_steps:
             count = "a step was" if self.max_bad_steps == 1 else f"{self.max_bad_steps} steps in a row were"
             raise NonFinite(f"{count} not finite", int(first_bad_batch))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """torch says it in one way for a GPU, in another for a CPU, and Python in a third."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
-
-
-def out_of_memory_message(reason: str, device: torch.device) -> str:
-    if device.type != "cuda":
-        return f"out of memory ({reason})"
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
-    return f"out of memory on {device}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
-
-
-def free_memory(device: torch.device) -> None:
-    """Gives back what is no longer used, or it would lie in pieces too small for the next try."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)

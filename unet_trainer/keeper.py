@@ -39,8 +39,7 @@ class Keeper:
         self.console = console
         self.saver = Saver()
         self.saved_at = time.monotonic()
-        # The state before the first step, until one is on disk.
-        self.start = None if has_checkpoint(folder) else self._copy_state()
+        self.start: HostCopy | None = self._copy_state()  # where this start began, until a later state is on disk
 
     def _copy_state(self) -> HostCopy:
         return HostCopy(last_content(self.state, as_dict(self.config), self.split))

@@ -286,6 +286,7 @@ def compile_steps(
             totals = Totals(num_classes, train_step.device)
             try_steps(train_step, eval_step, batch, totals, phases, num_times=3)  # CUDA graphs: run, record, replay
     except torch.OutOfMemoryError:
+        train_step.forward, eval_step.forward = eager
         raise
     except Exception as error:  # compilers fail in every way there is, and the eager steps work in each case
         first_line = next((line for line in str(error).splitlines() if line.strip()), "")

@@ -1,0 +1,123 @@
+"""A run in its folder: what is saved when, in which order, and what comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from test_checkpoint import SPLIT, make_machine, take_step
+from unet_trainer import checkpoint
+from unet_trainer.config import load_config
+from unet_trainer.console import Console
+from unet_trainer.keeper import Keeper
+from unet_trainer.runs import TrainingFailed
+
+ROW = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "train_iou": 0.5, "val_iou": 0.5, "val_dice": 0.5, "learning_rate": 1e-3}
+ROW |= {"seconds": 1.0, "images_per_second": 1.0, "data_wait": 0.0, "skipped_steps": 0, "nan_steps": 0, "peak_memory_gb": 0.0}
+
+
+@pytest.fixture
+def machine():
+    return make_machine()[1]
+
+
+@pytest.fixture
+def keeper(machine, tmp_path):
+    config = make_machine()[0]
+    return Keeper(tmp_path, config, machine.state, SPLIT, Console(io.StringIO()))
+
+
+def draw():
+    return np.zeros((4, 4, 3), np.uint8)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def weights(machine):
+    return [value.clone() for value in machine.state.model.state_dict().values()]
+
+
+def same(one, two):
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_an_epoch_leaves_state_table_settings_and_the_best_weights_if_they_are(keeper, machine, tmp_path):
+    machine.state.epoch, machine.state.history = 1, [dict(ROW)]
+    keeper.save_epoch(ROW, None, draw)
+    keeper.finish()
+    assert names(tmp_path) == ["config.yaml", "last.pt", "metrics.csv"]
+    keeper.save_epoch(ROW, machine.eval_step.model, draw)
+    keeper.finish()
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "previous.pt", "samples"]
+    assert names(tmp_path / "samples") == ["epoch_0001.png"]
+
+
+def test_the_start_comes_back_as_often_as_needed_while_nothing_is_saved(keeper, machine):
+    before = weights(machine)
+    for _ in range(2):
+        take_step(machine)
+        assert not same(before, weights(machine))
+        keeper.go_back()
+        assert same(before, weights(machine))
+    assert keeper.describe() == "nothing is saved"
+
+
+def test_the_last_saved_state_comes_back_once_there_is_one(keeper, machine, tmp_path):
+    take_step(machine)
+    saved = weights(machine)
+    keeper.save_state()
+    take_step(machine, seed=1)
+    keeper.go_back()
+    assert same(saved, weights(machine))
+    assert keeper.start is None
+    assert keeper.describe() == f"{tmp_path / 'last.pt'} is whole; to go on: python train_unet.py --resume {tmp_path}"
+
+
+def test_a_state_that_is_not_whole_is_not_saved_but_the_start_is(keeper, machine, tmp_path):
+    before = weights(machine)
+    take_step(machine)
+    keeper.keep_what_there_is(state_is_whole=False)
+    assert same(before, checkpoint.read_last(tmp_path / "last.pt")["model"].values())
+    keeper.keep_what_there_is(state_is_whole=True)
+    assert same(weights(machine), checkpoint.read_last(tmp_path / "last.pt")["model"].values())
+
+
+def test_weights_that_are_not_finite_are_told_and_the_earlier_state_stays(keeper, machine, tmp_path):
+    keeper.save_state()
+    keeper.finish()
+    before = (tmp_path / "last.pt").read_bytes()
+    with torch.no_grad():
+        next(machine.state.model.parameters()).fill_(float("inf"))
+    keeper.keep_what_there_is(state_is_whole=True)
+    assert "are not finite and were not saved" in keeper.console.stream.getvalue()
+    assert (tmp_path / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize(("minutes", "is_saved"), [(None, False), (10.0, False), (1e-9, True)])
+def test_the_state_is_saved_within_an_epoch_when_it_is_time(minutes, is_saved, keeper, tmp_path):
+    keeper.config = dataclasses.replace(keeper.config, checkpoint_minutes=minutes)
+    keeper.save_state_if_due()
+    keeper.finish()
+    assert (tmp_path / "last.pt").exists() is is_saved
+
+
+def test_what_cannot_be_written_ends_the_run_or_is_told(keeper, tmp_path, monkeypatch):
+    def full(path, write, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    keeper.save_state()
+    with pytest.raises(
+        TrainingFailed, match=r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; nothing is saved"
+    ):
+        keeper.finish()
+    keeper.config = load_config({"on_save_error": "continue"})
+    keeper.save_state()
+    keeper.finish()
+    assert "training goes on (on_save_error: continue)" in keeper.console.stream.getvalue()
