@@ -100,7 +100,7 @@ def test_a_hundred_kills_in_each_precision_change_no_bit(precision, seed, config
 
 
 def test_twenty_terminations_lose_no_step_and_repeat_none(config, tmp_path):
-    config = {**config, "num_epochs": 8, "checkpoint_minutes": None}  # saved by the signal alone
+    config = {**config, "num_epochs": 16, "checkpoint_minutes": None}  # saved by the signal alone
     straight = run_straight(config, tmp_path)
     log, steps = tmp_path / "terminated.log", tmp_path / "steps"
     steps.touch()
@@ -114,5 +114,5 @@ def test_twenty_terminations_lose_no_step_and_repeat_none(config, tmp_path):
         os.kill(process.pid, signal.SIGTERM)
     assert finish(process) == 0, log.read_text()
     assert log.read_text().count("interrupted by SIGTERM") == 20
-    assert steps.stat().st_size == 8 * 3  # 5 batches an epoch, in windows of 2, 2 and 1
+    assert steps.stat().st_size == 16 * 3  # 5 batches an epoch, in windows of 2, 2 and 1
     assert_same(straight.parent / "run", straight)
