@@ -18,6 +18,7 @@ from unet_trainer import assemble
 from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
+from unet_trainer.forms import RGB
 from unet_trainer.saver import HostCopy
 from unet_trainer.signals import Interrupted
 from unet_trainer.step import Totals, TrainStep, compile_steps
@@ -36,9 +37,11 @@ PRECISIONS = {
 
 
 def make_machine(compiled=False, batch_size=8, side=128, **settings):
-    config = load_config({"encoder": "resnet18", "device": "cuda", "batch_size": batch_size, "image_size": side, **settings})
+    config = load_config(
+        {"encoder": "resnet18", "in_channels": 3, "device": "cuda", "batch_size": batch_size, "image_size": side, **settings}
+    )
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, 8, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, RGB, 8, Console(io.StringIO()))
     machine.set_training(0)
     if compiled:
         assert (

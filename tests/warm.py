@@ -10,7 +10,7 @@ from unet_trainer.model import build_model
 from unet_trainer.schedule import build_optimizer
 
 torch.set_num_threads(1)  # threads do not survive a fork
-config = load_config(TINY_MODEL)
+config = load_config({**TINY_MODEL, "in_channels": 3})
 model = build_model(config)
 for parameter in model.parameters():  # no backward pass: the threads of autograd do not survive a fork either
     parameter.grad = torch.zeros_like(parameter)

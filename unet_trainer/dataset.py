@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -23,6 +24,8 @@ from unet_trainer.pairs import Pair
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
+# Forked workers see when their parent is gone; those of a fork server, the default from Python 3.14 on, would stay for ever.
+WORKER_START = "fork" if sys.platform == "linux" else None
 POLL_SECONDS = 1  # how often a loader that waits for its workers looks whether they live
 
 
@@ -193,6 +196,7 @@ class Loader:
             pin_memory=self.pin_memory,
             timeout=POLL_SECONDS if self.num_workers else 0,
             worker_init_fn=_start_worker,
+            multiprocessing_context=WORKER_START if self.num_workers else None,
             generator=torch.Generator(),  # or every pass would move the global random state
         )
 
