@@ -5,6 +5,7 @@
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
     python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
+    python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.atomic import sweep_drafts
-from unet_trainer.command_line import read_check_command, read_command_line
+from unet_trainer.bottleneck import EpochTimes, advise
+from unet_trainer.command_line import read_bench_command, read_check_command, read_command_line
 from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, load_config
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.runs import BEST, LAST, TrainingFailed, find_origin, has_checkpoint, start_folder
@@ -92,6 +94,8 @@ class Run:
     console: Console
     signals: Signals = field(default_factory=Signals)
     broken: WorkerError | None = None  # why the run must end once the step is finished
+    times: EpochTimes | None = None  # of the last epoch's training
+    advice: str | None = None  # that was given about them
     has_validated: bool = False  # so that the worker processes of validation are there
 
 
@@ -238,10 +242,22 @@ def _run_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     best_model = run.machine.eval_step.model if improved else None
     run.keeper.save_epoch(row, best_model, lambda: run.machine.draw_samples(run.data))
     run.console.epoch_ends(row, config.num_epochs, improved, run.machine.numerics.device.type == "cuda")
+    _advise(run)
     if on_epoch is not None or _is_finished(run):
         run.keeper.finish()
     if on_epoch is not None:
         on_epoch(dict(row))
+
+
+def _advise(run: Run) -> None:
+    """Once, from the second epoch on: the first one starts the workers."""
+    from unet_trainer.scan import count_cores
+
+    if run.times is None or run.advice is not None or run.machine.state.epoch < 2:
+        return
+    run.advice = advise(run.times, count_cores(), run.config.cache, run.machine.numerics.device.type == "cpu")
+    if run.advice is not None:
+        run.console.note(run.advice)
 
 
 def train_one_epoch(run: Run) -> Row:
@@ -256,6 +272,8 @@ def train_one_epoch(run: Run) -> Row:
     num_batches = len(data.train)
     first_step = state.epoch * state.learning_rate.steps_per_epoch
     machine.set_training(state.epoch)
+    data.val.prepare(0)  # its workers read while this epoch trains
+    read_seconds = augment_seconds = num_seen = 0.0
     started = time.perf_counter() - state.train_seconds
     with (
         run.console.bar(f"Epoch {state.epoch + 1} [Train]:", num_batches, num_done=state.batch) as bar,
@@ -270,6 +288,9 @@ def train_one_epoch(run: Run) -> Row:
             closes_window = index + 1 == window_start + window
             step.guard.batch_number = state.epoch * num_batches + index
             step(batch, state.totals, window, closes_window, state.learning_rate.at(first_step + index // accumulation))
+            read_seconds += batch.stages[0]
+            augment_seconds += batch.stages[1]
+            num_seen += batch.num_images
             bar.tick()
             if (seen := state.totals.peek()) is not None:
                 bar.show(*seen)
@@ -277,12 +298,22 @@ def train_one_epoch(run: Run) -> Row:
                 state.batch = index + 1
                 state.train_seconds = time.perf_counter() - started
                 _look_up(run)
+        if state.epoch + 1 < run.config.num_epochs:
+            data.train.prepare(state.epoch + 1)  # read while this one is validated
         step.guard.check()
         loss, iou = state.totals.loss(), state.totals.scores().iou  # waits for the device, once an epoch
         bar.show(loss, iou)
     state.train_seconds = time.perf_counter() - started
     if not math.isfinite(loss):
         raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * num_batches)
+    on_gpu = device.type == "cuda"
+    run.times = EpochTimes(
+        state.totals.num_images / state.train_seconds,
+        state.wait_seconds / state.train_seconds,
+        read_seconds / max(1.0, num_seen),
+        augment_seconds / max(1.0, num_seen),
+        data.train.num_workers,
+    )
     return {
         "epoch": state.epoch + 1,
         "train_loss": loss,
@@ -293,7 +324,8 @@ def train_one_epoch(run: Run) -> Row:
         "skipped_steps": int(state.totals.num_skipped),
         "nan_steps": int(state.totals.num_nan),
         # Since the start: a CUDA graph takes its memory when it is recorded, and shows nothing when it is replayed.
-        "peak_memory_gb": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0,
+        "peak_memory_gb": torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else 0.0,
+        "peak_reserved_gb": torch.cuda.max_memory_reserved(device) / 2**30 if on_gpu else 0.0,
     }
 
 
@@ -492,6 +524,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = list(sys.argv[1:] if arguments is None else arguments)
         if arguments[:1] == ["check"]:
             return _check(arguments[1:])
+        if arguments[:1] == ["bench"]:
+            return _bench(arguments[1:])
         train(read_command_line(arguments, __doc__, own_config))
     except UserError as error:
         show_error(str(error))
@@ -513,6 +547,21 @@ def _check(arguments: Sequence[str]) -> int:
     from unet_trainer.check import check_data
 
     return EXIT_DONE if check_data(config, Console(), json_file) else EXIT_USER_ERROR
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    config, quick = read_bench_command(arguments, own_config)
+    from unet_trainer.bench import bench, choose_trials
+    from unet_trainer.demo import ensure_demo
+    from unet_trainer.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
+
+    if config.data_dir == DEMO_DIR:
+        ensure_demo(Path(DEMO_DIR))
+    device = choose_device(config.device)
+    on_gpu = device.type != "cpu"
+    has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
+    bench(config, choose_trials(config.batch_size, on_gpu, has_bfloat16, quick), Path(__file__), quick, Console())
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import torch
 
 from unet_trainer import dataset as dataset_room
 from unet_trainer.augment import build_augmentation
-from unet_trainer.dataset import Collate, EpochBatches, Loader, SegmentationDataset, choose_num_workers
+from unet_trainer.cache import fill_cache
+from unet_trainer.dataset import Collate, EpochBatches, Loader, Samples, SegmentationDataset, choose_num_workers
 from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.framing import RandomCrops, Resized, cover
 from unet_trainer.images import DataError, write_image
@@ -96,10 +97,11 @@ def test_validation_sees_every_image_in_order():
 
 def test_a_short_batch_is_filled_with_pixels_that_count_nowhere():
     sample = (np.full((4, 6, 3), 9, np.uint8), np.ones((4, 6), np.uint8))
-    batch = Collate(3)([sample])
+    batch = Collate(3)(Samples([sample], (0.25, 0.5)))
     assert batch.images.shape == (3, 4, 6, 3)
     assert batch.masks.shape == (3, 4, 6)
     assert batch.num_images == 1
+    assert batch.stages == (0.25, 0.5)
     assert (batch.masks[0] == 1).all()
     assert (batch.masks[1:] == IGNORED).all()
 
@@ -176,8 +178,8 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
 
 def test_8_bit_batches_stay_small():
     sample = (np.zeros((4, 6, 2), np.uint8), np.zeros((4, 6), np.uint8))
-    assert Collate(1)([sample]).images.dtype == torch.uint8
-    assert Collate(1)([(sample[0].astype(np.float32), sample[1])]).images.dtype == torch.float32
+    assert Collate(1)(Samples([sample], (0, 0))).images.dtype == torch.uint8
+    assert Collate(1)(Samples([(sample[0].astype(np.float32), sample[1])], (0, 0))).images.dtype == torch.float32
 
 
 def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
@@ -273,3 +275,38 @@ def test_a_loader_that_waits_ends_when_the_run_is_to_stop(tiny_data, monkeypatch
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
     loader = Loader(build_dataset(tiny_data), 2, 1, shuffle=True, pin_memory=False)
     assert list(loader.epoch(0, is_stopping=lambda: True)) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_that_was_prepared_is_the_same_and_another_one_is_not_mistaken_for_it(tiny_data, num_workers):
+    def fresh():
+        return Loader(build_dataset(tiny_data), 2, num_workers, shuffle=True, pin_memory=False)
+
+    expected = [digest(fresh(), epoch) for epoch in (0, 1)]
+    loader = fresh()
+    loader.prepare(0)
+    loader.prepare(0)
+    assert digest(loader, 0) == expected[0]
+    loader.prepare(1)
+    assert digest(loader, 1) == expected[1]
+    loader.prepare(1)
+    assert digest(loader, 0) == expected[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_say_what_reading_and_augmenting_took(tiny_data, num_workers):
+    loader = Loader(build_dataset(tiny_data), 2, num_workers, shuffle=True, pin_memory=False)
+    for batch in loader.epoch(0):
+        assert all(0 < seconds < 10 for seconds in batch.stages)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("augmentation", ["none", "strong"])
+def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation):
+    plain = build_dataset(tiny_data, augmentation)
+    cached = build_dataset(tiny_data, augmentation)
+    shapes = [(32, 32, 3)] * 7  # of ten pairs: the others are read from their files
+    cached.cache = fill_cache(shapes, 1, cached.decode, "ram", tmp_path, (), 2, lambda: None, 10**9)
+    assert len(cached.cache) == 7
+    loaders = [Loader(dataset, 2, num_workers, shuffle=True, pin_memory=False) for dataset in (plain, cached)]
+    assert digest(loaders[0], 1) == digest(loaders[1], 1)

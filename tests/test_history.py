@@ -26,6 +26,7 @@ def row(epoch, **changes):
         "skipped_steps": 0,
         "nan_steps": 0,
         "peak_memory_gb": 2.0,
+        "peak_reserved_gb": 3.0,
         **changes,
     }
 
@@ -33,7 +34,7 @@ def row(epoch, **changes):
 def test_columns_are_those_of_the_manual_in_their_order():
     assert ", ".join(COLUMNS) == (
         "epoch, train_loss, val_loss, train_iou, val_iou, val_dice, learning_rate, seconds, images_per_second, data_wait, "
-        "skipped_steps, nan_steps, peak_memory_gb"
+        "skipped_steps, nan_steps, peak_memory_gb, peak_reserved_gb"
     )
 
 
@@ -41,8 +42,8 @@ def test_table_has_a_header_and_a_row_an_epoch(tmp_path):
     write_metrics(tmp_path / "metrics.csv", [row(1), row(2, skipped_steps=3, nan_steps=1)])
     assert (tmp_path / "metrics.csv").read_bytes().decode() == (
         ",".join(COLUMNS) + "\n"
-        "1,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,0,0,2\n"
-        "2,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,3,1,2\n"
+        "1,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,0,0,2,3\n"
+        "2,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,3,1,2,3\n"
     )
 
 

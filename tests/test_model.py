@@ -363,25 +363,12 @@ def test_an_encoder_that_is_no_longer_frozen_learns():
     assert {"model.conv_stem.weight", "model.bn1.running_mean", "model.bn1.running_var"} <= set(moved)
 
 
-def test_freezing_drops_gradients_that_were_there_and_unfreezing_brings_zeros():
+def test_freezing_drops_gradients_that_were_there():
     model = build()
     set_training(model, encoder_frozen=False)
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
     train_once(model)
     set_training(model, encoder_frozen=True)
     assert all(parameter.grad is None for parameter in model.encoder.parameters())
-    assert all(parameter.grad is not None for parameter in model.decoder.parameters())
-    set_training(model, encoder_frozen=False)
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.encoder.parameters())
-
-
-def test_gradients_stay_at_their_address_from_epoch_to_epoch():
-    model = build()
-    set_training(model, encoder_frozen=False)
-    addresses = [parameter.grad.data_ptr() for parameter in model.parameters()]
-    train_once(model)
-    set_training(model, encoder_frozen=False)
-    assert [parameter.grad.data_ptr() for parameter in model.parameters()] == addresses
 
 
 # The average of the weights

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from unet_trainer.augment import build_augmentation
+from unet_trainer.cache import fill_cache
 from unet_trainer.checkpoint import TrainState
 from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_shape
 from unet_trainer.console import Console
@@ -22,6 +23,7 @@ from unet_trainer.forms import ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
 from unet_trainer.guard import MAX_BAD_STEPS
 from unet_trainer.images import DataError, Pixels
+from unet_trainer.layers import use_fast_layers
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import IGNORED
 from unet_trainer.memory import is_out_of_memory, one_line, shrink
@@ -182,14 +184,53 @@ def build_data(config: Config, console: Console, device: torch.device, run_dir: 
     pin_memory = device.type == "cuda"
     train_dataset = SegmentationDataset(split.train, coding, form, train_framing, augmentation, config.seed, config.resize_masks)
     val_dataset = SegmentationDataset(split.val, coding, form, val_framing, None, config.seed, config.resize_masks)
+    if config.cache != "none":
+        _fill_caches(config, survey, (train_dataset, val_dataset), console)
+    build_loader = partial(Loader, num_workers=num_workers, pin_memory=pin_memory, timeout=config.worker_timeout)
     data = Data(
         split,
         form,
-        Loader(train_dataset, config.batch_size, num_workers, shuffle=True, pin_memory=pin_memory, timeout=config.worker_timeout),
-        Loader(val_dataset, config.batch_size, num_workers, shuffle=False, pin_memory=pin_memory, timeout=config.worker_timeout),
+        build_loader(train_dataset, config.batch_size, shuffle=True),
+        build_loader(val_dataset, _eval_batch_size(config, device), shuffle=False),
         val_dataset,
     )
     return _weigh_classes(config, survey, console), data
+
+
+def _eval_batch_size(config: Config, device: torch.device) -> int:
+    """Without gradients twice the images take less memory than a training batch does."""
+    return config.batch_size * (2 if device.type == "cuda" and config.batch_parts == 1 else 1)
+
+
+def _fill_caches(config: Config, survey: Survey, datasets: Sequence[SegmentationDataset], console: Console) -> None:
+    """Decodes every pair into memory or into a file; what there is no room for is read from its files as before."""
+    assert config.cache != "none"
+    num_cached = num_bytes = 0
+    for dataset in datasets:
+        form, framing = dataset.form, dataset.framing
+        facts, _ = survey.facts_of(dataset.pairs)
+        sizes = [framing.size if isinstance(framing, Resized) else image.size for image in facts]
+        stamp = [dataset.coding, form.channels, form.is_8bit, type(framing).__name__, framing.size, config.resize_masks]
+        files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
+        stamp += [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
+            dataset.cache = fill_cache(
+                [(*size, form.channels) for size in sizes],
+                1 if form.is_8bit else 4,
+                dataset.decode,
+                config.cache,
+                Path(config.checkpoint_dir) / ".cache",
+                stamp,
+                count_cores(),
+                bar.tick,
+            )
+        num_cached += len(dataset.cache)
+        num_bytes += dataset.cache.content.numel()
+    num_pairs = sum(len(dataset.pairs) for dataset in datasets)
+    where = "memory" if config.cache == "ram" else f"{Path(config.checkpoint_dir) / '.cache'}"
+    console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
+    if num_cached < num_pairs:
+        console.warn(f"there is no room for {num_pairs - num_cached} pairs; they are read from their files in every epoch")
 
 
 def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | None:
@@ -323,7 +364,8 @@ def try_machine(config: Config, machine: Machine) -> Config:
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
         with leaving_no_trace(machine.train_step):
-            try_steps(machine.train_step, machine.eval_step, _made_up_batch(config, machine.form), totals, machine.phases())
+            batch, eval_batch = _made_up_batches(config, machine)
+            try_steps(machine.train_step, machine.eval_step, batch, totals, machine.phases(), eval_batch)
     except (ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -335,18 +377,27 @@ def try_machine(config: Config, machine: Machine) -> Config:
 
 def compile_machine(config: Config, machine: Machine, console: Console) -> Config:
     """Compiles the steps of every phase before the first epoch; where that fails, says so and leaves them as they are."""
-    batch = _made_up_batch(config, machine.form)
-    failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases())
+    if machine.numerics.device.type == "cuda":
+        for model in (machine.state.model, machine.eval_step.model):
+            use_fast_layers(model)
+    batch, eval_batch = _made_up_batches(config, machine)
+    failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases(), eval_batch)
     if failure is None:
         return config
     console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
     return dataclasses.replace(config, compile_model=False)
 
 
-def _made_up_batch(config: Config, form: ImageForm) -> Batch:
+def _made_up_batches(config: Config, machine: Machine) -> tuple[Batch, Batch]:
+    """One of training's size and one of evaluation's."""
+    sizes = config.batch_size, _eval_batch_size(config, machine.numerics.device)
+    return _made_up_batch(config, machine.form, sizes[0]), _made_up_batch(config, machine.form, sizes[1])
+
+
+def _made_up_batch(config: Config, form: ImageForm, batch_size: int) -> Batch:
     height, width = image_shape(config)
-    shape = (config.batch_size, height, width, form.channels)
+    shape = (batch_size, height, width, form.channels)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     if not form.is_8bit:
         images = images / 255 * (form.high - form.low) + form.low
-    return Batch(images, torch.zeros(config.batch_size, height, width, dtype=torch.uint8), config.batch_size)
+    return Batch(images, torch.zeros(batch_size, height, width, dtype=torch.uint8), batch_size)

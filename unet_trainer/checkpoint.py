@@ -330,7 +330,7 @@ def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
     totals = {"loss_sum": torch.zeros((), dtype=torch.float64), "matrix": matrix, **zeros, "num_images": 0}
     nothing_yet = {"batch": 0, "totals": totals, "train_seconds": 0.0, "wait_seconds": 0.0, "num_rollbacks": 0}
     rate = {"factor": 1.0, **content["learning_rate"]}
-    history = [{"nan_steps": 0, **row} for row in content["history"]]
+    history = [{"nan_steps": 0, "peak_reserved_gb": 0.0, **row} for row in content["history"]]
     return {**nothing_yet, **content, "learning_rate": rate, "history": history}
 
 

@@ -44,6 +44,16 @@ def read_check_command(arguments: Sequence[str], own_config: OwnConfig) -> tuple
     return load_config(Path(files[0]), overrides) if files else own_config(overrides), given.json
 
 
+def read_bench_command(arguments: Sequence[str], own_config: OwnConfig) -> tuple[Config, bool]:
+    """The config that a bench command names, and whether it is to be quick."""
+    parser = argparse.ArgumentParser("train_unet.py bench", description="Trains in several precisions and compares them.")
+    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
+    parser.add_argument("--quick", action="store_true", help="fewer rows and epochs")
+    given = parser.parse_intermixed_args(arguments)
+    files, overrides = _sort_words(given.words)
+    return load_config(Path(files[0]), overrides) if files else own_config(overrides), given.quick
+
+
 def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Config files (one at most) and key=value overrides."""
     overrides = [word for word in words if _is_override(word)]

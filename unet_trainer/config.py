@@ -145,6 +145,12 @@ class Config:
         "processes that read and augment; auto: by the machine's cores; 0: none beside the main one",
     )
 
+    cache: Literal["none", "ram", "disk"] = key(
+        "none",
+        p.choice("none", "ram", "disk"),
+        "decoded pairs: ram keeps them in memory, one copy for all workers; disk in a file that later runs find again",
+    )
+
     architecture: str = key("unet", p.choice(*ARCHITECTURES), f"one of {', '.join(ARCHITECTURES)}", theme="Model")
     encoder: str = key("resnet34", p.text("resnet34"), "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm")
     encoder_weights: str | None = key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -13,9 +14,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from unet_trainer.augment import Augmentation
+from unet_trainer.cache import PixelCache
 from unet_trainer.forms import ImageForm
 from unet_trainer.framing import Framing, Resized, Windows, resize_pair
 from unet_trainer.images import DataError, Pixels, ReadError, is_reduced, read_image, read_mask
@@ -39,6 +41,14 @@ class Batch(NamedTuple):
     images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are no 8-bit ones
     masks: torch.Tensor  # N,H,W uint8 class ids
     num_images: int  # those that are no padding
+    stages: tuple[float, float] = (0.0, 0.0)  # seconds that reading and augmenting took
+
+
+class Samples(NamedTuple):
+    """The samples of a batch, and the seconds they took."""
+
+    pairs: list[tuple[Pixels, Pixels]]
+    stages: tuple[float, float]
 
 
 class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
@@ -61,6 +71,7 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
         self.augmentation = augmentation
         self.seed = seed
         self.resize_masks = resize_masks
+        self.cache: PixelCache | None = None
         self._last: tuple[int, Pixels, Pixels] | None = None  # the windows of one image follow each other
 
     def __len__(self) -> int:
@@ -68,27 +79,44 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
 
     def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
         """H,W,C image and H,W class ids."""
+        return self._sample(key, [0.0, 0.0])
+
+    def _sample(self, key: Key, stages: list[float]) -> tuple[Pixels, Pixels]:
+        """A sample; the seconds for reading and for augmenting are added to `stages`."""
         epoch, index = key
-        image, mask = self.framing.cut(*self._pixels(self.framing.source(index)), epoch, index)
+        started = time.perf_counter()
+        pixels = self._pixels(self.framing.source(index))
+        read = time.perf_counter()
+        image, mask = self.framing.cut(*pixels, epoch, index)
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
             image, mask = resize_pair(image, mask, self.framing.size)  # the user's list may hold crops
+        stages[0] += read - started
+        stages[1] += time.perf_counter() - read
         return image, mask
 
-    def __getitems__(self, keys: list[Key]) -> list[tuple[Pixels, Pixels]] | DataError:
+    def __getitems__(self, keys: list[Key]) -> Samples | DataError:
         """A batch of samples. What is wrong with a file comes back as a value: raised in a worker, its sentence would drown."""
+        stages = [0.0, 0.0]
         try:
-            return [self[key] for key in keys]
+            return Samples([self._sample(key, stages) for key in keys], (stages[0], stages[1]))
         except DataError as error:
             return error
 
     def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
+        if self.cache is not None and index < len(self.cache):
+            return self.cache.pair(index)
         if self._last is not None and self._last[0] == index:
             return self._last[1:]
         image, mask = self._read(self.pairs[index])
         if isinstance(self.framing, Windows):
             self._last = (index, image, mask)
         return image, mask
+
+    def decode(self, index: int) -> tuple[Pixels, Pixels]:
+        """A pair as a cache keeps it: at the size of the batch where all are resized, else as it is."""
+        image, mask = self._read(self.pairs[index])
+        return resize_pair(image, mask, self.framing.size) if isinstance(self.framing, Resized) else (image, mask)
 
     def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
@@ -129,9 +157,9 @@ class EpochBatches(Sampler[list[Key]]):
         return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order = self._order(self.epoch)
+        epoch, order = self.epoch, self._order(self.epoch)
         for batch in range(self.first_batch, len(self)):
-            yield self._keys(order, self.epoch, batch)
+            yield self._keys(order, epoch, batch)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
         """What one batch of an epoch is made of."""
@@ -152,17 +180,27 @@ class Collate:
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
 
-    def __call__(self, samples: list[tuple[Pixels, Pixels]] | DataError) -> Batch | DataError:
+    def __call__(self, samples: Samples | DataError) -> Batch | DataError:
         if isinstance(samples, DataError):
             return samples
-        height, width, channels = samples[0][0].shape
-        dtype = torch.uint8 if samples[0][0].dtype == np.uint8 else torch.float32
-        images = torch.zeros(self.batch_size, height, width, channels, dtype=dtype)
-        masks = torch.full((self.batch_size, height, width), IGNORED, dtype=torch.uint8)
-        for index, (image, mask) in enumerate(samples):
-            images[index] = torch.from_numpy(np.ascontiguousarray(image))
-            masks[index] = torch.from_numpy(np.ascontiguousarray(mask))
-        return Batch(images, masks, len(samples))
+        first, _ = samples.pairs[0]
+        height, width, channels = first.shape
+        images = _empty((self.batch_size, height, width, channels), torch.uint8 if first.dtype == np.uint8 else torch.float32)
+        masks = _empty((self.batch_size, height, width), torch.uint8)
+        for index, (image, mask) in enumerate(samples.pairs):
+            np.copyto(images[index].numpy(), image)
+            np.copyto(masks[index].numpy(), mask)
+        images[len(samples.pairs) :] = 0
+        masks[len(samples.pairs) :] = IGNORED
+        return Batch(images, masks, len(samples.pairs), samples.stages)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """In a worker right in shared memory: a batch is copied once, into the pinned memory of the main process."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload]
 
 
 class Loader:
@@ -184,15 +222,16 @@ class Loader:
         self.pin_memory = pin_memory
         self.timeout = timeout
         self.loader = self._build()
+        self.prepared: tuple[int, Iterator[Batch | DataError]] | None = None  # an epoch that is being read ahead
 
     def _build(self) -> DataLoader[tuple[Pixels, Pixels]]:
         return DataLoader(
             self.dataset,
             batch_sampler=self.batches,
-            collate_fn=self.collate,
+            collate_fn=self.collate,  # type: ignore[arg-type] # what __getitems__ returns, and no list
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            prefetch_factor=4 if self.num_workers else None,
+            prefetch_factor=2 if self.num_workers else None,
             pin_memory=self.pin_memory,
             timeout=POLL_SECONDS if self.num_workers else 0,
             worker_init_fn=_start_worker,
@@ -207,10 +246,9 @@ class Loader:
         self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Batch, None, None]:
         """The batches from `first_batch` on; the earlier ones are not read. Ends early when `is_stopping` while it waits."""
-        self.batches.set_epoch(epoch, first_batch)
         is_done = False
         try:
-            batches = self._start(epoch, first_batch)
+            batches = self._take_prepared(epoch, first_batch)
             for number in range(first_batch, len(self)):
                 batch = self._wait_for(batches, epoch, number, is_stopping)
                 if batch is None:
@@ -220,6 +258,21 @@ class Loader:
         finally:
             if not is_done:  # batches of an epoch that was left are still on their way
                 self.loader = self._build()
+
+    def prepare(self, epoch: int) -> None:
+        """Lets the workers begin with an epoch before it is asked for; the one before must be over."""
+        if self.num_workers and self.prepared is None:
+            self.batches.set_epoch(epoch)
+            self.prepared = epoch, self._start(epoch, 0)
+
+    def _take_prepared(self, epoch: int, first_batch: int) -> Iterator[Batch | DataError]:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and prepared[0] == epoch and first_batch == 0:
+            return prepared[1]
+        if prepared is not None:
+            self.loader = self._build()
+        self.batches.set_epoch(epoch, first_batch)
+        return self._start(epoch, first_batch)
 
     def read(self, epoch: int, batch: int) -> Batch:
         """One batch, read here and now without the workers."""

@@ -28,6 +28,7 @@ COLUMNS = (
     "skipped_steps",
     "nan_steps",
     "peak_memory_gb",
+    "peak_reserved_gb",
 )
 
 
@@ -39,6 +40,12 @@ def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         writer.writerow([f"{value:.6g}" if isinstance(value := row[name], float) else value for name in COLUMNS])
     write_text_atomically(path, text.getvalue())
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a table that write_metrics wrote."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

@@ -147,8 +147,6 @@ def set_training(model: torch.nn.Module, encoder_frozen: bool) -> None:
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.grad = None
-        elif parameter.grad is None:  # kept for good: CUDA graphs and accumulation need gradients at fixed addresses
-            parameter.grad = torch.zeros_like(parameter)
 
 
 class Ema:

@@ -11,6 +11,7 @@ from unet_trainer.images import Pixels
 from unet_trainer.masks import IGNORED
 
 GAP = 6
+CHART_WIDTH, NAME_WIDTH, NUMBER_WIDTH, BAR_HEIGHT = 720, 210, 80, 32
 CELL = 200  # side of a picture in a contact sheet
 HEADER = 26
 MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
@@ -109,3 +110,25 @@ def _fit(picture: Pixels) -> Pixels:
         return cv2.resize(picture, None, fx=MAX_SIDE / longest, fy=MAX_SIDE / longest, interpolation=cv2.INTER_AREA)
     factor = max(1, min(-(-MIN_SIDE // shortest), MAX_SIDE // longest))
     return cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+
+
+def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:
+    """A chart under another, each with its title and a bar for every name."""
+    rows = []
+    for title, values in charts:
+        rows.append(_text_line(title, 0.6))
+        longest = max(*values, 1e-12)
+        for index, (name, value) in enumerate(zip(names, values, strict=True)):
+            row = np.full((BAR_HEIGHT, CHART_WIDTH, 3), 255, np.uint8)
+            end = NAME_WIDTH + max(1, round((CHART_WIDTH - NAME_WIDTH - NUMBER_WIDTH) * value / longest))
+            cv2.rectangle(row, (NAME_WIDTH, 5), (end, BAR_HEIGHT - 5), [int(c) for c in COLOURS[index % len(COLOURS)]], -1)
+            cv2.putText(row, name, (8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+            cv2.putText(row, f"{value:.4g}", (end + 8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+            rows.append(row)
+    return np.vstack([*rows, np.full((GAP, CHART_WIDTH, 3), 255, np.uint8)])
+
+
+def _text_line(text: str, scale: float) -> Pixels:
+    line = np.full((BAR_HEIGHT + GAP, CHART_WIDTH, 3), 255, np.uint8)
+    cv2.putText(line, text, (8, BAR_HEIGHT - 6), cv2.FONT_HERSHEY_SIMPLEX, scale, (40, 40, 40), 1, cv2.LINE_AA)
+    return line

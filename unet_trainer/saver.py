@@ -55,12 +55,14 @@ class Saver:
     def submit(self, jobs: Mapping[str, Job]) -> None:
         """Raises the error of an earlier save, with the jobs taken in nevertheless."""
         with self.lock:
+            earlier, self.error = self.error, None
             self.waiting = _merge(self.waiting, jobs)
             if self.thread is None:
                 # A daemon: a second Ctrl-C does not wait for the disk.
                 self.thread = threading.Thread(target=self._work, name="saver", daemon=True)
                 self.thread.start()
-        self.raise_error()
+        if earlier is not None:
+            raise earlier
 
     def is_busy(self) -> bool:
         with self.lock:

@@ -6,6 +6,7 @@ not finite leaves weights, optimizer, statistics and averages as they were.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -170,9 +171,14 @@ class TrainStep:
 
     def __call__(self, batch: Batch, totals: Totals, window: int, closes_window: bool, learning_rate: float) -> None:
         """One batch of a window of `window` batches whose gradients add up before the weights move."""
+        is_alone = window == 1 and self.num_parts == 1
+        if is_alone:  # nothing to add to: the gradients are taken where the backward pass leaves them
+            self.optimizer.zero_grad(set_to_none=True)
         if not self.is_open:
             self.is_open = True
             self.guard.open_window()
+            if not is_alone:
+                self._hold_gradients()
         for part in split_batch(batch, self.num_parts):
             images, masks = to_device(part, self.device)
             loss, counts = self.forward(images, masks)
@@ -181,7 +187,14 @@ class TrainStep:
             self.scaler.scale(loss * (len(part.images) / len(batch.images) / window)).backward()
         if closes_window:
             self.move_weights(totals, learning_rate)
+            self.optimizer.zero_grad(set_to_none=is_alone)
             self.is_open = False
+
+    def _hold_gradients(self) -> None:
+        """Gradients that add up need a place of their own: that of a CUDA graph's backward pass is overwritten by the next."""
+        for parameter in self.parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def move_weights(self, totals: Totals, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -199,13 +212,12 @@ class TrainStep:
         self.optimizer.found_inf = (~is_good).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=False)
         if self.ema is not None:
             self.ema.update(is_good)
 
     def abandon_window(self) -> None:
         """Forgets a window that was begun, and what the guard has seen."""
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none=True)
         self.is_open = False
         self.guard.reset()
 
@@ -236,7 +248,22 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return batch.images.to(device, non_blocking=True), batch.masks.to(device, non_blocking=True)
+    """On a GPU in a stream of its own, so that a batch is copied while the step before it still computes."""
+    if device.type != "cuda":
+        return batch.images.to(device), batch.masks.to(device)
+    stream = _copy_stream(device)
+    with torch.cuda.stream(stream):
+        moved = batch.images.to(device, non_blocking=True), batch.masks.to(device, non_blocking=True)
+    computing = torch.cuda.current_stream(device)
+    computing.wait_stream(stream)
+    for tensor in moved:
+        tensor.record_stream(computing)  # or its memory could be taken for the next copy while the step still reads it
+    return moved
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
@@ -258,6 +285,7 @@ def try_steps(
     batch: Batch,
     totals: Totals,
     phases: Sequence[Callable[[], object]],
+    eval_batch: Batch,
     num_times: int = 1,
 ) -> None:
     """Takes the steps that the run will take: training in each phase (which puts the model into its mode), then evaluation."""
@@ -267,14 +295,19 @@ def try_steps(
             train_step(batch, totals, window=1, closes_window=False, learning_rate=0.0)
     eval_step.model.eval()
     for _ in range(num_times):
-        eval_step(batch, totals)
+        eval_step(eval_batch, totals)
     totals.loss()
 
 
 def compile_steps(
-    train_step: TrainStep, eval_step: EvalStep, batch: Batch, num_classes: int, phases: Sequence[Callable[[], object]]
+    train_step: TrainStep,
+    eval_step: EvalStep,
+    batch: Batch,
+    num_classes: int,
+    phases: Sequence[Callable[[], object]],
+    eval_batch: Batch | None = None,
 ) -> str | None:
-    """Compiles both forward passes and tries them on a batch; returns None, or why it failed, with the steps as they were."""
+    """Compiles both forward passes and tries them on a batch each; returns None, or why it failed, with the steps as they were."""
     eager = train_step.forward, eval_step.forward
     # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
     mode = "reduce-overhead" if train_step.device.type == "cuda" else "default"
@@ -284,7 +317,9 @@ def compile_steps(
         with leaving_no_trace(train_step), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to compiler developers
             totals = Totals(num_classes, train_step.device)
-            try_steps(train_step, eval_step, batch, totals, phases, num_times=3)  # CUDA graphs: run, record, replay
+            try_steps(
+                train_step, eval_step, batch, totals, phases, eval_batch or batch, num_times=3
+            )  # CUDA graphs: run, record, replay
     except torch.OutOfMemoryError:
         train_step.forward, eval_step.forward = eager
         raise

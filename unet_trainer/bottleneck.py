@@ -1,0 +1,44 @@
+"""What keeps a model waiting for data, and which setting would change it, from the times that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_WAIT = 0.10  # a share of an epoch that is not worth a word
+MIN_GAIN = 1.05  # a setting that promises less is not named
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """How an epoch of training went."""
+
+    images_per_second: float
+    data_wait: float  # share of the time
+    read_seconds: float  # of one image, in a worker
+    augment_seconds: float
+    num_workers: int
+
+
+def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str | None:
+    """One sentence when the model waits for more than a tenth of the time, else None."""
+    if times.data_wait <= MAX_WAIT:
+        return None
+    limit = times.images_per_second / max(1 - times.data_wait, 0.01)  # what the model would take
+    workers = max(1, times.num_workers)
+    per_image = times.read_seconds + times.augment_seconds
+    promises: dict[str, float] = {}
+    more = num_cores - 1 if not on_cpu else num_cores // 2
+    if more > times.num_workers:
+        promises[f"num_workers: {more}"] = more / max(per_image, 1e-9)
+    if cache == "none":
+        promises["cache: ram"] = workers / max(times.augment_seconds, 1e-9)
+    why = (
+        f"the model waits for data in {times.data_wait:.0%} of the time "
+        f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
+        f"{times.num_workers} workers)"
+    )
+    setting, rate = max(promises.items(), key=lambda promise: promise[1], default=("", 0.0))
+    rate = min(rate, limit)
+    if rate < MIN_GAIN * times.images_per_second:
+        return f"{why}; a smaller image_size or a lighter augmentation would help, or more cores"
+    return f"{why}; {setting} would give about {rate:.0f} images/s in place of {times.images_per_second:.0f}"
