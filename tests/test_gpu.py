@@ -7,12 +7,16 @@ import io
 import math
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 
+from conftest import ROOT
 from test_guard import PHASES, everything, same
-from test_train_unet import digest, stop_after
+from test_train_unet import digest, stop_after, words
 from train_unet import train
 from unet_trainer import assemble
 from unet_trainer.config import load_config
@@ -104,7 +108,7 @@ def test_gradients_of_several_replays_add_up():
         machine = make_machine(compiled, accumulation_steps=3, use_amp=False, allow_tf32=False)
         totals = Totals(1, machine.numerics.device)
         for index in range(3):
-            machine.train_step(make_batch(seed=index), totals, 1, False, 1e-3)
+            machine.train_step(make_batch(seed=index), totals, 3, False, 1e-3)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in machine.state.model.parameters()]))
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
@@ -235,3 +239,31 @@ def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
     assert load_config(result.run_dir / "config.yaml").compile_model is True
     assert result.history[-1]["peak_memory_gb"] > 0.2
     assert math.isfinite(result.best_val_iou)
+
+
+def test_three_deterministic_runs_have_the_same_bits(tiny_config):
+    config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "deterministic": True, "use_amp": True, "num_epochs": 3}
+    digests = {digest(train(config, run_name=f"run{number}").run_dir) for number in range(3)}
+    torch.use_deterministic_algorithms(False)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_run_that_was_killed_goes_on_bit_for_bit_on_the_gpu(precision, tiny_config, tmp_path):
+    config = {**tiny_config, **PRECISIONS[precision], "device": "cuda", "encoder": "resnet18", "deterministic": True}
+    config |= {"num_epochs": 60, "batch_size": 2, "accumulation_steps": 2, "ema_decay": 0.9, "checkpoint_minutes": 0.001}
+    straight = train(config, run_name="straight")
+    torch.use_deterministic_algorithms(False)
+    command = [sys.executable, str(ROOT / "train_unet.py"), *words({**config, "run_name": "killed", "resume": "auto"})]
+    last = straight.run_dir.parent / "killed" / "last.pt"
+    for number in range(2):
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (last.exists() and last.stat().st_mtime_ns > before):
+            time.sleep(0.02)
+        time.sleep(0.1 * number)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert digest(last.parent) == digest(straight.run_dir)

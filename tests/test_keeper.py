@@ -17,7 +17,15 @@ from unet_trainer.keeper import Keeper
 from unet_trainer.runs import TrainingFailed
 
 ROW = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "train_iou": 0.5, "val_iou": 0.5, "val_dice": 0.5, "learning_rate": 1e-3}
-ROW |= {"seconds": 1.0, "images_per_second": 1.0, "data_wait": 0.0, "skipped_steps": 0, "nan_steps": 0, "peak_memory_gb": 0.0}
+ROW |= {
+    "seconds": 1.0,
+    "images_per_second": 1.0,
+    "data_wait": 0.0,
+    "skipped_steps": 0,
+    "nan_steps": 0,
+    "peak_memory_gb": 0.0,
+    "peak_reserved_gb": 0.0,
+}
 
 
 @pytest.fixture
