@@ -23,6 +23,7 @@ from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
 from unet_trainer.forms import RGB
+from unet_trainer.layers import use_fast_layers
 from unet_trainer.saver import HostCopy
 from unet_trainer.signals import Interrupted
 from unet_trainer.step import Totals, TrainStep, compile_steps
@@ -46,12 +47,11 @@ def make_machine(compiled=False, batch_size=8, side=128, **settings):
     )
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
     machine = assemble.build_machine(config, numerics, RGB, 8, Console(io.StringIO()))
-    machine.set_training(0)
     if compiled:
-        assert (
-            compile_steps(machine.train_step, machine.eval_step, make_batch(batch_size, side), config.num_classes, machine.phases())
-            is None
-        )
+        use_fast_layers(machine.state.model)
+        batch = make_batch(batch_size, side)
+        assert compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases()) is None
+    machine.set_training(0)
     return machine
 
 
