@@ -199,7 +199,7 @@ def build_data(config: Config, console: Console, device: torch.device, run_dir: 
 
 def _eval_batch_size(config: Config, device: torch.device) -> int:
     """Without gradients twice the images take less memory than a training batch does."""
-    return config.batch_size * (2 if device.type == "cuda" and config.batch_parts == 1 else 1)
+    return config.batch_size * (2 if device.type == "cuda" else 1)
 
 
 def _fill_caches(config: Config, survey: Survey, datasets: Sequence[SegmentationDataset], console: Console) -> None:
