@@ -298,12 +298,12 @@ def train_one_epoch(run: Run) -> Row:
                 state.batch = index + 1
                 state.train_seconds = time.perf_counter() - started
                 _look_up(run)
-        if state.epoch + 1 < run.config.num_epochs:
-            data.train.prepare(state.epoch + 1)  # read while this one is validated
         step.guard.check()
         loss, iou = state.totals.loss(), state.totals.scores().iou  # waits for the device, once an epoch
         bar.show(loss, iou)
     state.train_seconds = time.perf_counter() - started
+    if state.epoch + 1 < run.config.num_epochs:
+        data.train.prepare(state.epoch + 1)  # its workers read while this epoch is validated
     if not math.isfinite(loss):
         raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * num_batches)
     on_gpu = device.type == "cuda"

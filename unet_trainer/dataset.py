@@ -120,7 +120,8 @@ class SegmentationDataset(Dataset[tuple[Pixels, Pixels]]):
 
     def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
-        least = max(self.framing.size) if isinstance(self.framing, Resized) and not self.resize_masks else None
+        # Twice the size of the batch at least, so that it is still averaged down: a decoder's own small picture is coarser.
+        least = 2 * max(self.framing.size) if isinstance(self.framing, Resized) and not self.resize_masks else None
         path = pair.image
         try:
             image = read_image(path, least)
