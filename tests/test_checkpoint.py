@@ -287,7 +287,7 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path, saved):
     _, other = make_machine()
     other.state.load_state_dict(checkpoint.read_last(tmp_path / "old.pt"))
     assert (other.state.epoch, other.state.batch, other.state.learning_rate.factor) == (3, 0, 1.0)
-    assert other.state.history == [{"epoch": 3, "val_iou": 0.5, "nan_steps": 0}]
+    assert other.state.history == [{"epoch": 3, "val_iou": 0.5, "nan_steps": 0, "peak_reserved_gb": 0.0}]
     take_step(machine, seed=1)
     take_step(other, seed=1)
     assert all(torch.equal(value, other.state.model.state_dict()[name]) for name, value in machine.state.model.state_dict().items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickletools
 import shutil
 import zipfile
@@ -232,7 +233,8 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu")
+        # Tensors of a host copy pass untouched: this runs beside the training loop, and each call to torch is a fight for the GIL.
+        return value if value.device.type == "cpu" and not value.requires_grad else value.detach().to("cpu")
     if isinstance(value, dict):
         return {name: _on_cpu(item) for name, item in value.items()}
     return [_on_cpu(item) for item in value] if isinstance(value, list) else value
@@ -240,9 +242,12 @@ def _on_cpu(value: Any) -> Any:
 
 def _first_non_finite(content: Mapping[str, Any]) -> str | None:
     for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
-        for name, tensor in (weights or {}).items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                return name
+        floats = {name: tensor for name, tensor in (weights or {}).items() if tensor.is_floating_point() and tensor.numel()}
+        if not floats:
+            continue
+        largest = torch._foreach_norm(list(floats.values()), torch.inf)  # one call for all, as above
+        if not all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
+            return next(name for name, tensor in floats.items() if not tensor.isfinite().all())
     return None
 
 
