@@ -305,3 +305,17 @@ def test_check_needs_no_torch(data, tmp_path):
     done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("loaded: []\n")
+
+
+def test_a_class_without_pixels_is_told_and_given_settings_are_repeated(tmp_path, capsys):
+    for name, value in (("images", 90), ("masks", 0)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(6):
+            cv2.imwrite(
+                str(tmp_path / "data" / name / f"{index}.png"), np.full((40, 40), value + index * (name == "images"), np.uint8)
+            )
+    words = [f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path}", "num_folds=3", "fold=2", "fit=crop", "image_size=32"]
+    main(["check", *words])
+    said = capsys.readouterr().out
+    assert "Note: no pixel of foreground in any mask; is num_classes or mask_values right?" in said
+    assert '\n  num_folds: 3\n  fold: 2\n  fit: "crop"\n' in said

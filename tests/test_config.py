@@ -232,11 +232,11 @@ def test_key_that_is_not_text_is_an_unknown_key():
         ("rare_class_crops", 1.1, "got 1.1; need a number at least 0 and at most 1, e.g. 0.33"),
         ("resize_masks", "perhaps", "got 'perhaps'; need true or false"),
         ("in_channels", 65, "got 65; need auto, or a whole number from 1 to 64, e.g. 3"),
-        ("image_mean", 0.5, "got 0.5; need auto, or a list, e.g. [0.5, 0.5, 0.5]"),
+        ("image_mean", 0.5, "got 0.5; need auto, or a list, e.g. [123.7, 116.3, 103.5]"),
         (
             "image_std",
             [1, 0],
-            "got [1, 0]; need auto, or a list, e.g. [0.25, 0.25, 0.25]; in it: need a positive number, e.g. 0.25",
+            "got [1, 0]; need auto, or a list, e.g. [58.4, 57.1, 57.4]; in it: need a positive number, e.g. 58.4",
         ),
         ("monitor", "val_acc", "got 'val_acc'; need one of val_iou, val_dice, val_loss"),
         ("monitor", "train_iou", "got 'train_iou'; need one of val_iou, val_dice, val_loss"),

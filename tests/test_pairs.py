@@ -134,12 +134,26 @@ def test_when_no_name_matches_the_suffix_is_suspected(tmp_path):
     ]
 
 
-def test_a_mask_without_the_suffix_is_named(tmp_path):
+def test_masks_without_the_suffix_are_none(tmp_path):
+    """A second annotator's masks in the same folder."""
+    touch(tmp_path / "images", "a.png", "b.png")
+    touch(tmp_path / "masks", "a_one.png", "b_one.png", "a_two.png", "b_two.png")
+    pairs = find_pairs(tmp_path / "images", tmp_path / "masks", "_two")
+    assert [pair.mask.name for pair in pairs] == ["a_two.png", "b_two.png"]
+
+
+def test_an_image_whose_mask_lacks_the_suffix_is_named(tmp_path):
     touch(tmp_path / "images", "a.png", "b.png")
     touch(tmp_path / "masks", "a_mask.png", "b.png")
-    message = refusal(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask")
-    assert f"{tmp_path / 'masks/b.png'} does not end in mask_suffix '_mask'" in message
-    assert "1 image without a mask" in message
+    assert "1 image without a mask" in refusal(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask")
+
+
+def test_a_suffix_that_no_mask_has_is_refused_with_the_names(tmp_path):
+    touch(tmp_path / "images", "a.png")
+    touch(tmp_path / "masks", "a_gt.png")
+    assert refusal(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask") == (
+        f"mask_suffix: no name in {tmp_path / 'masks'} ends in '_mask'; such as a_gt.png"
+    )
 
 
 @pytest.mark.parametrize("folder", ["images", "masks"])

@@ -17,6 +17,7 @@ from train_unet import train
 from unet_trainer.config import load_config
 from unet_trainer.forms import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images import DataError
+from unet_trainer.runs import CheckpointError
 
 SIDE = 48
 NUM_PAIRS = 8
@@ -405,3 +406,38 @@ def test_byte_identical_images_never_train_and_validate(tiny_config, tmp_path, c
     assert [sides[index] for index in range(4)] == [sides[index + 4] for index in range(4)]
     assert sorted(sides.values()) == ["train"] * 4 + ["val"] * 4
     assert "8 images are identical to another one; each lot stays on one side:" in capsys.readouterr().out
+
+
+def test_masks_of_two_codings_in_one_set_are_refused_and_not_half_of_them_ignored(tiny_config, tmp_path):
+    data = write_dataset(tmp_path / "data", lambda i: blob(i) * (255 if i % 2 else 1))
+    with pytest.raises(DataError, match="255 occurs only in masks that hold no class but 0"):
+        train(tiny_config, data_dir=data)
+    result = train(tiny_config, data_dir=data, num_epochs=1, ignore_value=255)
+    assert load_config(result.run_dir / "config.yaml").ignore_value == 255
+
+
+def test_ids_beside_void_are_offered_as_they_are(tiny_config, tmp_path):
+    data = write_dataset(tmp_path / "data", lambda i: with_void(rings(i)))
+    with pytest.raises(DataError, match="num_classes: 3   # 255 beside the ids is taken as void"):
+        train(tiny_config, data_dir=data)
+
+
+def test_a_pattern_beside_groups_of_a_table_is_refused(tiny_config, tmp_path):
+    data = write_dataset(tmp_path / "data", lambda i: blob(i) * 255)
+    rows = [f"images/{index}.png,masks/{index}.png,p{index % 4}" for index in range(NUM_PAIRS)]
+    (data / "table.csv").write_text("\n".join(["image,mask,group", *rows]))
+    with pytest.raises(DataError, match=r"group_pattern: table\.csv has groups of its own"):
+        train(tiny_config, data_dir=data, split_file="table.csv", group_pattern=r"(\d)")
+
+
+def test_statistics_that_look_like_0_to_1_are_warned_about(tiny_config, tmp_path, capsys):
+    data = write_dataset(tmp_path / "data", lambda i: blob(i) * 255)
+    train(tiny_config, data_dir=data, num_epochs=1, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
+    assert "these look like 0 to 1" in capsys.readouterr().out
+
+
+def test_another_fold_cannot_be_gone_on_with(tiny_config, tmp_path):
+    data = write_dataset(tmp_path / "data", lambda i: blob(i) * 255)
+    run = train(tiny_config, data_dir=data, num_epochs=1, num_folds=2, fold=0)
+    with pytest.raises(CheckpointError, match="fold: 0 in the checkpoint, 1 now; it decides which images validate"):
+        train(tiny_config, data_dir=data, num_epochs=2, num_folds=2, fold=1, resume=str(run.run_dir))

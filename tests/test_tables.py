@@ -220,7 +220,15 @@ def test_a_split_file_that_is_not_there_is_refused_with_both_places(data):
     assert str(raised.value) == f"split_file: no file mine.csv or {data / 'mine.csv'}"
 
 
-def test_group_pattern_takes_the_place_of_the_group_column(data):
+def test_a_group_pattern_beside_a_group_column_is_refused(data):
+    """One would undo the other: a patient of the column could stand on both sides."""
     read(data, "image,mask,group\nimages/a.png,masks/a.png,x\nimages/b.png,masks/b.png,x\n")
+    config = load_config({"data_dir": str(data), "split_file": "split.csv", "group_pattern": r"(\w)\.png"})
+    with pytest.raises(DataError, match=r"group_pattern: split\.csv has groups of its own; leave out the pattern, or the column"):
+        find_dataset(config)
+
+
+def test_a_group_pattern_goes_with_a_table_without_groups(data):
+    read(data, "image,mask\nimages/a.png,masks/a.png\nimages/b.png,masks/b.png\n")
     config = load_config({"data_dir": str(data), "split_file": "split.csv", "group_pattern": r"(\w)\.png"})
     assert [pair.group for pair in find_dataset(config).pairs] == ["a", "b"]

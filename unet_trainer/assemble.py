@@ -238,7 +238,10 @@ def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | N
     table = run_dir / SPLIT_TABLE
     if not table.is_file():
         return None
-    earlier = read_table(table, Path(config.data_dir))
+    try:
+        earlier = read_table(table, Path(config.data_dir))
+    except DataError as error:
+        raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
     try:
         now = find_dataset(config)
     except DataError:

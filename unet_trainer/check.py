@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.atomic import write_text_atomically
-from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_shape
+from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, image_shape
 from unet_trainer.console import Console
 from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import show_depth, show_kind
@@ -24,11 +24,16 @@ from unet_trainer.pairs import Found
 from unet_trainer.pictures import contact_sheet, to_display
 from unet_trainer.problems import describe_problems
 from unet_trainer.scan import class_ids, class_shares
-from unet_trainer.survey import Survey, build_survey, class_table, describe_classes, show_sizes
+from unet_trainer.survey import Survey, absent_classes, build_survey, class_table, describe_classes, show_sizes
 
 NUM_NAMED = 50  # files of one problem that the terminal shows; the JSON file has all
 NUM_PICTURES = 24
 RARE_SHARE = 0.05  # of the pixels: a class below it asks for class_weights
+# Settings of the data that are repeated among the lines to paste where they are not the defaults.
+DATA_KEYS = (
+    "image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern", "val_fraction", "num_folds", "fold", "fit",
+    "crops_per_image", "rare_class_crops", "resize_masks", "in_channels", "image_mean", "image_std", "class_names",
+)  # fmt: skip
 LARGE = 1.5  # times image_size: resizing would throw away much of such an image
 
 
@@ -48,6 +53,9 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
     sheet = _draw_sheet(config, survey)
     if sheet is not None:
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
+    absent = [] if survey.coding is None else absent_classes(config, survey)
+    if absent:
+        survey.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
     for notice in survey.notices:
         console.note(notice)
     if survey.problems:
@@ -99,9 +107,8 @@ def _tell_contents(config: Config, survey: Survey, console: Console) -> None:
 def config_lines(config: Config, survey: Survey) -> list[str]:
     """What to paste into a config for this data."""
     lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
-    given = {name: getattr(config, name) for name in ("image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern")}
-    lines += [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in given.items() if value]
-    lines += ["resize_masks: true"] if config.resize_masks else []
+    given, defaults = as_dict(config), as_dict(Config())
+    lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
     lines.append(f"num_classes: {config.num_classes}")
     if survey.coding is not None:
         lines.append(f"mask_values: {json.dumps(survey.coding.mask_values).replace(chr(34), '')}")
@@ -114,7 +121,7 @@ def config_lines(config: Config, survey: Survey) -> list[str]:
     if survey.images:
         height, width = image_shape(config)
         middle = np.median([image.height * image.width for image in survey.images])
-        if middle > LARGE**2 * height * width:
+        if config.fit == "resize" and middle > LARGE**2 * height * width:
             lines.append(f"fit: crop  # the images are larger than image_size: {width}×{height}")
     return lines
 

@@ -56,6 +56,8 @@ MUST_STAY = {
     "seed": "the order of the images",
     "monitor": "which epoch was best",
     "image_size": "which epoch was best, since IoU is measured at that size",
+    "num_folds": "which images validate",
+    "fold": "which images validate",
     "fit": "which epoch was best, since IoU is measured at that size",
     "in_channels": "the model",
     "image_mean": "what the model sees",

@@ -126,12 +126,12 @@ class Config:
     )
     image_mean: tuple[float, ...] | Literal["auto"] = key(
         "auto",
-        p.either(p.choice("auto"), p.listing(p.number(example="0.5"), example="[0.5, 0.5, 0.5]")),
+        p.either(p.choice("auto"), p.listing(p.number(example="123.7"), example="[123.7, 116.3, 103.5]")),
         "subtracted from each channel, in the files' own units; auto: ImageNet's for 8-bit RGB, else that of the training images",
     )
     image_std: tuple[float, ...] | Literal["auto"] = key(
         "auto",
-        p.either(p.choice("auto"), p.listing(p.number(above=0, example="0.25"), example="[0.25, 0.25, 0.25]")),
+        p.either(p.choice("auto"), p.listing(p.number(above=0, example="58.4"), example="[58.4, 57.1, 57.4]")),
         "each channel is divided by this; auto: likewise",
     )
     augmentation: str | tuple[Any, ...] = key(

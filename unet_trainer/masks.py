@@ -140,17 +140,20 @@ def _refuse(num_classes: int, ignore_value: int | None, seen: list[int], counts:
 
 def _choices(num_classes: int, ignore_value: int | None, seen: list[int]) -> list[str]:
     lines = []
+    dense = list(range(len(seen) - 1))
+    if ignore_value is None and seen == [*dense, IGNORED] and 2 < len(dense) != num_classes:
+        lines.append(f"num_classes: {len(dense)}   # 255 beside the ids is taken as void")
     if len(seen) == max(2, num_classes):
         lines.append(f"mask_values: {[_listed(value) for value in seen]}   # in the order of the classes")
     if seen == list(range(len(seen))) and 1 < len(seen) < UNKNOWN and len(seen) != num_classes:
         lines.append(f"num_classes: {len(seen)}")
     elif 2 < len(seen) <= 40:
         lines.append(f"num_classes: {len(seen)} with mask_values: {[_listed(value) for value in seen]}")
-    if ignore_value is None and len(seen) == max(2, num_classes) + 1:
+    if ignore_value is None and len(seen) == max(2, num_classes) + 1 and seen[-1] < COLOUR:
         lines.append(f"ignore_value: {show_value(seen[-1])}, if those pixels are not to be learnt")
     if num_classes == 1 and 0 in seen:
         lines.append("mask_values: nonzero   # all but 0 is foreground")
-    if num_classes == 1 and seen[-1] <= 255:
+    if num_classes == 1 and 16 < seen[-1] <= 255:
         lines.append(f"mask_values: above {(seen[0] + seen[-1]) // 2}   # brighter is foreground")
     return lines or ["num_classes, mask_values (the value or [red, green, blue] of each class) or ignore_value"]
 

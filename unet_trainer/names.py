@@ -121,6 +121,8 @@ def _hides_numbers(rule: Rule) -> bool:
 
 def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> tuple[str, str]:
     """The prefix and suffix that all stems share, cut where a number begins or ends: t000 and t001 share t, not t00."""
+    if not stems:
+        return "", ""
     if len(stems) == 1:
         found = affixes_of_one.fullmatch(next(iter(stems)))
         assert found is not None  # both affixes may be empty

@@ -104,7 +104,7 @@ def _pair_files(folders: Folders, mask_suffix: str) -> Found:
     if folders.images == folders.masks:
         images, masks = _side_by_side(folders, mask_suffix)
     else:
-        images, masks = _two_folders(folders, mask_suffix, problems)
+        images, masks = _two_folders(folders, mask_suffix)
     match = best_match(images, masks, folders.images)
     refusal = ""
     if problems or not match.is_complete:
@@ -130,8 +130,8 @@ def _paths(files: Sequence[File]) -> tuple[str, ...]:
     return tuple(str(file.path) for file in sorted(files))
 
 
-def _two_folders(folders: Folders, mask_suffix: str, problems: list[str]) -> tuple[list[File], list[File]]:
-    """The files of both folders; a folder inside the other one is left out of it."""
+def _two_folders(folders: Folders, mask_suffix: str) -> tuple[list[File], list[File]]:
+    """The files of both folders; a folder inside the other one is left out of it, and so are masks without the suffix."""
     sides: list[list[File]] = []
     for noun, folder, other in (("images", folders.images, folders.masks), ("masks", folders.masks, folders.images)):
         files = _name_files(list_files(folder, without=other if other.is_relative_to(folder) else None), folder)
@@ -144,10 +144,10 @@ def _two_folders(folders: Folders, mask_suffix: str, problems: list[str]) -> tup
     same = [*_same_names(images), *_same_names(masks)]
     if same:
         raise DataError("images and masks do not pair up:\n  " + "\n  ".join(same))
-    odd = [str(mask.path) for mask in masks if not mask.stem.endswith(mask_suffix)]
-    if odd:
-        problems.append(f"{some(odd)} {'does' if len(odd) == 1 else 'do'} not end in mask_suffix {mask_suffix!r}")
-    return images, _without_suffix([mask for mask in masks if mask.stem.endswith(mask_suffix)], mask_suffix)
+    named = [mask for mask in masks if mask.stem.endswith(mask_suffix)]
+    if not named:
+        raise DataError(f"mask_suffix: no name in {folders.masks} ends in {mask_suffix!r}; {_examples(masks)}")
+    return images, _without_suffix(named, mask_suffix)
 
 
 def _side_by_side(folders: Folders, mask_suffix: str) -> tuple[list[File], list[File]]:

@@ -75,6 +75,8 @@ def find_dataset(config: Config) -> Found:
         found = find_in_folders(config, data_dir)
     else:
         found = read_table(_find_table(config.split_file, data_dir), data_dir)
+        if config.group_pattern and any(pair.group for pair in found.pairs):
+            raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
 
 
@@ -130,6 +132,8 @@ def _keep_readable(survey: Survey, facts: Sequence[PairFacts], resize_masks: boo
         survey.problems.append(Problem("unreadable", "files that cannot be used", tuple(unreadable), fix))
     if sizes:
         fix = "resize_masks: true brings masks of the same shape to the size of their images" if can_be_resized else ""
+        if any("EXIF" in line for line in sizes):
+            fix = "turn the masks as well, or save the images without their EXIF orientation"
         title = "masks that are not of their image's size"
         survey.problems.append(Problem("sizes", title, tuple(sizes), fix or "sizes in a pair must agree"))
     if num_resized:
@@ -155,6 +159,8 @@ def _choose_kind(survey: Survey, config: Config) -> None:
     if not lines:
         return
     fix = "all images of a dataset have the same depth and channels: convert these or take them away"
+    if config.in_channels != "auto":
+        fix = f"in_channels: {config.in_channels} is not what they have; leave it out, or convert them"
     survey.problems.append(Problem("form", "images unlike the others", tuple(lines), fix))
     survey.pairs = [pair for pair, reason in zip(survey.pairs, reasons, strict=True) if not reason]
     survey.masks = [mask for mask, reason in zip(survey.masks, reasons, strict=True) if not reason]
@@ -170,6 +176,12 @@ def _choose_coding(survey: Survey, config: Config) -> None:
         survey.undecided.append(f"{error}\n  {where_values_are(survey.pairs, survey.masks)}")
         return
     survey.coding = coding
+    if config.ignore_value is None and coding.ignore_value is not None and not _stands_beside_classes(survey, coding):
+        survey.undecided.append(
+            f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Void, or the foreground of "
+            f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
+            f"void, or bring all masks to the same values\n  {where_values_are(survey.pairs, survey.masks)}"
+        )
     lines = []
     for pair, mask in zip(survey.pairs, survey.masks, strict=True):
         if UNKNOWN not in class_ids(mask, coding):
@@ -185,7 +197,18 @@ def _choose_coding(survey: Survey, config: Config) -> None:
         survey.problems.append(Problem("values", title, tuple(lines), fix))
 
 
+def _stands_beside_classes(survey: Survey, coding: MaskCoding) -> bool:
+    """Whether the value that was taken as void occurs in one mask with a class other than 0."""
+    for mask in survey.masks:
+        held = set(class_ids(mask, coding))
+        if IGNORED in held and held - {0, IGNORED, UNKNOWN}:
+            return True
+    return not any(set(class_ids(mask, coding)) - {0, IGNORED, UNKNOWN} for mask in survey.masks)
+
+
 def _divide(survey: Survey, config: Config, num_folds: int | None) -> None:
+    if not survey.pairs:
+        return
     coding = survey.coding
     labels: list[set[int]] = [
         set() if coding is None else set(class_ids(mask, coding)) - {IGNORED, UNKNOWN} for mask in survey.masks
@@ -221,6 +244,12 @@ def _notice(survey: Survey) -> None:
         survey.notices.append(f"{turned} of {len(survey.images)} images are turned as their EXIF orientation says")
     if survey.kind is not None and grey and survey.kind.channels > 1:
         survey.notices.append(f"{grey} of {len(survey.images)} images are grey; each gets {survey.kind.channels} equal channels")
+    form = survey.form
+    if form is not None and form.is_8bit and survey.form_reason == "as given" and max(*form.mean, *form.std) <= 1:
+        survey.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
+    groups = Counter(pair.group for pair in survey.pairs if pair.group)
+    if len(groups) == len(survey.pairs) > 1:
+        survey.notices.append("every group has one image alone; is group_pattern right?")
     flat = [pair.image for pair, image in zip(survey.pairs, survey.images, strict=True) if image.low == image.high]
     if flat:
         survey.notices.append(f"{len(flat)} images are of one colour throughout: {some(flat)}")
