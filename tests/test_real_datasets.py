@@ -441,3 +441,10 @@ def test_another_fold_cannot_be_gone_on_with(tiny_config, tmp_path):
     run = train(tiny_config, data_dir=data, num_epochs=1, num_folds=2, fold=0)
     with pytest.raises(CheckpointError, match="fold: 0 in the checkpoint, 1 now; it decides which images validate"):
         train(tiny_config, data_dir=data, num_epochs=2, num_folds=2, fold=1, resume=str(run.run_dir))
+
+
+@pytest.mark.parametrize("extension", ["png", "tif"])
+def test_few_objects_in_16_bit_masks_are_objects_too(tiny_config, tmp_path, extension):
+    data = write_dataset(tmp_path / "data", lambda i: rings(i).astype(np.uint16), extension)
+    result = train(tiny_config, data_dir=data, num_epochs=1)
+    assert load_config(result.run_dir / "config.yaml").mask_values == "nonzero"

@@ -160,6 +160,11 @@ def drops_alpha(data: bytes) -> bool:
     return _png_colour_type(data) in (PNG_GREY_ALPHA, PNG_COLOUR_ALPHA)
 
 
+def is_16bit(data: bytes) -> bool:
+    """Whether a PNG or TIFF stores 16 bits a value, whatever the values are."""
+    return _png_bits(data) == 16 or (data.startswith(TIFF_STARTS) and _tiff_tags(data).get(TIFF_BITS) == (16,))
+
+
 def is_turned(data: bytes) -> bool:
     """Whether decode_image turns or mirrors the picture as its EXIF orientation says."""
     if data.startswith(TIFF_STARTS):

@@ -70,7 +70,9 @@ class MaskCoding:
         return f"{'>' if class_id else '≤'} {self.threshold}" if self.threshold else ("not 0" if class_id else "0")
 
 
-def build_coding(mask_values: MaskValues, num_classes: int, ignore_value: int | None, counts: Mapping[int, int]) -> MaskCoding:
+def build_coding(
+    mask_values: MaskValues, num_classes: int, ignore_value: int | None, counts: Mapping[int, int], are_16bit: bool = False
+) -> MaskCoding:
     """The coding that mask_values names; `auto` decides from the pixels of each value in all masks. Raises DataError."""
     if mask_values == "nonzero":
         return MaskCoding(None, 0, ignore_value)
@@ -79,6 +81,8 @@ def build_coding(mask_values: MaskValues, num_classes: int, ignore_value: int | 
     if not isinstance(mask_values, str):
         return MaskCoding(tuple(_as_number(value) for value in mask_values), 0, ignore_value)
     seen = sorted(set(counts) - {ignore_value})
+    if are_16bit and num_classes == 1 and len(seen) > 2 and seen[0] == 0 and seen[-1] < COLOUR and ignore_value is None:
+        return MaskCoding(None, 0, None, "16-bit ids of objects: any but 0 is foreground")
     return _decide(num_classes, ignore_value, seen, counts) or _refuse(num_classes, ignore_value, seen, counts)
 
 

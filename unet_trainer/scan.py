@@ -31,6 +31,7 @@ from unet_trainer.images import (
     decode_image,
     decode_mask,
     drops_alpha,
+    is_16bit,
     is_turned,
     read_bytes,
     refuse_bomb,
@@ -75,6 +76,7 @@ class MaskFacts:
     width: int
     counts: dict[int, int]  # value → number of pixels
     digest: str
+    is_16bit: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -189,7 +191,7 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None, memory: ScanMemor
     except ReadError as error:
         return str(error)
     height, width = mask.shape
-    facts = MaskFacts(height, width, _count_values(mask), _digest(data))
+    facts = MaskFacts(height, width, _count_values(mask), _digest(data), is_16bit(data))
     if len(facts.counts) <= MAX_REMEMBERED:
         memory.add("mask", path, stamp, asdict(facts))
     return facts

@@ -171,7 +171,8 @@ def _choose_coding(survey: Survey, config: Config) -> None:
     if not survey.pairs:
         return
     try:
-        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, total_counts(survey.masks))
+        counts, are_16bit = total_counts(survey.masks), all(mask.is_16bit for mask in survey.masks)
+        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
     except DataError as error:
         survey.undecided.append(f"{error}\n  {where_values_are(survey.pairs, survey.masks)}")
         return
