@@ -104,3 +104,16 @@ def test_no_thread_stays():
         saver.submit({"last": lambda: None})
     saver.wait()
     assert threading.active_count() == before
+
+
+def test_a_saver_that_is_abandoned_ends_its_work_and_forgets_the_rest():
+    """A run that fails must not leave the process with a thread inside torch: it would end in an abort."""
+    disk, saver = Disk(), Saver()
+    saver.submit({"last": disk.slow("last 1")})
+    assert disk.has_begun.wait(30)
+    saver.submit({"best": disk.quick("best 2"), "bad": fail})
+    threading.Timer(0.2, disk.may_go_on.set).start()
+    saver.abandon()
+    assert disk.written == ["last 1"]
+    assert not saver.is_busy()
+    saver.wait()  # and there is no error left to raise

@@ -135,6 +135,7 @@ class Keeper:
             if error.strerror is not None:
                 reason = f"{error.filename or self.folder} could not be written ({error.strerror})"
             if self.config.on_save_error == "stop":
+                self.saver.abandon()
                 raise TrainingFailed(f"{reason}; {self.describe()}. Make room, or set on_save_error: continue") from None
             self.console.warn(f"{reason}; training goes on (on_save_error: continue)")
 

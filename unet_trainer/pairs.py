@@ -100,16 +100,15 @@ def inside(data_dir: Path, path: Path) -> str:
 
 def _pair_files(folders: Folders, mask_suffix: str) -> Found:
     """The pairs, sorted by name, and a phrase for the rule that made them."""
-    problems: list[str] = []
     if folders.images == folders.masks:
         images, masks = _side_by_side(folders, mask_suffix)
     else:
         images, masks = _two_folders(folders, mask_suffix)
     match = best_match(images, masks, folders.images)
     refusal = ""
-    if problems or not match.is_complete:
+    if not match.is_complete:
         _refuse_channels(images, masks, folders)
-        refusal = _refusal(match, folders, mask_suffix, problems)
+        refusal = _refusal(match, folders, mask_suffix)
     pairs = [Pair(f"{image.folder}{image.path.stem}", image.path, mask.path) for image, mask in match.pairs]
     pairs.sort(key=lambda pair: pair.name)
     same = match.rule == Rule() and all(pair.image.stem == pair.mask.stem for pair in pairs)
@@ -235,10 +234,10 @@ def _same_names(files: Iterable[File]) -> list[str]:
     return [*problems[:NUM_NAMED], *([f"and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else [])]
 
 
-def _refusal(match: Match, folders: Folders, mask_suffix: str, problems: Sequence[str]) -> str:
+def _refusal(match: Match, folders: Folders, mask_suffix: str) -> str:
     """How far the best rule got, what it leaves over and the keys to set."""
     images, masks, rule = sorted(match.images), sorted(match.masks), match.rule
-    lines = ["images and masks do not pair up:", *problems]
+    lines = ["images and masks do not pair up:"]
     if match.pairs:
         image, mask = min(match.pairs)
         num_images = len(match.pairs) + len(images)

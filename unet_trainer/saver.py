@@ -74,6 +74,15 @@ class Saver:
             thread.join()
         self.raise_error()
 
+    def abandon(self) -> None:
+        """Drops what waits and lets what is under way end: a thread in the middle of torch's code would abort the process."""
+        while (thread := self.thread) is not None:
+            with self.lock:
+                self.waiting = {}
+            thread.join()
+        with self.lock:
+            self.waiting, self.error = {}, None
+
     def raise_error(self) -> None:
         with self.lock:
             error, self.error = self.error, None
