@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import hashlib
 import importlib
 import io
 import operator
@@ -28,6 +29,7 @@ from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
 from unet_trainer.forms import RGB
 from unet_trainer.guard import NonFinite
+from unet_trainer.host_copy import HostCopy
 from unet_trainer.pairs import Pair
 from unet_trainer.runs import CheckpointError
 from unet_trainer.splits import Split
@@ -223,10 +225,10 @@ def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(number, tm
     """Signed as our own are, so that it is the content that is refused."""
     canary, file = tmp_path / "canary", tmp_path / "hostile.pt"
     thing = hostile_things(canary)[number]
-    file_bytes = io.BytesIO()
-    torch.save({"format": checkpoint.FORMAT, "config": {}, "model": {}, "optimizer": thing}, file_bytes)
-    checkpoint._sign(file_bytes)
-    file.write_bytes(file_bytes.getvalue())
+    with file.open("wb") as stream:
+        signed = checkpoint.SignedFile(stream)
+        torch.save({"format": checkpoint.FORMAT, "config": {}, "model": {}, "optimizer": thing}, signed)
+        signed.finish()
     with pytest.raises(CheckpointError, match=r"hostile\.pt is no checkpoint that can be read") as caught:
         checkpoint.read_last(file)
     assert "\n" not in str(caught.value)
@@ -362,11 +364,50 @@ def test_the_state_before_is_kept_and_used_when_the_last_one_is_bad(small):
 
 def test_a_file_that_reads_back_wrong_does_not_take_the_place_of_a_good_one(small, monkeypatch):
     before = small.read_bytes()
-    sign = checkpoint._sign
-    monkeypatch.setattr(checkpoint, "_sign", lambda file_bytes: (sign(file_bytes), file_bytes.getbuffer().__setitem__(40, 255)))
+    finish = checkpoint.SignedFile.finish
+
+    def flip(signed):
+        finish(signed)
+        signed.file.seek(40)
+        signed.file.write(b"\xff")
+
+    monkeypatch.setattr(checkpoint.SignedFile, "finish", flip)
     with pytest.raises(CheckpointError, match="do not match its digest"):
         checkpoint.write_checkpoint(small, {"config": {}, "model": {}})
     assert small.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_the_digest_is_of_every_byte_however_they_come(size, tmp_path):
+    """The two bytes that a zip ends with become the length of the comment."""
+    archive = io.BytesIO()
+    torch.save({"w": torch.arange(300.0)}, archive)
+    whole = archive.getvalue()
+    with (tmp_path / "signed.pt").open("wb") as stream:
+        signed = checkpoint.SignedFile(stream)
+        for start in range(0, len(whole), size):
+            assert signed.write(whole[start : start + size]) == len(whole[start : start + size])
+        signed.finish()
+    found = (tmp_path / "signed.pt").read_bytes()
+    assert len(found) == signed.num_bytes
+    body, comment = found[: -checkpoint.NUM_DIGEST_BYTES], found[-checkpoint.NUM_DIGEST_BYTES :]
+    assert body == whole[:-2] + checkpoint.NUM_DIGEST_BYTES.to_bytes(2, "little")
+    assert comment == b"sha256:" + hashlib.sha256(body).hexdigest().encode()
+    with zipfile.ZipFile(tmp_path / "signed.pt") as readable:
+        assert readable.comment == comment
+    assert torch.equal(torch.load(tmp_path / "signed.pt", weights_only=True)["w"], torch.arange(300.0))
+
+
+def test_a_checkpoint_is_written_with_few_calls(tmp_path, monkeypatch):
+    """It is written beside the training loop, and every call is a fight for the interpreter."""
+    state = {f"layer{number}": torch.rand(50) for number in range(400)}
+    sizes = []
+    write = checkpoint.SignedFile.write
+    monkeypatch.setattr(checkpoint.SignedFile, "write", lambda self, part: (sizes.append(len(part)), write(self, part))[1])
+    checkpoint.write_checkpoint(tmp_path / "last.pt", HostCopy({"config": {}, "model": state}).content())
+    assert len(sizes) < 60
+    found = checkpoint.read_checkpoint(tmp_path / "last.pt")["model"]
+    assert all(torch.equal(found[name], value) for name, value in state.items())
 
 
 def test_names_lose_every_prefix_however_nested():

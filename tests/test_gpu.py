@@ -23,8 +23,8 @@ from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
 from unet_trainer.forms import RGB
+from unet_trainer.host_copy import HostCopy
 from unet_trainer.layers import use_fast_layers
-from unet_trainer.saver import HostCopy
 from unet_trainer.signals import Interrupted
 from unet_trainer.step import Totals, TrainStep, compile_steps
 

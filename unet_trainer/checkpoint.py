@@ -7,7 +7,6 @@ loaded with weights_only=True after a look at what its pickle asks for.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import pickletools
 import shutil
@@ -15,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -23,6 +22,7 @@ from unet_trainer.atomic import write_atomically
 from unet_trainer.config import FIELDS
 from unet_trainer.guard import NonFinite
 from unet_trainer.history import Row
+from unet_trainer.host_copy import tensors_in
 from unet_trainer.model import Ema
 from unet_trainer.progress import Progress
 from unet_trainer.runs import LAST, PREVIOUS, CheckpointError
@@ -224,13 +224,20 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
     bad = _first_non_finite(stored)
     if bad is not None:
         raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
-    file_bytes = io.BytesIO()
-    torch.save(stored, file_bytes)  # in memory first: on a full disk torch.save itself hides the reason
-    _sign(file_bytes)
+    num_bytes = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal num_bytes
+        signed = SignedFile(file)
+        torch.save(stored, signed)  # type: ignore[arg-type] # all of a file that it asks for
+        num_bytes = signed.num_bytes
+        signed.finish()
+
     try:
-        write_atomically(path, lambda file: file.write(file_bytes.getbuffer()), verify=_verify, previous=previous)
+        write_atomically(path, write, verify=_verify, previous=previous)
     except OSError as error:
-        raise SaveError(path, file_bytes.getbuffer().nbytes, error.strerror or str(error)) from None
+        needed = num_bytes or sum(tensor.nbytes for tensor in tensors_in(stored))
+        raise SaveError(path, needed, error.strerror or str(error)) from None
 
 
 def _on_cpu(value: Any) -> Any:
@@ -253,11 +260,46 @@ def _first_non_finite(content: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sign(file_bytes: io.BytesIO) -> None:
-    """Ends the zip with a comment: the digest of every byte before it. The checksums inside leave its headers out."""
-    file_bytes.seek(-2, io.SEEK_END)
-    file_bytes.write(NUM_DIGEST_BYTES.to_bytes(2, "little"))  # the length of the comment, 0 so far
-    file_bytes.write(DIGEST + hashlib.sha256(file_bytes.getbuffer()).hexdigest().encode())
+class SignedFile:
+    """What torch.save writes a zip to. Ends it with a comment: the digest of every byte before it, since the checksums inside
+    leave its headers out. An error waits until torch.save is done, which would hide the reason; all bytes are counted."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.total = hashlib.sha256()
+        self.num_bytes = NUM_DIGEST_BYTES
+        self.held = b""  # the last two bytes so far: at the end, the length of the comment
+        self.error: OSError | None = None
+
+    def write(self, part: bytes | memoryview) -> int:
+        part = memoryview(part)
+        self.num_bytes += len(part)
+        if len(part) < 2:
+            joined = self.held + bytes(part)
+            self._pass_on(joined[:-2])
+            self.held = joined[-2:]
+        else:
+            self._pass_on(self.held)
+            self._pass_on(part[:-2])
+            self.held = bytes(part[-2:])
+        return len(part)
+
+    def _pass_on(self, part: bytes | memoryview) -> None:
+        self.total.update(part)
+        if self.error is None:
+            try:
+                self.file.write(part)
+            except OSError as error:
+                self.error = error
+
+    def flush(self) -> None:
+        """torch.save asks for it; the file is flushed when it is whole."""
+
+    def finish(self) -> None:
+        self._pass_on(NUM_DIGEST_BYTES.to_bytes(2, "little"))
+        if self.error is not None:
+            raise self.error
+        self.file.write(DIGEST + self.total.hexdigest().encode())
 
 
 def _verify(path: Path) -> bool:

@@ -247,17 +247,17 @@ class Loader:
         self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Batch, None, None]:
         """The batches from `first_batch` on; the earlier ones are not read. Ends early when `is_stopping` while it waits."""
-        is_done = False
+        num_left = len(self) - first_batch
         try:
             batches = self._take_prepared(epoch, first_batch)
-            for number in range(first_batch, len(self)):
-                batch = self._wait_for(batches, epoch, number, is_stopping)
+            while num_left:
+                batch = self._wait_for(batches, epoch, len(self) - num_left, is_stopping)
                 if batch is None:
                     return
+                num_left -= 1  # before it is handed over: whoever has the last one need not ask for another
                 yield batch
-            is_done = True
         finally:
-            if not is_done:  # batches of an epoch that was left are still on their way
+            if num_left:  # batches of an epoch that was left are still on their way
                 self.loader = self._build()
 
     def prepare(self, epoch: int) -> None:

@@ -21,9 +21,10 @@ from unet_trainer.config import Config, as_dict, to_yaml
 from unet_trainer.console import Console
 from unet_trainer.guard import NonFinite
 from unet_trainer.history import Row, write_metrics
+from unet_trainer.host_copy import HostCopy
 from unet_trainer.images import Pixels, write_image
 from unet_trainer.runs import BEST, LAST, PREVIOUS, SPLIT_TABLE, TrainingFailed, has_checkpoint
-from unet_trainer.saver import HostCopy, Job, Saver
+from unet_trainer.saver import Job, Saver
 from unet_trainer.splits import Split
 from unet_trainer.tables import table_text
 
@@ -41,8 +42,8 @@ class Keeper:
         self.saved_at = time.monotonic()
         self.start: HostCopy | None = self._copy_state()  # where this start began, until a later state is on disk
 
-    def _copy_state(self) -> HostCopy:
-        return HostCopy(last_content(self.state, as_dict(self.config), self.split))
+    def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
+        return HostCopy(last_content(self.state, as_dict(self.config), self.split), best)
 
     @property
     def resume_command(self) -> str:
@@ -66,18 +67,19 @@ class Keeper:
     def save_epoch(self, row: Row, best_model: torch.nn.Module | None, draw_samples: Callable[[], Pixels]) -> None:
         """A finished epoch, whose state is final; with the model if it is the best so far."""
         jobs: dict[str, Job] = {}
+        best = None
         if best_model is not None:
             best = HostCopy(best_content(best_model, as_dict(self.config), self.state.epoch, row))
             picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
             # Before last.pt: a crash in between leaves an epoch that is done again, not a best.pt that is older than its score.
-            jobs[BEST] = lambda: write_checkpoint(self.folder / BEST, best.content())
+            jobs[BEST] = partial(_write_best, self.folder / BEST, best)
             jobs["samples"] = partial(_write_picture, picture, draw_samples())
         jobs["metrics.csv"] = partial(write_metrics, self.folder / "metrics.csv", [dict(row) for row in self.state.history])
-        self.save_state(jobs)
+        self.save_state(jobs, best)
 
-    def save_state(self, before: Mapping[str, Job] | None = None, with_config: bool = True) -> None:
+    def save_state(self, before: Mapping[str, Job] | None = None, best: HostCopy | None = None, with_config: bool = True) -> None:
         """The state as it is now, from which a run goes on as if it had never stopped."""
-        copy = self._copy_state()
+        copy = self._copy_state(best)
 
         def write_last() -> None:
             write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
@@ -144,6 +146,10 @@ def _write_config(config: Config, folder: Path) -> None:
     header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(folder / 'config.yaml'))}"
     kept = dataclasses.replace(config, resume=None, run_name=folder.name)
     write_text_atomically(folder / "config.yaml", to_yaml(kept, header))
+
+
+def _write_best(path: Path, copy: HostCopy) -> None:
+    write_checkpoint(path, copy.content())
 
 
 def _write_picture(path: Path, picture: Pixels) -> None:

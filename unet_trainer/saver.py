@@ -1,4 +1,4 @@
-"""Saves in the background: the state is copied to the host, a thread writes it, and training goes on meanwhile.
+"""Saves in the background: a thread writes, and training goes on meanwhile.
 
 One save is in flight and one may wait; a newer state takes the place of the waiting one, so that epochs shorter than a save
 are not slowed by it. An error comes out at the next call.
@@ -8,39 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
 
 Job = Callable[[], object]
-
-
-class HostCopy:
-    """Nested dicts and lists with tensors, as they are now, on their way to the host."""
-
-    def __init__(self, content: Any) -> None:
-        self.is_on_cuda = False
-        self.copy = self._copy(content)
-        self.arrived = torch.cuda.Event() if self.is_on_cuda else None
-        if self.arrived is not None:
-            self.arrived.record()
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            value = value.detach()
-            on_cuda = value.device.type == "cuda"
-            self.is_on_cuda = self.is_on_cuda or on_cuda
-            # Into pinned memory, or the copy would wait for the device.
-            return torch.empty_like(value, device="cpu", pin_memory=on_cuda).copy_(value, non_blocking=on_cuda)
-        if isinstance(value, dict):
-            return {name: self._copy(item) for name, item in value.items()}
-        return [self._copy(item) for item in value] if isinstance(value, list) else value
-
-    def content(self) -> Any:
-        """Waits until all has arrived."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.copy
 
 
 class Saver:
