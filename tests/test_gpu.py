@@ -41,7 +41,7 @@ PRECISIONS = {
 }
 
 
-def make_machine(compiled=False, batch_size=8, side=128, **settings):
+def make_machine(compiled=False, batch_size=8, side=128, floats=False, **settings):
     config = load_config(
         {"encoder": "resnet18", "in_channels": 3, "device": "cuda", "batch_size": batch_size, "image_size": side, **settings}
     )
@@ -49,17 +49,18 @@ def make_machine(compiled=False, batch_size=8, side=128, **settings):
     machine = assemble.build_machine(config, numerics, RGB, 8, Console(io.StringIO()))
     if compiled:
         use_fast_layers(machine.state.model)
-        batch = make_batch(batch_size, side)
+        batch = make_batch(batch_size, side, floats=floats)
         assert compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases()) is None
     machine.set_training(0)
     return machine
 
 
-def make_batch(num_images=8, side=128, seed=0):
+def make_batch(num_images=8, side=128, seed=0, floats=False):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (num_images, side, side, 3), dtype=torch.uint8, generator=generator)
     images[:, : side // 2] //= 2
     masks = (images.float().mean(-1) > 100).to(torch.uint8)
+    images = images.float() if floats else images
     return Batch(images.pin_memory(), masks.pin_memory(), num_images)
 
 
@@ -84,9 +85,8 @@ def test_every_precision_follows_float32(precision, compiled):
 @pytest.mark.parametrize("extra", [{}, {"grad_clip": 1.0, "ema_decay": 0.99}], ids=["plain", "clip and ema"])
 def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, extra):
     machine = make_machine(compiled, **PRECISIONS[precision], **extra)
-    take_steps(machine, 3)  # the optimizer makes its state in the first
+    totals = take_steps(machine, 3)  # the optimizer makes its state in the first; the second is recorded
     batches = [make_batch(seed=index) for index in range(3)]
-    totals = Totals(1, machine.numerics.device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -99,6 +99,66 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(totals.loss())
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [
+        ("float32", {}),
+        ("bfloat16", {"ema_decay": 0.9, "grad_clip": 1.0}),
+        ("bfloat16", {"optimizer": "sgd", "freeze_encoder_epochs": 1}),
+        ("float16", {"ema_decay": 0.9, "grad_clip": 0.5, "scaler_init_scale": 2.0**30}),  # the first steps overflow
+    ],
+    ids=["float32", "bfloat16 clip ema", "bfloat16 sgd thawed", "float16 overflowing"],
+)
+def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, settings):
+    """To the last bit: weights, statistics, the optimizer's state, the average, and what was counted."""
+    ends = []
+    for is_recorded in (True, False):
+        machine = make_machine(True, deterministic=True, **PRECISIONS[precision], **settings)
+        if not is_recorded:
+            machine.train_step.recorder = None
+        totals = Totals(1, machine.numerics.device)
+        for index in range(12):
+            machine.set_training(0 if index < 6 else 1)
+            machine.train_step.guard.batch_number = index
+            machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3 / (1 + index))
+        tensors = [*machine.state.model.state_dict().values(), *totals.state_dict().values(), machine.state.scaler.get_scale()]
+        tensors += [value for entry in machine.state.optimizer.state.values() for value in entry.values()]
+        tensors += [] if machine.state.ema is None else [*machine.state.ema.model.state_dict().values()]
+        ends.append([torch.as_tensor(value).cpu().clone() for value in tensors])
+        if is_recorded:
+            assert machine.train_step.recorder.num_replays >= 16  # of 24: counting and moving, recorded anew when thawed
+    torch.use_deterministic_algorithms(False)
+    assert same(*ends)
+    assert (int(totals.num_skipped) > 0) == (precision == "float16")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_bad_step_changes_nothing_when_its_kernels_are_replayed(precision, optimizer):
+    settings = {**PRECISIONS[precision], "optimizer": optimizer, "ema_decay": 0.9, "scaler_init_scale": 1024.0}
+    machine = make_machine(True, floats=True, **settings)
+    totals = Totals(1, machine.numerics.device)
+    for index in range(5):
+        machine.train_step.guard.batch_number = index
+        machine.train_step(make_batch(seed=index, floats=True), totals, 1, True, 1e-3)
+    recorder = machine.train_step.recorder
+    num_graphs, num_replays = len(recorder.graphs), recorder.num_replays
+    assert num_graphs == 2
+    before = everything(machine)
+    for index in range(5, 7):
+        batch = make_batch(seed=index, floats=True)
+        batch.images[3, 7, 9, 1] = math.nan
+        machine.train_step.guard.batch_number = index
+        machine.train_step(batch, totals, 1, True, 1e-3)
+    assert same(before, everything(machine))
+    assert (len(recorder.graphs), recorder.num_replays) == (num_graphs, num_replays + 4)
+    assert (int(totals.num_skipped), int(totals.num_nan), int(totals.num_bad), int(totals.first_bad)) == (2, 2, 16, 40)
+    guard = machine.train_step.guard
+    assert (int(guard.most_in_a_row), int(guard.first_bad_batch)) == (2, 5)
+    machine.train_step(make_batch(seed=8, floats=True), totals, 1, True, 1e-3)
+    assert not same(before, everything(machine))
 
 
 def test_gradients_of_several_replays_add_up():

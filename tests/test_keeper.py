@@ -57,10 +57,10 @@ def same(one, two):
 
 def test_an_epoch_leaves_state_table_settings_and_the_best_weights_if_they_are(keeper, machine, tmp_path):
     machine.state.epoch, machine.state.history = 1, [dict(ROW)]
-    keeper.save_epoch(ROW, None, draw)
+    keeper.save_epoch(ROW, None, lambda: draw)
     keeper.finish()
     assert names(tmp_path) == ["config.yaml", "last.pt", "metrics.csv"]
-    keeper.save_epoch(ROW, machine.eval_step.model, draw)
+    keeper.save_epoch(ROW, machine.eval_step.model, lambda: draw)
     keeper.finish()
     assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "previous.pt", "samples"]
     assert names(tmp_path / "samples") == ["epoch_0001.png"]

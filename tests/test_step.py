@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import math
 
@@ -424,3 +425,26 @@ def test_gradients_that_add_up_keep_their_place_and_a_lone_batch_needs_none():
     assert first.any()
     step(make_batch(2, side=32), totals, 1, True, 0.0)
     assert parameter.grad is None
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_is_not_collected_while_compiling_and_as_before_after_it(was_on, monkeypatch):
+    seen = []
+
+    def compiled(forward, **options):
+        def call(*arguments):
+            seen.append(gc.isenabled())
+            raise ValueError("no compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = plain_model()
+    step = make_step(model)
+    (gc.enable if was_on else gc.disable)()
+    try:
+        assert "no compiler" in compile_steps(step, EvalStep(step.forward, model, CPU), make_batch(2), 1, [model.train])
+        assert seen == [False]
+        assert gc.isenabled() == was_on
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
 from unet_trainer.guard import MAX_BAD_STEPS
+from unet_trainer.host_copy import HostCopy
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.layers import use_fast_layers
 from unet_trainer.losses import WeightedLoss
@@ -70,7 +71,8 @@ class Data:
     val: Loader
     val_dataset: SegmentationDataset
 
-    def sample_batch(self) -> tuple[list[Pixels], list[Pixels]]:
+    @cached_property
+    def samples(self) -> tuple[list[Pixels], list[Pixels]]:
         """A few validation pairs, spread over the set; the same in every epoch."""
         indices = np.unique(np.linspace(0, len(self.val_dataset) - 1, NUM_SAMPLES).round().astype(int))
         pairs = [self.val_dataset[0, int(index)] for index in indices]
@@ -103,6 +105,8 @@ class Machine:
     def split_batches(self, num_parts: int) -> None:
         """From here on a batch goes through the model in so many pieces."""
         self.train_step.num_parts = self.eval_step.num_parts = num_parts
+        if self.train_step.recorder is not None:
+            self.train_step.recorder.clear()
 
     def shrink(self, config: Config, reason: str, console: Console, kept: str) -> Config:
         """After memory ran out: smaller parts, or the end."""
@@ -119,11 +123,14 @@ class Machine:
                 reason = one_line(error)
             config = self.shrink(config, reason, console, kept)  # not in the handler, where the error still holds memory
 
-    def draw_samples(self, data: Data) -> Pixels:
-        images, truths = data.sample_batch()
-        batch = torch.from_numpy(np.stack(images))
-        ids = predict(self.eval_step.model, batch, self.numerics, self.form).to("cpu", torch.uint8).numpy()
-        return sample_sheet([to_display(image) for image in images], truths, list(ids))
+    def draw_samples(self, data: Data) -> Callable[[], Pixels]:
+        """Predicts a few samples now; what comes back draws them, once the device is done."""
+        images, truths = data.samples
+        size = max(1, data.val.batches.batch_size // self.eval_step.num_parts)  # what validation had the memory for
+        pieces = torch.from_numpy(np.stack(images)).split(size)
+        ids = torch.cat([predict(self.eval_step.model, piece, self.numerics, self.form).to(torch.uint8) for piece in pieces])
+        copy = HostCopy(ids)
+        return lambda: sample_sheet([to_display(image) for image in images], truths, list(copy.content().numpy()))
 
 
 def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:

@@ -22,27 +22,27 @@ class NonFinite(RuntimeError):
 
 
 class Statistics:
-    """Buffers of one number format (a batch norm's running mean, variance and count), put back after a bad step."""
+    """Buffers of one number format (a batch norm's running mean, variance and count), put back after a bad step.
+
+    Joined, because torch has no select for lists of tensors: one by one would be a launch for each buffer.
+    """
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
         self.buffers = buffers
-        self.sizes = [buffer.numel() for buffer in buffers]
-        self.kept = self._joined()
+        self.kept = self.joined()
+        sizes = [buffer.numel() for buffer in buffers]
+        self.kept_pieces = [piece.view_as(buffer) for piece, buffer in zip(self.kept.split(sizes), buffers, strict=True)]
 
-    def _joined(self) -> torch.Tensor:
+    def joined(self) -> torch.Tensor:
         return torch.cat([buffer.reshape(-1) for buffer in self.buffers])
 
     def keep(self) -> None:
-        self.kept = self._joined()
+        self.kept.copy_(self.joined())
 
-    def are_finite(self) -> torch.Tensor:
-        return torch.isfinite(self._joined()).all()
-
-    def put_back_unless(self, is_good: torch.Tensor) -> None:
-        # Joined, because torch has no select for lists of tensors: one by one would be a launch for each buffer.
-        chosen = torch.where(is_good, self._joined(), self.kept)
-        pieces = [piece.view_as(buffer) for piece, buffer in zip(chosen.split(self.sizes), self.buffers, strict=True)]
-        torch._foreach_copy_(self.buffers, pieces)
+    def choose(self, is_good: torch.Tensor, joined: torch.Tensor) -> None:
+        """Keeps the new values, or puts the kept ones back."""
+        self.kept.copy_(torch.where(is_good, joined, self.kept))
+        torch._foreach_copy_(self.buffers, self.kept_pieces)
 
 
 class Guard:
@@ -55,7 +55,8 @@ class Guard:
         self.statistics = [Statistics(buffers) for buffers in by_format.values()]
         self.max_bad_steps = max_bad_steps
         self.batch_number = 0  # of the batch at hand; set by the loop
-        self.first_of_window = 0
+        self.has_kept = False  # the statistics as they are
+        self.first_of_window = torch.zeros((), dtype=torch.int64, device=device)
         self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
         self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
@@ -63,14 +64,18 @@ class Guard:
         self.glimpse = Glimpse(device)
 
     def reset(self) -> None:
+        """Forgets the window at hand and all troubles; the statistics may be others from here on."""
+        self.has_kept = False
+        self.losses_are_finite.fill_(True)
         for counter in (self.num_bad_in_a_row, self.most_in_a_row, self.first_bad_batch):
             counter.zero_()
 
     def open_window(self) -> None:
-        for statistics in self.statistics:
-            statistics.keep()
-        self.losses_are_finite.fill_(True)
-        self.first_of_window = self.batch_number
+        if not self.has_kept:  # else the last judgement kept them
+            for statistics in self.statistics:
+                statistics.keep()
+            self.has_kept = True
+        self.first_of_window.fill_(self.batch_number)
 
     def see_loss(self, loss: torch.Tensor) -> None:
         self.losses_are_finite &= torch.isfinite(loss.detach())
@@ -81,15 +86,17 @@ class Guard:
         Gradients that overflow float16 are no trouble while the loss scale can still fall.
         """
         is_good = self.losses_are_finite & torch.isfinite(gradient_norm)
-        for statistics in self.statistics:
-            is_good = is_good & statistics.are_finite()
-        for statistics in self.statistics:
-            statistics.put_back_unless(is_good)
+        new = [statistics.joined() for statistics in self.statistics]
+        for joined in new:
+            is_good = is_good & torch.isfinite(joined).all()
+        for statistics, joined in zip(self.statistics, new, strict=True):
+            statistics.choose(is_good, joined)
         is_trouble = ~is_good & ~(self.losses_are_finite & (loss_scale > 1))
         self.num_bad_in_a_row.add_(1).mul_(is_trouble)
         is_first = (self.num_bad_in_a_row == 1) & (self.most_in_a_row < self.max_bad_steps)
-        self.first_bad_batch.masked_fill_(is_first, self.first_of_window)
+        self.first_bad_batch.copy_(torch.where(is_first, self.first_of_window, self.first_bad_batch))
         torch.maximum(self.most_in_a_row, self.num_bad_in_a_row, out=self.most_in_a_row)
+        self.losses_are_finite.fill_(True)
         return is_good, is_trouble
 
     def look(self) -> None:

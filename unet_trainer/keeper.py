@@ -64,7 +64,7 @@ class Keeper:
         text = table_text(self.split.train, self.split.val, Path(self.config.data_dir))
         self.attempt(lambda: write_text_atomically(self.folder / SPLIT_TABLE, text))
 
-    def save_epoch(self, row: Row, best_model: torch.nn.Module | None, draw_samples: Callable[[], Pixels]) -> None:
+    def save_epoch(self, row: Row, best_model: torch.nn.Module | None, draw_samples: Callable[[], Callable[[], Pixels]]) -> None:
         """A finished epoch, whose state is final; with the model if it is the best so far."""
         jobs: dict[str, Job] = {}
         best = None
@@ -152,6 +152,6 @@ def _write_best(path: Path, copy: HostCopy) -> None:
     write_checkpoint(path, copy.content())
 
 
-def _write_picture(path: Path, picture: Pixels) -> None:
+def _write_picture(path: Path, draw: Callable[[], Pixels]) -> None:
     path.parent.mkdir(exist_ok=True)
-    write_image(path, picture)
+    write_image(path, draw())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from unet_trainer.losses import WeightedLoss, class_logits
 from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
 from unet_trainer.model import Ema
 from unet_trainer.precision import DTYPES, Precision
+from unet_trainer.recorder import Recorder
 
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 
@@ -54,16 +56,21 @@ class Totals:
         self.num_bad = torch.zeros((), dtype=torch.int64, device=device)  # images whose loss was no finite number
         self.first_bad = torch.zeros((), dtype=torch.int64, device=device)  # images before the first of them
         self.num_images = 0
+        self._num_seen = torch.zeros((), dtype=torch.int64, device=device)  # the same, on the device
         self._glimpse = Glimpse(device)
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+        self.num_images += num_images
+        self.add_on_device(loss, counts, num_images)
+
+    def add_on_device(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
         loss = loss.detach()
         is_finite = torch.isfinite(loss)  # a batch that was skipped must not spoil the epoch's mean
-        self.first_bad.masked_fill_(~is_finite & (self.num_bad == 0), self.num_images)
+        self.first_bad.copy_(torch.where(~is_finite & (self.num_bad == 0), self._num_seen, self.first_bad))
         self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
         self.num_bad += ~is_finite * num_images
         self.matrix += counts * is_finite
-        self.num_images += num_images
+        self._num_seen += num_images
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         names = ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad")
@@ -72,6 +79,7 @@ class Totals:
     def reset(self) -> None:
         for tensor in self._tensors().values():
             tensor.zero_()
+        self._num_seen.zero_()
         self.num_images = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,6 +89,7 @@ class Totals:
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         self.num_images = state["num_images"]
+        self._num_seen.fill_(self.num_images)
 
     def loss(self) -> float:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
@@ -163,11 +172,14 @@ class TrainStep:
     parameters: list[torch.nn.Parameter] = field(init=False)
     guard: Guard = field(init=False)
     one: torch.Tensor = field(init=False)
+    learning_rate: torch.Tensor = field(init=False)
+    recorder: Recorder | None = None  # of what follows the backward pass
 
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
         self.guard = Guard(self.model, self.device, self.max_bad_steps)
         self.one = torch.ones((), device=self.device)
+        self.learning_rate = torch.zeros((), device=self.device)
 
     def __call__(self, batch: Batch, totals: Totals, window: int, closes_window: bool, learning_rate: float) -> None:
         """One batch of a window of `window` batches whose gradients add up before the weights move."""
@@ -182,9 +194,9 @@ class TrainStep:
         for part in split_batch(batch, self.num_parts):
             images, masks = to_device(part, self.device)
             loss, counts = self.forward(images, masks)
-            totals.add(loss, counts, part.num_images)
-            self.guard.see_loss(loss)
-            self.scaler.scale(loss * (len(part.images) / len(batch.images) / window)).backward()
+            share = len(part.images) / len(batch.images) / window
+            self.scaler.scale(loss if share == 1 else loss * share).backward()
+            self._count(totals, loss.detach(), counts, part.num_images)
         if closes_window:
             self.move_weights(totals, learning_rate)
             self.optimizer.zero_grad(set_to_none=is_alone)
@@ -196,11 +208,25 @@ class TrainStep:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
+    def _count(self, totals: Totals, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+        def count() -> None:
+            totals.add_on_device(loss, counts, num_images)
+            self.guard.see_loss(loss)
+
+        totals.num_images += num_images
+        self._launch("count", (num_images, *_addresses([totals.matrix, loss, counts])), count)
+
     def move_weights(self, totals: Totals, learning_rate: float) -> None:
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
+            self.learning_rate.fill_(learning_rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.scaler.unscale_(self.optimizer)
+            group["lr"] = self.learning_rate if on_cuda else learning_rate  # on the device, where a recorded step finds it
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        self._launch("move", _addresses([totals.matrix, *gradients]), lambda: self._move(totals, gradients))
+
+    def _move(self, totals: Totals, gradients: list[torch.Tensor]) -> None:
+        self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, norm, foreach=True)
@@ -210,16 +236,31 @@ class TrainStep:
         # What GradScaler.step does, with a judgement that knows more than the gradients.
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         self.optimizer.found_inf = (~is_good).float()  # type: ignore[attr-defined]
+        if self.recorder is not None:
+            for group in self.optimizer.param_groups:  # torch wants it while it is recorded, and warns of it otherwise
+                group["capturable"] = torch.cuda.is_current_stream_capturing()
         self.optimizer.step()
         self.scaler.update()
         if self.ema is not None:
             self.ema.update(is_good)
 
+    def _launch(self, name: str, key: tuple[int, ...], work: Callable[[], None]) -> None:
+        if self.recorder is None:
+            work()
+        else:
+            self.recorder.run(name, key, work)
+
     def abandon_window(self) -> None:
-        """Forgets a window that was begun, and what the guard has seen."""
+        """Forgets a window that was begun, what the guard has seen and what was recorded: the optimizer's state may be another."""
         self.optimizer.zero_grad(set_to_none=True)
         self.is_open = False
         self.guard.reset()
+        if self.recorder is not None:
+            self.recorder.clear()
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 @dataclass
@@ -309,12 +350,14 @@ def compile_steps(
 ) -> str | None:
     """Compiles both forward passes and tries them on a batch each; returns None, or why it failed, with the steps as they were."""
     eager = train_step.forward, eval_step.forward
+    train_step.recorder = None
+    on_cuda = train_step.device.type == "cuda"
     # Replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
-    mode = "reduce-overhead" if train_step.device.type == "cuda" else "default"
+    mode = "reduce-overhead" if on_cuda else "default"
     try:
         torch.compiler.reset()  # else a fifth run in one process finds the table of compiled code full and stays eager
         train_step.forward, eval_step.forward = (_replayed(torch.compile(forward, mode=mode, dynamic=False)) for forward in eager)
-        with leaving_no_trace(train_step), warnings.catch_warnings():
+        with leaving_no_trace(train_step), warnings.catch_warnings(), _collecting_nothing():
             warnings.simplefilter("ignore")  # advice to compiler developers
             totals = Totals(num_classes, train_step.device)
             try_steps(
@@ -327,7 +370,20 @@ def compile_steps(
         first_line = next((line for line in str(error).splitlines() if line.strip()), "")
         train_step.forward, eval_step.forward = eager
         return f"{type(error).__name__}: {first_line.strip()[:200]}"
+    train_step.recorder = Recorder() if on_cuda else None
     return None
+
+
+@contextlib.contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """A compiler makes millions of objects that stay; looking through them for garbage again and again takes seconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _replayed(compiled: Forward) -> Forward:

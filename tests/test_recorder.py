@@ -1,0 +1,72 @@
+"""When work is recorded, replayed and done as it is; with graphs that only note what is done with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from unet_trainer import recorder
+from unet_trainer.recorder import MAX_GRAPHS, Recorder
+
+
+class Graph:
+    def __init__(self, work):
+        self.work = work
+
+    def replay(self):
+        done.append("replay")
+
+
+@pytest.fixture(autouse=True)
+def graphs_without_a_gpu(monkeypatch):
+    done.clear()
+    monkeypatch.setattr(recorder, "_record", lambda work: (done.append("record"), Graph(work))[1])
+
+
+done: list[str] = []
+
+
+def work():
+    done.append("work")
+
+
+def test_what_comes_twice_in_a_row_is_recorded_and_replayed_from_then_on():
+    own = Recorder()
+    for _ in range(4):
+        own.run("move", (1, 2), work)
+    assert done == ["work", "record", "replay", "replay", "replay"]
+    assert own.num_replays == 3
+
+
+def test_another_key_is_other_work_and_the_first_is_not_forgotten():
+    own = Recorder()
+    for key in (1, 1, 2, 1, 2, 2):
+        own.run("move", key, work)
+    assert done == ["work", "record", "replay", "work", "replay", "work", "record", "replay"]
+
+
+def test_names_are_apart():
+    own = Recorder()
+    own.run("count", 1, work)
+    own.run("move", 1, work)
+    own.run("count", 1, work)
+    assert done == ["work", "work", "record", "replay"]
+
+
+def test_memory_that_never_stays_in_place_is_recorded_no_more_than_a_few_times():
+    own = Recorder()
+    for key in range(3 * MAX_GRAPHS):
+        own.run("move", key, work)
+        own.run("move", key, work)
+    assert done.count("record") == MAX_GRAPHS
+    assert done.count("work") == 3 * MAX_GRAPHS + 2 * MAX_GRAPHS
+
+
+def test_after_clearing_all_begins_anew():
+    own = Recorder()
+    own.run("move", 1, work)
+    own.run("move", 1, work)
+    own.clear()
+    done.clear()
+    own.run("move", 1, work)
+    own.run("move", 1, work)
+    assert done == ["work", "record", "replay"]
