@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from collections.abc import Iterator
 
     from unet_trainer.assemble import Data, Machine
-    from unet_trainer.dataset import Batch, WorkerError
+    from unet_trainer.crew import WorkerError
+    from unet_trainer.dataset import Batch
     from unet_trainer.guard import NonFinite
     from unet_trainer.history import Row
     from unet_trainer.keeper import Keeper
@@ -96,7 +97,6 @@ class Run:
     broken: WorkerError | None = None  # why the run must end once the step is finished
     times: EpochTimes | None = None  # of the last epoch's training
     advice: str | None = None  # that was given about them
-    has_validated: bool = False  # so that the worker processes of validation are there
 
 
 def train(
@@ -168,6 +168,7 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if _is_finished(run):
         resuming.tell_finished_before(config.num_epochs, state, keeper.resume_command, console)
         return _report(run)
+    data.train.prepare(state.epoch, state.batch)  # the workers read while the step is compiled
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
@@ -192,6 +193,8 @@ def _run_epochs(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
         except (Interrupted, UserError):  # UserError: a file that went bad
             run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
             raise
+        finally:
+            run.data.close()
 
 
 def _is_finished(run: Run) -> bool:
@@ -201,7 +204,7 @@ def _is_finished(run: Run) -> bool:
 
 def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     """An epoch, or what is left of it; and what happens when it cannot be finished."""
-    from unet_trainer.dataset import WorkerError
+    from unet_trainer.crew import WorkerError
     from unet_trainer.guard import NonFinite
     from unet_trainer.memory import is_out_of_memory, one_line
 
@@ -272,7 +275,10 @@ def train_one_epoch(run: Run) -> Row:
     num_batches = len(data.train)
     first_step = state.epoch * state.learning_rate.steps_per_epoch
     machine.set_training(state.epoch)
-    data.val.prepare(0)  # its workers read while this epoch trains
+    data.train.prepare(state.epoch, state.batch)
+    data.val.prepare(0)  # the workers go on with what comes next, without a gap
+    if state.epoch + 1 < run.config.num_epochs:
+        data.train.prepare(state.epoch + 1)
     read_seconds = augment_seconds = num_seen = 0.0
     started = time.perf_counter() - state.train_seconds
     with (
@@ -302,8 +308,6 @@ def train_one_epoch(run: Run) -> Row:
         loss, iou = state.totals.loss(), state.totals.scores().iou  # waits for the device, once an epoch
         bar.show(loss, iou)
     state.train_seconds = time.perf_counter() - started
-    if state.epoch + 1 < run.config.num_epochs:
-        data.train.prepare(state.epoch + 1)  # its workers read while this epoch is validated
     if not math.isfinite(loss):
         raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * num_batches)
     on_gpu = device.type == "cuda"
@@ -331,7 +335,7 @@ def train_one_epoch(run: Run) -> Row:
 
 def _next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
     """The next one. Where the run is to end within an accumulation window, its last batches are read without the workers."""
-    from unet_trainer.dataset import WorkerError
+    from unet_trainer.crew import WorkerError
 
     batch = None
     if run.broken is None and not run.signals.is_stopping():
@@ -365,9 +369,6 @@ def evaluate(run: Run, row: Row) -> Scores:
     from unet_trainer.step import Totals
 
     data, machine = run.data, run.machine
-    if not run.has_validated:
-        run.keeper.finish()  # the first pass starts worker processes, and a process that has threads should not fork
-        run.has_validated = True
     totals = Totals(machine.num_classes, machine.numerics.device)
     machine.eval_step.model.eval()
     with (

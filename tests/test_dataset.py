@@ -13,10 +13,12 @@ import torch
 from unet_trainer import dataset as dataset_room
 from unet_trainer.augment import build_augmentation
 from unet_trainer.cache import fill_cache
-from unet_trainer.dataset import Collate, EpochBatches, Loader, Samples, SegmentationDataset, choose_num_workers
+from unet_trainer.crew import Crew, choose_num_workers
+from unet_trainer.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.framing import RandomCrops, Resized, cover
 from unet_trainer.images import DataError, write_image
+from unet_trainer.loader import Loader
 from unet_trainer.masks import IGNORED, MaskCoding
 from unet_trainer.pairs import Pair, find_pairs
 
@@ -25,6 +27,16 @@ def build_dataset(data_dir, augmentation="default", seed=3):
     pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
     framing = Resized((32, 32), len(pairs))
     return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB, framing, build_augmentation(augmentation), seed)
+
+
+def load(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False):
+    crew = Crew(num_workers, with_threads=with_threads) if num_workers else None
+    return Loader(dataset, batch_size, shuffle, crew, timeout)
+
+
+def keep(batches):
+    """Copies: the workers fill the memory of a batch again once the next one is asked for."""
+    return [batch._replace(images=batch.images.clone(), masks=batch.masks.clone()) for batch in batches]
 
 
 def write_array_pair(folder, image, mask):
@@ -57,14 +69,14 @@ def digest(loader, epoch):
 def test_any_number_of_workers_gives_the_same_bytes(tiny_data):
     digests = {}
     for num_workers in (0, 1, 2, 4):
-        loader = Loader(build_dataset(tiny_data, "strong"), 2, num_workers, shuffle=True, pin_memory=False)
+        loader = load(build_dataset(tiny_data, "strong"), 2, num_workers, shuffle=True)
         digests[num_workers] = [digest(loader, epoch) for epoch in (0, 1, 2)]
     assert digests[0] == digests[1] == digests[2] == digests[4]
     assert len(set(digests[0])) == 3  # no two epochs alike
 
 
 def test_an_epoch_can_be_repeated_and_begun_anywhere(tiny_data):
-    loader = Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False)
+    loader = load(build_dataset(tiny_data), 2, 0, shuffle=True)
     straight = [digest(loader, epoch) for epoch in (0, 1, 2)]
     assert [digest(loader, epoch) for epoch in (2, 0, 1)] == [straight[2], straight[0], straight[1]]
 
@@ -81,8 +93,7 @@ def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_change
     batches = EpochBatches(num_samples=11, batch_size=4, seed=0, shuffle=True)
     orders = []
     for epoch in (0, 1):
-        batches.set_epoch(epoch)
-        keys = [key for batch in batches for key in batch]
+        keys = [key for batch in range(len(batches)) for key in batches.keys(epoch, batch)]
         assert {of_epoch for of_epoch, _ in keys} == {epoch}
         orders.append([index for _, index in keys])
     assert len(batches) == 2  # the last three do not fill a batch
@@ -92,22 +103,24 @@ def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_change
 
 def test_validation_sees_every_image_in_order():
     batches = EpochBatches(num_samples=5, batch_size=2, seed=0, shuffle=False)
-    assert [[index for _, index in batch] for batch in batches] == [[0, 1], [2, 3], [4]]
+    assert [[index for _, index in batches.keys(0, batch)] for batch in range(len(batches))] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_short_batch_is_filled_with_pixels_that_count_nowhere():
-    sample = (np.full((4, 6, 3), 9, np.uint8), np.ones((4, 6), np.uint8))
-    batch = Collate(3)(Samples([sample], (0.25, 0.5)))
-    assert batch.images.shape == (3, 4, 6, 3)
-    assert batch.masks.shape == (3, 4, 6)
-    assert batch.num_images == 1
-    assert batch.stages == (0.25, 0.5)
-    assert (batch.masks[0] == 1).all()
-    assert (batch.masks[1:] == IGNORED).all()
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_short_batch_is_filled_with_pixels_that_count_nowhere(tiny_data, num_workers):
+    """Also where the workers left other pixels before: three batches of four are read twice."""
+    loader = load(build_dataset(tiny_data), 4, num_workers, shuffle=False)
+    for epoch in range(6):
+        batches = keep(loader.epoch(epoch))
+        assert [batch.num_images for batch in batches] == [4, 4, 2]
+        assert batches[2].images.shape == (4, 32, 32, 3)
+        assert (batches[2].masks[:2] != IGNORED).all()
+        assert (batches[2].masks[2:] == IGNORED).all()
+        assert (batches[2].images[2:] == 0).all()
 
 
 def test_a_pass_over_the_loader_leaves_the_global_random_state_alone(tiny_data):
-    loader = Loader(build_dataset(tiny_data), 2, 0, shuffle=False, pin_memory=False)
+    loader = load(build_dataset(tiny_data), 2, 0, shuffle=False)
     before = torch.get_rng_state()
     digest(loader, 0)
     assert torch.equal(before, torch.get_rng_state())
@@ -120,7 +133,7 @@ def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data
     victim = dataset.pairs[3].image
     victim.write_bytes(victim.read_bytes()[:300])
     with pytest.raises(DataError) as caught:
-        digest(Loader(dataset, 2, num_workers, shuffle=True, pin_memory=False), 0)
+        digest(load(dataset, 2, num_workers, shuffle=True), 0)
     assert str(caught.value) == f"{victim}: the file is cut off"
 
 
@@ -168,7 +181,7 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
     image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
     pair = write_array_pair(tmp_path, image, np.ones((40, 50), np.uint8))
     dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(5), Resized((40, 50), 1), None, 0)
-    batch = next(iter(Loader(dataset, 2, 0, shuffle=False, pin_memory=False).epoch(0)))
+    batch = next(iter(load(dataset, 2, 0, shuffle=False).epoch(0)))
     assert (batch.images.dtype, batch.images.shape) == (torch.float32, (2, 40, 50, 5))
     assert np.array_equal(batch.images[0].numpy(), image.astype(np.float32))
     assert batch.masks.dtype == torch.uint8
@@ -176,10 +189,8 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
     assert not batch.images[1].any()
 
 
-def test_8_bit_batches_stay_small():
-    sample = (np.zeros((4, 6, 2), np.uint8), np.zeros((4, 6), np.uint8))
-    assert Collate(1)(Samples([sample], (0, 0))).images.dtype == torch.uint8
-    assert Collate(1)(Samples([(sample[0].astype(np.float32), sample[1])], (0, 0))).images.dtype == torch.float32
+def test_8_bit_batches_stay_small(tiny_data):
+    assert load(build_dataset(tiny_data), 2, 0, shuffle=False).read(0, 0).images.dtype == torch.uint8
 
 
 def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
@@ -244,18 +255,18 @@ def test_workers_follow_the_machine():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_can_be_begun_within_and_its_earlier_batches_are_not_read(tiny_data, num_workers):
-    straight = list(Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False).epoch(1))
+    straight = keep(load(build_dataset(tiny_data), 2, 0, shuffle=True).epoch(1))
     dataset = build_dataset(tiny_data)
-    loader = Loader(dataset, 2, num_workers, shuffle=True, pin_memory=False)
+    loader = load(dataset, 2, num_workers, shuffle=True)
     skipped = {index for batch in range(3) for _, index in loader.batches.keys(1, batch)}
     dataset.pairs = [None if index in skipped else pair for index, pair in enumerate(dataset.pairs)]
-    late = list(loader.epoch(1, first_batch=3))
+    late = keep(loader.epoch(1, first_batch=3))
     assert len(late) == 2
     assert all(torch.equal(one.images, two.images) for one, two in zip(straight[3:], late, strict=True))
 
 
 def test_one_batch_can_be_read_without_the_workers_and_its_files_named(tiny_data):
-    loader = Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False)
+    loader = load(build_dataset(tiny_data), 2, 0, shuffle=True)
     batches = list(loader.epoch(2))
     assert all(torch.equal(loader.read(2, number).images, batch.images) for number, batch in enumerate(batches))
     assert [file.suffix for file in loader.files(2, 1)] == [".jpg", ".jpg"]
@@ -263,8 +274,8 @@ def test_one_batch_can_be_read_without_the_workers_and_its_files_named(tiny_data
 
 
 def test_an_epoch_that_was_left_does_not_show_in_the_next(tiny_data):
-    loader = Loader(build_dataset(tiny_data), 2, 2, shuffle=True, pin_memory=False)
-    straight = digest(Loader(build_dataset(tiny_data), 2, 0, shuffle=True, pin_memory=False), 1)
+    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    straight = digest(load(build_dataset(tiny_data), 2, 0, shuffle=True), 1)
     batches = loader.epoch(0)
     next(batches)
     batches.close()
@@ -272,15 +283,16 @@ def test_an_epoch_that_was_left_does_not_show_in_the_next(tiny_data):
 
 
 def test_a_loader_that_waits_ends_when_the_run_is_to_stop(tiny_data, monkeypatch):
+    monkeypatch.setattr("unet_trainer.crew.POLL_SECONDS", 0.1)
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
-    loader = Loader(build_dataset(tiny_data), 2, 1, shuffle=True, pin_memory=False)
+    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
     assert list(loader.epoch(0, is_stopping=lambda: True)) == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_that_was_prepared_is_the_same_and_another_one_is_not_mistaken_for_it(tiny_data, num_workers):
     def fresh():
-        return Loader(build_dataset(tiny_data), 2, num_workers, shuffle=True, pin_memory=False)
+        return load(build_dataset(tiny_data), 2, num_workers, shuffle=True)
 
     expected = [digest(fresh(), epoch) for epoch in (0, 1)]
     loader = fresh()
@@ -295,7 +307,7 @@ def test_an_epoch_that_was_prepared_is_the_same_and_another_one_is_not_mistaken_
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_say_what_reading_and_augmenting_took(tiny_data, num_workers):
-    loader = Loader(build_dataset(tiny_data), 2, num_workers, shuffle=True, pin_memory=False)
+    loader = load(build_dataset(tiny_data), 2, num_workers, shuffle=True)
     for batch in loader.epoch(0):
         assert all(0 < seconds < 10 for seconds in batch.stages)
 
@@ -308,5 +320,5 @@ def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation)
     shapes = [(32, 32, 3)] * 7  # of ten pairs: the others are read from their files
     cached.cache = fill_cache(shapes, 1, cached.decode, "ram", tmp_path, (), 2, lambda: None, 10**9)
     assert len(cached.cache) == 7
-    loaders = [Loader(dataset, 2, num_workers, shuffle=True, pin_memory=False) for dataset in (plain, cached)]
+    loaders = [load(dataset, 2, num_workers, shuffle=True) for dataset in (plain, cached)]
     assert digest(loaders[0], 1) == digest(loaders[1], 1)

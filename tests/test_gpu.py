@@ -144,19 +144,18 @@ def test_a_bad_step_changes_nothing_when_its_kernels_are_replayed(precision, opt
         machine.train_step.guard.batch_number = index
         machine.train_step(make_batch(seed=index, floats=True), totals, 1, True, 1e-3)
     recorder = machine.train_step.recorder
-    num_graphs, num_replays = len(recorder.graphs), recorder.num_replays
-    assert num_graphs == 2
     before = everything(machine)
-    for index in range(5, 7):
+    for index in range(5, 9):
         batch = make_batch(seed=index, floats=True)
         batch.images[3, 7, 9, 1] = math.nan
         machine.train_step.guard.batch_number = index
+        num_replays = recorder.num_replays
         machine.train_step(batch, totals, 1, True, 1e-3)
-    assert same(before, everything(machine))
-    assert (len(recorder.graphs), recorder.num_replays) == (num_graphs, num_replays + 4)
-    assert (int(totals.num_skipped), int(totals.num_nan), int(totals.num_bad), int(totals.first_bad)) == (2, 2, 16, 40)
+        assert same(before, everything(machine))
+    assert recorder.num_replays == num_replays + 2  # of counting and of moving, in the last of them at the latest
+    assert (int(totals.num_skipped), int(totals.num_nan), int(totals.num_bad), int(totals.first_bad)) == (4, 4, 32, 40)
     guard = machine.train_step.guard
-    assert (int(guard.most_in_a_row), int(guard.first_bad_batch)) == (2, 5)
+    assert (int(guard.most_in_a_row), int(guard.first_bad_batch)) == (4, 5)
     machine.train_step(make_batch(seed=8, floats=True), totals, 1, True, 1e-3)
     assert not same(before, everything(machine))
 

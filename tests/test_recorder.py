@@ -19,10 +19,13 @@ class Graph:
 @pytest.fixture(autouse=True)
 def graphs_without_a_gpu(monkeypatch):
     done.clear()
-    monkeypatch.setattr(recorder, "_record", lambda work: (done.append("record"), Graph(work))[1])
+    monkeypatch.setattr(recorder, "_record", lambda work, pool: (done.append("record"), pools.add(pool), Graph(work))[2])
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (len(pools), 1))
+    pools.clear()
 
 
 done: list[str] = []
+pools: set[tuple[int, int]] = set()
 
 
 def work():
@@ -52,13 +55,20 @@ def test_names_are_apart():
     assert done == ["work", "work", "record", "replay"]
 
 
-def test_memory_that_never_stays_in_place_is_recorded_no_more_than_a_few_times():
+def test_a_few_graphs_are_kept_those_that_were_used_last_and_they_share_their_memory():
     own = Recorder()
-    for key in range(3 * MAX_GRAPHS):
+    for key in range(MAX_GRAPHS):
         own.run("move", key, work)
         own.run("move", key, work)
-    assert done.count("record") == MAX_GRAPHS
-    assert done.count("work") == 3 * MAX_GRAPHS + 2 * MAX_GRAPHS
+    own.run("move", 0, work)  # so that 1 is the one that was not used for longest
+    own.run("move", "new", work)
+    own.run("move", "new", work)
+    assert len(own.graphs) == MAX_GRAPHS
+    done.clear()
+    own.run("move", 0, work)
+    own.run("move", 1, work)
+    assert done == ["replay", "work"]
+    assert len(pools) == 1
 
 
 def test_after_clearing_all_begins_anew():

@@ -25,7 +25,6 @@ import train_unet
 from conftest import ROOT
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config import Config, UserError, load_config
-from unet_trainer.dataset import Loader
 from unet_trainer.history import COLUMNS
 from unet_trainer.model import build_model
 from unet_trainer.step import Totals
@@ -649,18 +648,14 @@ def test_config_is_the_default_argument(monkeypatch, tiny_config):
     assert isinstance(load_config(train_unet.CONFIG), Config)
 
 
-def test_the_worker_processes_live_through_all_epochs(tiny_config, monkeypatch):
-    """Starting them anew costs the training loop most of a second, an epoch, on a large machine."""
-    built = []
-    build = Loader._build
-    monkeypatch.setattr(Loader, "_build", lambda self: (built.append(self), build(self))[1])
+def test_the_worker_processes_live_through_all_epochs_and_end_with_the_run(tiny_config):
+    """Starting them anew would cost the training loop most of a second, an epoch, on a large machine."""
     workers = []
 
     def note_workers(row):
-        children = multiprocessing.active_children()
-        workers.append({child.pid for child in children})
+        workers.append({child.pid for child in multiprocessing.active_children()})
 
     train(tiny_config, num_workers=2, num_epochs=3, on_epoch=note_workers)
-    assert len(built) == 2  # one for training, one for validation
     assert workers[0] == workers[1] == workers[2]
-    assert len(workers[0]) == 3  # two that train; one is enough for the single batch of validation
+    assert len(workers[0]) == 2  # the same ones train and validate
+    assert multiprocessing.active_children() == []

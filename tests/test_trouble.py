@@ -196,9 +196,7 @@ def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
         for worker in multiprocessing.active_children():
             worker.kill()
 
-    with pytest.raises(
-        TrainingFailed, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly \(SIGKILL\); .*num_workers=0"
-    ) as caught:
+    with pytest.raises(TrainingFailed, match=r"worker process \d+ died \(SIGKILL\); .*num_workers=0") as caught:
         train(config, run_name="run", on_epoch=kill_workers)
     run_dir = straight.run_dir.parent / "run"
     assert f"to go on: python train_unet.py --resume {run_dir}" in str(caught.value)
@@ -272,10 +270,11 @@ def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, m
 
 
 def test_nothing_leaks_over_fifty_epochs(tiny_config):
+    """Of two epochs in a row the larger numbers: a glimpse at the loss may be on its way in every second one."""
     seen = {}
 
     def look(row):
-        if row["epoch"] in (5, 50):
+        if row["epoch"] in (5, 6, 49, 50):
             gc.collect()
             num_tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
             num_files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
@@ -283,8 +282,9 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config):
             seen[row["epoch"]] = (num_tensors, num_files, threading.active_count(), pages * os.sysconf("SC_PAGESIZE"))
 
     train(tiny_config, num_epochs=50, batch_size=10, augmentation="none", on_epoch=look)
-    assert all(after <= before for before, after in zip(seen[5][:3], seen[50][:3], strict=True)), seen
-    assert seen[50][3] - seen[5][3] < 20e6  # the allocator's own pools
+    early, late = ([max(numbers) for numbers in zip(seen[one], seen[two], strict=True)] for one, two in ((5, 6), (49, 50)))
+    assert all(after <= before for before, after in zip(early[:3], late[:3], strict=True)), seen
+    assert late[3] - early[3] < 20e6  # the allocator's own pools
 
 
 def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(tiny_config, capsys):

@@ -17,7 +17,8 @@ from unet_trainer.cache import fill_cache
 from unet_trainer.checkpoint import TrainState
 from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_shape
 from unet_trainer.console import Console
-from unet_trainer.dataset import Batch, Loader, SegmentationDataset, choose_num_workers
+from unet_trainer.crew import Crew, choose_num_workers
+from unet_trainer.dataset import Batch, SegmentationDataset
 from unet_trainer.demo import ensure_demo
 from unet_trainer.forms import ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
@@ -25,6 +26,7 @@ from unet_trainer.guard import MAX_BAD_STEPS
 from unet_trainer.host_copy import HostCopy
 from unet_trainer.images import DataError, Pixels
 from unet_trainer.layers import use_fast_layers
+from unet_trainer.loader import Loader
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.masks import IGNORED
 from unet_trainer.memory import is_out_of_memory, one_line, shrink
@@ -70,6 +72,12 @@ class Data:
     train: Loader
     val: Loader
     val_dataset: SegmentationDataset
+    crew: Crew | None
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        if self.crew is not None:
+            self.crew.close()
 
     @cached_property
     def samples(self) -> tuple[list[Pixels], list[Pixels]]:
@@ -188,18 +196,19 @@ def build_data(config: Config, console: Console, device: torch.device, run_dir: 
         raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
     augmentation = build_augmentation(config.augmentation, image_shape(config), form)
     num_workers = choose_num_workers(config.num_workers, count_cores(), device.type == "cpu")
-    pin_memory = device.type == "cuda"
     train_dataset = SegmentationDataset(split.train, coding, form, train_framing, augmentation, config.seed, config.resize_masks)
     val_dataset = SegmentationDataset(split.val, coding, form, val_framing, None, config.seed, config.resize_masks)
     if config.cache != "none":
         _fill_caches(config, survey, (train_dataset, val_dataset), console)
-    build_loader = partial(Loader, num_workers=num_workers, pin_memory=pin_memory, timeout=config.worker_timeout)
+    crew = Crew(num_workers, device) if num_workers else None
+    build_loader = partial(Loader, crew=crew, timeout=config.worker_timeout)
     data = Data(
         split,
         form,
         build_loader(train_dataset, config.batch_size, shuffle=True),
         build_loader(val_dataset, _eval_batch_size(config, device), shuffle=False),
         val_dataset,
+        crew,
     )
     return _weigh_classes(config, survey, console), data
 

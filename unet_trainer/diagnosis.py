@@ -14,7 +14,8 @@ import torch
 from unet_trainer.dataset import Batch
 from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.losses import TERMS, Target, WeightedLoss
-from unet_trainer.step import Numerics, build_logits, to_device
+from unet_trainer.step import Numerics, build_logits
+from unet_trainer.transfer import to_device
 
 
 def explain(
@@ -25,7 +26,7 @@ def explain(
     bad_weights = [name for name, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
     if bad_weights:
         found.append(f"the weights {bad_weights[0]} are not finite")
-    images, masks = to_device(batch, numerics.device)
+    images, masks = to_device((batch.images, batch.masks), numerics.device)
     bad_layers: list[str] = []
     hooks = [
         module.register_forward_hook(_noter(name, bad_layers))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
-MAX_GRAPHS = 8  # a run needs two, or four when it thaws its encoder; more means that the memory never stays in place
+MAX_GRAPHS = 8  # that are kept; a run needs two, and others when tensors come to lie elsewhere
 
 
 class Recorder:
@@ -17,34 +18,40 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}  # the one used last comes last
+        self.pool: Any = None  # memory for all of them, since one is replayed at a time
         self.last: dict[str, Hashable] = {}  # the key that work of a name came with
         self.num_replays = 0
 
     def run(self, name: str, key: Hashable, work: Callable[[], object]) -> None:
-        graph = self.graphs.get((name, key))
-        if graph is None and self.last.get(name) == key and len(self.graphs) < MAX_GRAPHS:
-            graph = self.graphs[name, key] = _record(work)
+        graph = self.graphs.pop((name, key), None)
+        if graph is None and self.last.get(name) == key:
+            while len(self.graphs) >= MAX_GRAPHS:
+                del self.graphs[next(iter(self.graphs))]
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            graph = _record(work, self.pool)
         self.last[name] = key
         if graph is None:
             work()
         else:
+            self.graphs[name, key] = graph
             graph.replay()
             self.num_replays += 1
 
     def clear(self) -> None:
         self.graphs.clear()
         self.last.clear()
+        self.pool = None
 
 
-def _record(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     """Recording runs nothing. By hand, because torch.cuda.graph would wait for the device and give cached memory back."""
     graph = torch.cuda.CUDAGraph()
     current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(current)
     with torch.cuda.stream(aside):
         # Other threads pin memory and ask whether copies have arrived; that does no harm here.
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             work()
         finally:

@@ -6,7 +6,6 @@ not finite leaves weights, optimizer, statistics and averages as they were.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import math
 import warnings
@@ -25,6 +24,7 @@ from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
 from unet_trainer.model import Ema
 from unet_trainer.precision import DTYPES, Precision
 from unet_trainer.recorder import Recorder
+from unet_trainer.transfer import to_device
 
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 
@@ -192,7 +192,7 @@ class TrainStep:
             if not is_alone:
                 self._hold_gradients()
         for part in split_batch(batch, self.num_parts):
-            images, masks = to_device(part, self.device)
+            images, masks = to_device((part.images, part.masks), self.device)
             loss, counts = self.forward(images, masks)
             share = len(part.images) / len(batch.images) / window
             self.scaler.scale(loss if share == 1 else loss * share).backward()
@@ -275,7 +275,7 @@ class EvalStep:
     @torch.no_grad()
     def __call__(self, batch: Batch, totals: Totals) -> None:
         for part in split_batch(batch, self.num_parts):
-            images, masks = to_device(part, self.device)
+            images, masks = to_device((part.images, part.masks), self.device)
             loss, counts = self.forward(images, masks)
             totals.add(loss, counts, part.num_images)
 
@@ -286,25 +286,6 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
     for start in range(0, len(batch.images), size):
         num_images = min(max(batch.num_images - start, 0), size)
         yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images)
-
-
-def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """On a GPU in a stream of its own, so that a batch is copied while the step before it still computes."""
-    if device.type != "cuda":
-        return batch.images.to(device), batch.masks.to(device)
-    stream = _copy_stream(device)
-    with torch.cuda.stream(stream):
-        moved = batch.images.to(device, non_blocking=True), batch.masks.to(device, non_blocking=True)
-    computing = torch.cuda.current_stream(device)
-    computing.wait_stream(stream)
-    for tensor in moved:
-        tensor.record_stream(computing)  # or its memory could be taken for the next copy while the step still reads it
-    return moved
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
