@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.assemble import Data, Machine
     from unet_trainer.crew import WorkerError
     from unet_trainer.dataset import Batch
-    from unet_trainer.guard import NonFinite
     from unet_trainer.history import Row
     from unet_trainer.keeper import Keeper
     from unet_trainer.metrics import Scores
@@ -64,9 +63,6 @@ DEMO: dict[str, Any] = {
     "num_epochs": 7,
     "learning_rate": 4e-3,
 }
-
-
-ROLLBACK_FACTOR = 0.1  # of the learning rate, when bad numbers send a run back
 
 
 @dataclass(frozen=True)
@@ -207,12 +203,13 @@ def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     from unet_trainer.crew import WorkerError
     from unet_trainer.guard import NonFinite
     from unet_trainer.memory import is_out_of_memory, one_line
+    from unet_trainer.recovery import make_do_with_less, roll_back
 
     try:
         _run_epoch(run, on_epoch)
         return
     except NonFinite as trouble:
-        _roll_back(run, trouble)
+        roll_back(run.config, run.machine, run.data, run.keeper, run.console, trouble)
         return
     except WorkerError as error:
         run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
@@ -221,7 +218,8 @@ def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
         if not is_out_of_memory(error):
             raise
         reason = one_line(error)
-    _make_do_with_less(run, reason)  # not in the handler, where the error still holds the memory of the step
+    # Not in the handler, where the error still holds the memory of the step.
+    _change_config(run, make_do_with_less(run.config, run.machine, run.keeper, run.console, reason))
 
 
 def _run_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
@@ -426,74 +424,6 @@ def _report(run: Run) -> TrainResult:
     )
     console.say(f"Next: python train_unet.py --resume {shlex.quote(str(run_dir))} num_epochs={config.num_epochs * 2}   (trains on)")
     return result
-
-
-def _roll_back(run: Run, trouble: NonFinite) -> None:
-    """Once, with a lower learning rate; the second time training ends."""
-    from unet_trainer.resuming import describe_position
-
-    state = run.machine.state
-    where = _explain(run, trouble)
-    if run.config.on_nan == "stop" or state.num_rollbacks:
-        run.keeper.keep_what_there_is(state_is_whole=False)
-        ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if run.config.use_amp else [])
-        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {run.keeper.describe()}")
-    run.keeper.go_back()
-    run.machine.train_step.abandon_window()
-    state.num_rollbacks += 1
-    state.learning_rate.factor *= ROLLBACK_FACTOR
-    run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
-    run.keeper.save_state(with_config=False)  # settings that failed are not kept
-    run.keeper.finish()  # before worker processes are started anew
-
-
-def _explain(run: Run, trouble: NonFinite) -> str:
-    """Where the numbers went bad: step, files, layer, term of the loss."""
-    from unet_trainer.diagnosis import explain
-    from unet_trainer.step import leaving_no_trace
-
-    machine, data = run.machine, run.data
-    epoch, first = divmod(trouble.batch_number or 0, len(data.train))
-    if trouble.val_batch is not None:
-        model, loader, numbers, place = (
-            machine.eval_step.model,
-            data.val,
-            [trouble.val_batch],
-            f"in epoch {machine.state.epoch + 1}",
-        )
-        epoch = 0
-    elif trouble.batch_number is not None:
-        model, loader = machine.state.model, data.train
-        numbers = list(range(first, min(first + machine.accumulation_steps, len(data.train))))
-        step = epoch * machine.state.learning_rate.steps_per_epoch + first // machine.accumulation_steps + 1
-        place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {len(data.train)})"
-    else:
-        return str(trouble)
-    with leaving_no_trace(machine.train_step):
-        for number in numbers:
-            files = loader.files(epoch, number)
-            found = explain(model, machine.loss, machine.numerics, loader.read(epoch, number), files, machine.form)
-            if found:
-                names = ", ".join(str(file) for file in files)
-                return f"{trouble} {place}: {found} (images of the batch: {names})"
-    return f"{trouble} {place}"
-
-
-def _make_do_with_less(run: Run, reason: str) -> None:
-    """After memory ran out: smaller pieces, from the last state that is whole; or the end, if that is what on_oom says."""
-    from unet_trainer.resuming import describe_position
-
-    state = run.machine.state
-    is_whole = not run.machine.train_step.is_open
-    if run.config.on_oom == "stop":
-        run.keeper.keep_what_there_is(is_whole)
-    _change_config(run, run.machine.shrink(run.config, reason, run.console, run.keeper.describe()))
-    if not is_whole:
-        run.keeper.go_back()
-        run.machine.train_step.abandon_window()
-    run.console.note(f"going on from {describe_position(state)}")
-    run.keeper.save_state()
-    run.keeper.finish()  # before worker processes are started anew
 
 
 def _change_config(run: Run, config: Config) -> None:

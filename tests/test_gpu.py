@@ -151,7 +151,7 @@ def test_a_bad_step_changes_nothing_when_its_kernels_are_replayed(precision, opt
         machine.train_step.guard.batch_number = index
         num_replays = recorder.num_replays
         machine.train_step(batch, totals, 1, True, 1e-3)
-        assert same(before, everything(machine))
+    assert same(before, everything(machine))
     assert recorder.num_replays == num_replays + 2  # of counting and of moving, in the last of them at the latest
     assert (int(totals.num_skipped), int(totals.num_nan), int(totals.num_bad), int(totals.first_bad)) == (4, 4, 32, 40)
     guard = machine.train_step.guard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from test_checkpoint import SPLIT, make_machine, take_step
 from unet_trainer import checkpoint
+from unet_trainer import keeper as keeper_room
+from unet_trainer.checkpoint import read_run
 from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.keeper import Keeper
@@ -129,3 +132,76 @@ def test_what_cannot_be_written_ends_the_run_or_is_told(keeper, tmp_path, monkey
     keeper.save_state()
     keeper.finish()
     assert "training goes on (on_save_error: continue)" in keeper.console.stream.getvalue()
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Checkpoints are written only when the test lets them be."""
+    may_go_on = threading.Event()
+    write = keeper_room.write_checkpoint
+
+    def slow(*arguments, **options):
+        assert may_go_on.wait(30)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeper_room, "write_checkpoint", slow)
+    return may_go_on
+
+
+def fall_behind(keeper, machine):
+    """The second epoch ends while the first one's state is still being written."""
+    machine.state.epoch, machine.state.history = 1, [dict(ROW)]
+    keeper.save_epoch(ROW, None, lambda: draw)
+    take_step(machine)
+    machine.state.epoch = 2
+    keeper.save_epoch(ROW, machine.eval_step.model, lambda: draw)
+
+
+def saved_epoch(folder):
+    return read_run(folder, print)["epoch"]
+
+
+def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(keeper, machine, slow_disk, tmp_path, monkeypatch):
+    fall_behind(keeper, machine)
+    copies = []
+    copy_state = Keeper._copy_state
+    monkeypatch.setattr(Keeper, "_copy_state", lambda self, *more: (copies.append(1), copy_state(self, *more))[1])
+    keeper.save_state_if_due()
+    assert copies == []  # the disk is busy: nothing that would only wait
+    slow_disk.set()
+    keeper.saver.wait()
+    assert saved_epoch(tmp_path) == 1
+    assert (tmp_path / "best.pt").exists()  # that of the second epoch, which no later one could write
+    machine.state.batch = 3
+    keeper.save_state_if_due()
+    keeper.saver.wait()
+    assert copies == [1]
+    assert (saved_epoch(tmp_path), read_run(tmp_path, print)["batch"]) == (2, 3)
+    keeper.save_state_if_due()
+    assert copies == [1]
+
+
+def test_whoever_waits_for_the_disk_finds_the_last_epoch_on_it(keeper, machine, slow_disk, tmp_path):
+    fall_behind(keeper, machine)
+    slow_disk.set()
+    keeper.finish()
+    assert saved_epoch(tmp_path) == 2
+
+
+def test_going_back_saves_nothing_of_what_it_goes_back_from(keeper, machine, slow_disk, tmp_path):
+    before = weights(machine)
+    fall_behind(keeper, machine)
+    assert not same(before, weights(machine))
+    slow_disk.set()
+    keeper.go_back()
+    assert same(before, weights(machine))
+    assert machine.state.epoch == 1
+    keeper.finish()
+    assert saved_epoch(tmp_path) == 1
+
+
+def test_a_state_that_is_not_whole_is_not_kept_even_when_the_last_epoch_was_not_saved(keeper, machine, slow_disk, tmp_path):
+    fall_behind(keeper, machine)
+    slow_disk.set()
+    keeper.keep_what_there_is(state_is_whole=False)
+    assert saved_epoch(tmp_path) == 1

@@ -40,6 +40,7 @@ class Keeper:
         self.console = console
         self.saver = Saver()
         self.saved_at = time.monotonic()
+        self.is_behind = False  # an epoch ended while an earlier state was still being written
         self.start: HostCopy | None = self._copy_state()  # where this start began, until a later state is on disk
 
     def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
@@ -75,7 +76,12 @@ class Keeper:
             jobs[BEST] = partial(_write_best, self.folder / BEST, best)
             jobs["samples"] = partial(_write_picture, picture, draw_samples())
         jobs["metrics.csv"] = partial(write_metrics, self.folder / "metrics.csv", [dict(row) for row in self.state.history])
-        self.save_state(jobs, best)
+        if self.saver.is_busy():
+            # Epochs shorter than a save: a copy would only wait, to be replaced by a newer one. It is made when the disk is free.
+            self.is_behind = True
+            self.attempt(lambda: self.saver.submit(jobs))
+        else:
+            self.save_state(jobs, best)
 
     def save_state(self, before: Mapping[str, Job] | None = None, best: HostCopy | None = None, with_config: bool = True) -> None:
         """The state as it is now, from which a run goes on as if it had never stopped."""
@@ -86,21 +92,27 @@ class Keeper:
             self.start = None
 
         self.saved_at = time.monotonic()
+        self.is_behind = False
         jobs: dict[str, Job] = {**(before or {}), LAST: write_last}
         if with_config:
             jobs["config.yaml"] = partial(_write_config, self.config, self.folder)
         self.attempt(lambda: self.saver.submit(jobs))
 
     def save_state_if_due(self) -> None:
-        """Within an epoch, every checkpoint_minutes; and when an earlier save went wrong, so that it is heard of."""
+        """Within an epoch, every checkpoint_minutes, or when the last epoch's end was not saved yet; and when an earlier save
+        went wrong, so that it is heard of."""
         minutes = self.config.checkpoint_minutes
-        is_due = minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+        is_due = self.is_behind or (minutes is not None and time.monotonic() - self.saved_at > 60 * minutes)
         if self.saver.error is not None or (is_due and not self.saver.is_busy()):
             self.save_state()
 
     def finish(self) -> None:
-        """Waits until everything is written; what could not be is tried once more."""
+        """Waits until everything is written, the state as it is now included; what could not be is tried once more."""
+        if self.is_behind:
+            self.save_state()
+        self._wait()
 
+    def _wait(self) -> None:
         def wait() -> None:
             self.saver.submit({})
             self.saver.wait()
@@ -113,7 +125,7 @@ class Keeper:
         try:
             if state_is_whole:
                 self.save_state()
-            self.finish()
+            self._wait()
         except NonFinite as error:
             self.console.warn(str(error))
         if start is not None and not has_checkpoint(self.folder):
@@ -121,8 +133,9 @@ class Keeper:
 
     def go_back(self) -> None:
         """The state that was saved last comes back, or else the start."""
+        self.is_behind = False
         with contextlib.suppress(NonFinite):  # that is what it goes back from
-            self.finish()
+            self._wait()
         start = self.start
         # A copy, because the state that is loaded changes in place.
         content = read_run(self.folder, self.console.warn) if start is None else HostCopy(start.content()).content()

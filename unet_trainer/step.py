@@ -152,7 +152,11 @@ def build_forward(model: torch.nn.Module, loss: WeightedLoss, numerics: Numerics
 def predict(model: torch.nn.Module, images: torch.Tensor, numerics: Numerics, form: ImageForm = RGB) -> torch.Tensor:
     """N,H,W,C images on any device → N,H,W class ids."""
     model.eval()
-    return predicted_ids(build_logits(model, numerics, form)(images.to(numerics.device)))
+    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # for a few images it does not pay
+    try:
+        return predicted_ids(build_logits(model, numerics, form)(images.to(numerics.device)))
+    finally:
+        torch.backends.cudnn.benchmark = searches
 
 
 @dataclass
