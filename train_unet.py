@@ -6,6 +6,7 @@
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
     python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
+                                                            (--step: the step alone, without a loader)
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -481,7 +482,12 @@ def _check(arguments: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    config, quick = read_bench_command(arguments, own_config)
+    config, quick, step_alone = read_bench_command(arguments, own_config)
+    if step_alone:
+        from unet_trainer.stopwatch import time_step
+
+        time_step(config, Console())
+        return EXIT_DONE
     from unet_trainer.bench import bench, choose_trials
     from unet_trainer.demo import ensure_demo
     from unet_trainer.precision import choose_device, cpu_computes_bfloat16, inspect_hardware

@@ -383,7 +383,7 @@ def try_machine(config: Config, machine: Machine) -> Config:
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
         with leaving_no_trace(machine.train_step):
-            batch, eval_batch = _made_up_batches(config, machine)
+            batch, eval_batch = made_up_batches(config, machine)
             try_steps(machine.train_step, machine.eval_step, batch, totals, machine.phases(), eval_batch)
     except (ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -399,7 +399,7 @@ def compile_machine(config: Config, machine: Machine, console: Console) -> Confi
     if machine.numerics.device.type == "cuda":
         for model in (machine.state.model, machine.eval_step.model):
             use_fast_layers(model)
-    batch, eval_batch = _made_up_batches(config, machine)
+    batch, eval_batch = made_up_batches(config, machine)
     failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases(), eval_batch)
     if failure is None:
         return config
@@ -407,7 +407,7 @@ def compile_machine(config: Config, machine: Machine, console: Console) -> Confi
     return dataclasses.replace(config, compile_model=False)
 
 
-def _made_up_batches(config: Config, machine: Machine) -> tuple[Batch, Batch]:
+def made_up_batches(config: Config, machine: Machine) -> tuple[Batch, Batch]:
     """One of training's size and one of evaluation's."""
     sizes = config.batch_size, _eval_batch_size(config, machine.numerics.device)
     return _made_up_batch(config, machine.form, sizes[0]), _made_up_batch(config, machine.form, sizes[1])

@@ -44,14 +44,16 @@ def read_check_command(arguments: Sequence[str], own_config: OwnConfig) -> tuple
     return load_config(Path(files[0]), overrides) if files else own_config(overrides), given.json
 
 
-def read_bench_command(arguments: Sequence[str], own_config: OwnConfig) -> tuple[Config, bool]:
-    """The config that a bench command names, and whether it is to be quick."""
+def read_bench_command(arguments: Sequence[str], own_config: OwnConfig) -> tuple[Config, bool, bool]:
+    """The config that a bench command names, whether it is to be quick, and whether it is to time the step alone."""
     parser = argparse.ArgumentParser("train_unet.py bench", description="Trains in several precisions and compares them.")
     parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
-    parser.add_argument("--quick", action="store_true", help="fewer rows and epochs")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
+    extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
     given = parser.parse_intermixed_args(arguments)
     files, overrides = _sort_words(given.words)
-    return load_config(Path(files[0]), overrides) if files else own_config(overrides), given.quick
+    return load_config(Path(files[0]), overrides) if files else own_config(overrides), given.quick, given.step
 
 
 def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
