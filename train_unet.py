@@ -38,11 +38,11 @@ from unet_trainer.signals import Interrupted, Signals
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from collections.abc import Iterator
 
-    from unet_trainer.assemble import Data, Machine
     from unet_trainer.crew import WorkerError
     from unet_trainer.dataset import Batch
     from unet_trainer.history import Row
     from unet_trainer.keeper import Keeper
+    from unet_trainer.machine import Data, Machine
     from unet_trainer.metrics import Scores
 
 # What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
@@ -484,9 +484,11 @@ def _check(arguments: Sequence[str]) -> int:
 def _bench(arguments: Sequence[str]) -> int:
     config, quick, step_alone = read_bench_command(arguments, own_config)
     if step_alone:
+        from unet_trainer.assemble import build_step
         from unet_trainer.stopwatch import time_step
 
-        time_step(config, Console())
+        console = Console()
+        time_step(*build_step(config, console), console)
         return EXIT_DONE
     from unet_trainer.bench import bench, choose_trials
     from unet_trainer.demo import ensure_demo

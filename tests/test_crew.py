@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from conftest import ROOT
-from test_dataset import build_dataset, digest, keep, load
+from test_dataset import build_dataset
+from test_loader import digest, keep, load
 from unet_trainer import crew as room
 from unet_trainer.crew import MAX_OPEN_PIECES, RESULT, TASK, Crew, Source, WorkerError
 from unet_trainer.dataset import EpochBatches, SegmentationDataset
@@ -252,7 +253,7 @@ def test_signals_are_the_training_process_own_affair(tiny_data):
 def test_workers_end_when_the_training_process_is_killed(tiny_data):
     script = (
         "import multiprocessing, sys, time; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from test_dataset import build_dataset, load\n"
+        "from pathlib import Path; from test_dataset import build_dataset; from test_loader import load\n"
         "loader = load(build_dataset(Path(sys.argv[3])), 2, 2, shuffle=True)\n"
         "next(loader.epoch(0)); print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
         "batches = loader.epoch(1); next(batches); time.sleep(600)"

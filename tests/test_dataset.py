@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -12,8 +10,7 @@ import torch
 
 from unet_trainer import dataset as dataset_room
 from unet_trainer.augment import build_augmentation
-from unet_trainer.cache import fill_cache
-from unet_trainer.crew import Crew, choose_num_workers
+from unet_trainer.crew import choose_num_workers
 from unet_trainer.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.framing import RandomCrops, Resized, cover
@@ -27,16 +24,6 @@ def build_dataset(data_dir, augmentation="default", seed=3):
     pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
     framing = Resized((32, 32), len(pairs))
     return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB, framing, build_augmentation(augmentation), seed)
-
-
-def load(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False):
-    crew = Crew(num_workers, with_threads=with_threads) if num_workers else None
-    return Loader(dataset, batch_size, shuffle, crew, timeout)
-
-
-def keep(batches):
-    """Copies: the workers fill the memory of a batch again once the next one is asked for."""
-    return [batch._replace(images=batch.images.clone(), masks=batch.masks.clone()) for batch in batches]
 
 
 def write_array_pair(folder, image, mask):
@@ -55,30 +42,6 @@ def count_reads(monkeypatch):
         original = getattr(dataset_room, name)
         monkeypatch.setattr(dataset_room, name, lambda path, *more, original=original: read.append(path) or original(path, *more))
     return read
-
-
-def digest(loader, epoch):
-    """Of every byte an epoch delivers, in order."""
-    total = hashlib.sha256()
-    for batch in loader.epoch(epoch):
-        total.update(batch.images.numpy().tobytes())
-        total.update(batch.masks.numpy().tobytes())
-    return total.hexdigest()
-
-
-def test_any_number_of_workers_gives_the_same_bytes(tiny_data):
-    digests = {}
-    for num_workers in (0, 1, 2, 4):
-        loader = load(build_dataset(tiny_data, "strong"), 2, num_workers, shuffle=True)
-        digests[num_workers] = [digest(loader, epoch) for epoch in (0, 1, 2)]
-    assert digests[0] == digests[1] == digests[2] == digests[4]
-    assert len(set(digests[0])) == 3  # no two epochs alike
-
-
-def test_an_epoch_can_be_repeated_and_begun_anywhere(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 0, shuffle=True)
-    straight = [digest(loader, epoch) for epoch in (0, 1, 2)]
-    assert [digest(loader, epoch) for epoch in (2, 0, 1)] == [straight[2], straight[0], straight[1]]
 
 
 def test_a_sample_differs_between_epochs_and_seeds_but_not_between_reads(tiny_data):
@@ -104,37 +67,6 @@ def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_change
 def test_validation_sees_every_image_in_order():
     batches = EpochBatches(num_samples=5, batch_size=2, seed=0, shuffle=False)
     assert [[index for _, index in batches.keys(0, batch)] for batch in range(len(batches))] == [[0, 1], [2, 3], [4]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_a_short_batch_is_filled_with_pixels_that_count_nowhere(tiny_data, num_workers):
-    """Also where the workers left other pixels before: three batches of four are read twice."""
-    loader = load(build_dataset(tiny_data), 4, num_workers, shuffle=False)
-    for epoch in range(6):
-        batches = keep(loader.epoch(epoch))
-        assert [batch.num_images for batch in batches] == [4, 4, 2]
-        assert batches[2].images.shape == (4, 32, 32, 3)
-        assert (batches[2].masks[:2] != IGNORED).all()
-        assert (batches[2].masks[2:] == IGNORED).all()
-        assert (batches[2].images[2:] == 0).all()
-
-
-def test_a_pass_over_the_loader_leaves_the_global_random_state_alone(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 0, shuffle=False)
-    before = torch.get_rng_state()
-    digest(loader, 0)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data, tmp_path, num_workers):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    victim = dataset.pairs[3].image
-    victim.write_bytes(victim.read_bytes()[:300])
-    with pytest.raises(DataError) as caught:
-        digest(load(dataset, 2, num_workers, shuffle=True), 0)
-    assert str(caught.value) == f"{victim}: the file is cut off"
 
 
 def test_a_mask_that_changed_since_the_start_is_named(tiny_data, tmp_path):
@@ -181,7 +113,7 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
     image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
     pair = write_array_pair(tmp_path, image, np.ones((40, 50), np.uint8))
     dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(5), Resized((40, 50), 1), None, 0)
-    batch = next(iter(load(dataset, 2, 0, shuffle=False).epoch(0)))
+    batch = Loader(dataset, 2, shuffle=False).read(0, 0)
     assert (batch.images.dtype, batch.images.shape) == (torch.float32, (2, 40, 50, 5))
     assert np.array_equal(batch.images[0].numpy(), image.astype(np.float32))
     assert batch.masks.dtype == torch.uint8
@@ -190,7 +122,7 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
 
 
 def test_8_bit_batches_stay_small(tiny_data):
-    assert load(build_dataset(tiny_data), 2, 0, shuffle=False).read(0, 0).images.dtype == torch.uint8
+    assert Loader(build_dataset(tiny_data), 2, shuffle=False).read(0, 0).images.dtype == torch.uint8
 
 
 def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
@@ -253,72 +185,21 @@ def test_workers_follow_the_machine():
     assert choose_num_workers(7, 2, on_cpu=True) == 7
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_epoch_can_be_begun_within_and_its_earlier_batches_are_not_read(tiny_data, num_workers):
-    straight = keep(load(build_dataset(tiny_data), 2, 0, shuffle=True).epoch(1))
-    dataset = build_dataset(tiny_data)
-    loader = load(dataset, 2, num_workers, shuffle=True)
-    skipped = {index for batch in range(3) for _, index in loader.batches.keys(1, batch)}
-    dataset.pairs = [None if index in skipped else pair for index, pair in enumerate(dataset.pairs)]
-    late = keep(loader.epoch(1, first_batch=3))
-    assert len(late) == 2
-    assert all(torch.equal(one.images, two.images) for one, two in zip(straight[3:], late, strict=True))
+def test_a_worker_of_its_own_shares_the_pairs_and_not_the_pipeline(tiny_data):
+    """albumentations' transforms hold the generator that they draw from."""
+    dataset = build_dataset(tiny_data, "strong")
+    own = dataset.own()
+    assert own.pairs is dataset.pairs
+    assert own.augmentation is not dataset.augmentation
+    assert np.array_equal(own[2, 3][0], dataset[2, 3][0])
 
 
-def test_one_batch_can_be_read_without_the_workers_and_its_files_named(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 0, shuffle=True)
-    batches = list(loader.epoch(2))
-    assert all(torch.equal(loader.read(2, number).images, batch.images) for number, batch in enumerate(batches))
-    assert [file.suffix for file in loader.files(2, 1)] == [".jpg", ".jpg"]
-    assert len({file for number in range(len(loader)) for file in loader.files(2, number)}) == 10
-
-
-def test_an_epoch_that_was_left_does_not_show_in_the_next(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
-    straight = digest(load(build_dataset(tiny_data), 2, 0, shuffle=True), 1)
-    batches = loader.epoch(0)
-    next(batches)
-    batches.close()
-    assert digest(loader, 1) == straight
-
-
-def test_a_loader_that_waits_ends_when_the_run_is_to_stop(tiny_data, monkeypatch):
-    monkeypatch.setattr("unet_trainer.crew.POLL_SECONDS", 0.1)
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
-    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
-    assert list(loader.epoch(0, is_stopping=lambda: True)) == []
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_epoch_that_was_prepared_is_the_same_and_another_one_is_not_mistaken_for_it(tiny_data, num_workers):
-    def fresh():
-        return load(build_dataset(tiny_data), 2, num_workers, shuffle=True)
-
-    expected = [digest(fresh(), epoch) for epoch in (0, 1)]
-    loader = fresh()
-    loader.prepare(0)
-    loader.prepare(0)
-    assert digest(loader, 0) == expected[0]
-    loader.prepare(1)
-    assert digest(loader, 1) == expected[1]
-    loader.prepare(1)
-    assert digest(loader, 0) == expected[0]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_say_what_reading_and_augmenting_took(tiny_data, num_workers):
-    loader = load(build_dataset(tiny_data), 2, num_workers, shuffle=True)
-    for batch in loader.epoch(0):
-        assert all(0 < seconds < 10 for seconds in batch.stages)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("augmentation", ["none", "strong"])
-def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation):
-    plain = build_dataset(tiny_data, augmentation)
-    cached = build_dataset(tiny_data, augmentation)
-    shapes = [(32, 32, 3)] * 7  # of ten pairs: the others are read from their files
-    cached.cache = fill_cache(shapes, 1, cached.decode, "ram", tmp_path, (), 2, lambda: None, 10**9)
-    assert len(cached.cache) == 7
-    loaders = [load(dataset, 2, num_workers, shuffle=True) for dataset in (plain, cached)]
-    assert digest(loaders[0], 1) == digest(loaders[1], 1)
+def test_the_order_of_an_epoch_is_made_once(monkeypatch):
+    made = []
+    order = EpochBatches._order
+    monkeypatch.setattr(EpochBatches, "_order", lambda self, epoch: (made.append(epoch), order(self, epoch))[1])
+    batches = EpochBatches(num_samples=9, batch_size=3, seed=0, shuffle=True)
+    first = [batches.keys(4, batch) for batch in range(3)]
+    assert [batches.keys(4, batch) for batch in range(3)] == first
+    assert made == [4]
+    assert sorted(index for batch in first for _, index in batch) == list(range(9))

@@ -10,6 +10,7 @@ import pytest
 from conftest import TINY_MODEL
 from train_unet import main
 from unet_trainer import stopwatch
+from unet_trainer.assemble import build_step
 from unet_trainer.config import load_config
 from unet_trainer.console import Console
 from unet_trainer.runs import TrainingFailed
@@ -43,7 +44,7 @@ def test_the_step_is_that_of_the_config(monkeypatch):
     monkeypatch.setattr(stopwatch, "ROUND_SECONDS", 0.001)
     console = Console(io.StringIO())
     config = load_config({**TINY_MODEL, "device": "cpu", "image_size": [32, 64], "batch_size": 3, "class_weights": "auto"})
-    result = stopwatch.time_step(config, console)
+    result = stopwatch.time_step(*build_step(config, console), console)
     assert set(calls) == {((3, 32, 64, 3), True)}
     assert len(calls) == 1 + 1 + 5
     assert 0 < result.fastest <= result.seconds <= result.slowest < 60
@@ -55,14 +56,15 @@ def test_memory_that_runs_out_is_told_in_one_sentence(monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(TrainStep, "__call__", fail)
-    config = load_config({**TINY_MODEL, "device": "cpu", "image_size": 32})
+    console = Console(io.StringIO())
+    machine, batch = build_step(load_config({**TINY_MODEL, "device": "cpu", "image_size": 32}), console)
     with pytest.raises(TrainingFailed, match=r"out of memory \(no room\)\. Try a smaller batch_size"):
-        stopwatch.time_step(config, Console(io.StringIO()))
+        stopwatch.time_step(machine, batch, console)
 
 
 def test_the_command_line_knows_it(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(stopwatch, "time_step", lambda config, console: seen.append(config.batch_size))
+    monkeypatch.setattr(stopwatch, "time_step", lambda machine, batch, console: seen.append(len(batch.images)))
     assert main(["bench", "--step", "batch_size=6"]) == 0
     assert seen == [6]
     with pytest.raises(SystemExit):

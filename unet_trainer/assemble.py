@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +19,18 @@ from unet_trainer.console import Console
 from unet_trainer.crew import Crew, choose_num_workers
 from unet_trainer.dataset import Batch, SegmentationDataset
 from unet_trainer.demo import ensure_demo
-from unet_trainer.forms import ImageForm, show_kind
+from unet_trainer.forms import RGB, ImageForm, show_kind
 from unet_trainer.framing import Framing, RandomCrops, Resized, choose_crops_per_image, cover
 from unet_trainer.guard import MAX_BAD_STEPS
-from unet_trainer.host_copy import HostCopy
-from unet_trainer.images import DataError, Pixels
+from unet_trainer.images import DataError
 from unet_trainer.layers import use_fast_layers
 from unet_trainer.loader import Loader
 from unet_trainer.losses import WeightedLoss
+from unet_trainer.machine import Data, Machine
 from unet_trainer.masks import IGNORED
-from unet_trainer.memory import is_out_of_memory, one_line, shrink
-from unet_trainer.model import Ema, build_model, set_training
+from unet_trainer.memory import is_out_of_memory
+from unet_trainer.model import Ema, build_model
 from unet_trainer.pairs import Found
-from unet_trainer.pictures import sample_sheet, to_display
 from unet_trainer.precision import (
     build_scaler,
     choose_device,
@@ -45,7 +43,6 @@ from unet_trainer.progress import Progress
 from unet_trainer.runs import SPLIT_TABLE
 from unet_trainer.scan import MAX_WEIGHT, balanced_weights, class_ids, class_shares, count_cores
 from unet_trainer.schedule import build_learning_rate, build_optimizer
-from unet_trainer.splits import Split
 from unet_trainer.step import (
     EvalStep,
     Numerics,
@@ -54,91 +51,10 @@ from unet_trainer.step import (
     build_forward,
     compile_steps,
     leaving_no_trace,
-    predict,
     try_steps,
 )
 from unet_trainer.survey import Survey, absent_classes, build_survey, describe_classes, find_dataset, show_sizes
 from unet_trainer.tables import read_table
-
-NUM_SAMPLES = 4  # validation images shown in samples/
-
-
-@dataclass(frozen=True)
-class Data:
-    """The pairs of a run and the loaders over them."""
-
-    split: Split
-    form: ImageForm
-    train: Loader
-    val: Loader
-    val_dataset: SegmentationDataset
-    crew: Crew | None
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        if self.crew is not None:
-            self.crew.close()
-
-    @cached_property
-    def samples(self) -> tuple[list[Pixels], list[Pixels]]:
-        """A few validation pairs, spread over the set; the same in every epoch."""
-        indices = np.unique(np.linspace(0, len(self.val_dataset) - 1, NUM_SAMPLES).round().astype(int))
-        pairs = [self.val_dataset[0, int(index)] for index in indices]
-        return [image for image, _ in pairs], [mask for _, mask in pairs]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The parts that learn."""
-
-    state: TrainState
-    train_step: TrainStep
-    eval_step: EvalStep
-    loss: WeightedLoss
-    numerics: Numerics
-    num_classes: int
-    accumulation_steps: int
-    freeze_encoder_epochs: int
-    form: ImageForm
-
-    def set_training(self, epoch: int) -> None:
-        """Training mode for the epoch (counted from 0)."""
-        set_training(self.state.model, encoder_frozen=epoch < self.freeze_encoder_epochs)
-
-    def phases(self) -> list[Callable[[], None]]:
-        """What puts the model into each mode that it will train in from here on: the encoder frozen, and not."""
-        epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
-        return [partial(self.set_training, epoch) for epoch in epochs]
-
-    def split_batches(self, num_parts: int) -> None:
-        """From here on a batch goes through the model in so many pieces."""
-        self.train_step.num_parts = self.eval_step.num_parts = num_parts
-        if self.train_step.recorder is not None:
-            self.train_step.recorder.clear()
-
-    def shrink(self, config: Config, reason: str, console: Console, kept: str) -> Config:
-        """After memory ran out: smaller parts, or the end."""
-        return shrink(config, reason, self.numerics.device, self.split_batches, console, kept)
-
-    def fit_into_memory(self, config: Config, attempt: Callable[[Config], Config], console: Console, kept: str) -> Config:
-        """Tries what the run will do, in smaller parts where memory runs out and on_oom allows it."""
-        while True:
-            try:
-                return attempt(config)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = one_line(error)
-            config = self.shrink(config, reason, console, kept)  # not in the handler, where the error still holds memory
-
-    def draw_samples(self, data: Data) -> Callable[[], Pixels]:
-        """Predicts a few samples now; what comes back draws them, once the device is done."""
-        images, truths = data.samples
-        size = max(1, data.val.batches.batch_size // self.eval_step.num_parts)  # what validation had the memory for
-        pieces = torch.from_numpy(np.stack(images)).split(size)
-        ids = torch.cat([predict(self.eval_step.model, piece, self.numerics, self.form).to(torch.uint8) for piece in pieces])
-        copy = HostCopy(ids)
-        return lambda: sample_sheet([to_display(image) for image in images], truths, list(copy.content().numpy()))
 
 
 def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
@@ -383,7 +299,7 @@ def try_machine(config: Config, machine: Machine) -> Config:
     totals = Totals(config.num_classes, machine.numerics.device)
     try:
         with leaving_no_trace(machine.train_step):
-            batch, eval_batch = made_up_batches(config, machine)
+            batch, eval_batch = _made_up_batches(config, machine)
             try_steps(machine.train_step, machine.eval_step, batch, totals, machine.phases(), eval_batch)
     except (ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -399,7 +315,7 @@ def compile_machine(config: Config, machine: Machine, console: Console) -> Confi
     if machine.numerics.device.type == "cuda":
         for model in (machine.state.model, machine.eval_step.model):
             use_fast_layers(model)
-    batch, eval_batch = made_up_batches(config, machine)
+    batch, eval_batch = _made_up_batches(config, machine)
     failure = compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases(), eval_batch)
     if failure is None:
         return config
@@ -407,7 +323,17 @@ def compile_machine(config: Config, machine: Machine, console: Console) -> Confi
     return dataclasses.replace(config, compile_model=False)
 
 
-def made_up_batches(config: Config, machine: Machine) -> tuple[Batch, Batch]:
+def build_step(config: Config, console: Console) -> tuple[Machine, Batch]:
+    """The step of a config without its data, on made-up RGB images, to be timed."""
+    config, numerics = build_numerics(dataclasses.replace(config, in_channels=3, class_weights=None), console)
+    machine = build_machine(config, numerics, RGB, 1, console)
+    if config.compile_model:
+        console.say("Compiling the step ...")
+        compile_machine(config, machine, console)
+    return machine, _made_up_batch(config, RGB, config.batch_size)
+
+
+def _made_up_batches(config: Config, machine: Machine) -> tuple[Batch, Batch]:
     """One of training's size and one of evaluation's."""
     sizes = config.batch_size, _eval_batch_size(config, machine.numerics.device)
     return _made_up_batch(config, machine.form, sizes[0]), _made_up_batch(config, machine.form, sizes[1])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from unet_trainer.assemble import Data, Machine
 from unet_trainer.config import Config
 from unet_trainer.console import Console
 from unet_trainer.diagnosis import explain
 from unet_trainer.guard import NonFinite
 from unet_trainer.keeper import Keeper
+from unet_trainer.machine import Data, Machine
 from unet_trainer.resuming import describe_position
 from unet_trainer.runs import TrainingFailed
 from unet_trainer.step import leaving_no_trace

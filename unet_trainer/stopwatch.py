@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
@@ -10,10 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from unet_trainer import assemble
-from unet_trainer.config import Config
 from unet_trainer.console import Console
-from unet_trainer.forms import RGB
+from unet_trainer.dataset import Batch
+from unet_trainer.machine import Machine
 from unet_trainer.memory import is_out_of_memory, one_line, out_of_memory_message
 from unet_trainer.runs import TrainingFailed
 from unet_trainer.step import Totals
@@ -32,18 +30,12 @@ class StepTime(NamedTuple):
     peak_gb: float  # 0 on a CPU
 
 
-def time_step(config: Config, console: Console) -> StepTime:
-    """Forward, loss, IoU counts, backward, check for finite numbers, optimizer: as the config has them, on made-up RGB images."""
-    config, numerics = assemble.build_numerics(dataclasses.replace(config, in_channels=3, class_weights=None), console)
-    device = numerics.device
-    machine = assemble.build_machine(config, numerics, RGB, 1, console)
-    batch, _ = assemble.made_up_batches(config, machine)
+def time_step(machine: Machine, batch: Batch, console: Console) -> StepTime:
+    """Forward, loss, IoU counts, backward, check for finite numbers, optimizer."""
+    device = machine.numerics.device
     batch = batch._replace(images=batch.images.to(device), masks=batch.masks.to(device))
-    if config.compile_model:
-        console.say("Compiling the step ...")
-        config = assemble.compile_machine(config, machine, console)
     machine.set_training(0)
-    totals = Totals(config.num_classes, device)
+    totals = Totals(machine.num_classes, device)
 
     def take_steps(count: int) -> float:
         started = time.perf_counter()
@@ -61,7 +53,7 @@ def time_step(config: Config, console: Console) -> StepTime:
         raise TrainingFailed(f"{out_of_memory_message(one_line(error), device)}. Try a smaller batch_size") from None
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else 0.0
     result = StepTime(median(times), min(times), max(times), peak)
-    size = config.batch_size
+    size = batch.num_images
     console.say(
         f"The step alone: {size / result.seconds:.0f} images/s at batch {size} ({1000 * result.seconds:.2f} ms; "
         f"{size / result.slowest:.0f} to {size / result.fastest:.0f} in {NUM_ROUNDS} rounds)"
