@@ -757,3 +757,18 @@ def test_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(seed, tm
 
 def test_a_pattern_on_the_command_line_may_begin_with_a_bracket():
     assert load_config({}, ["group_pattern=[a-z]+_(p\\d+)"]).group_pattern == "[a-z]+_(p\\d+)"
+
+
+def test_a_preset_can_be_tried_for_a_few_epochs(tmp_path):
+    """Patience that the file has and that fewer epochs leave no room for stops nothing; said in one breath, it contradicts."""
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("num_epochs: 50\nearly_stopping_patience: 15\n")
+    for overrides in (["num_epochs=4"], {"num_epochs": 4}):
+        assert load_config(preset, overrides).early_stopping_patience is None
+    assert load_config(preset, ["num_epochs=20"]).early_stopping_patience == 15
+    with pytest.raises(ConfigError, match="can never be reached"):
+        load_config(preset, ["num_epochs=4", "early_stopping_patience=4"])
+    with pytest.raises(ConfigError, match="can never be reached"):
+        load_config(preset, ["early_stopping_patience=60"])
+    with pytest.raises(ConfigError, match="num_epochs: got"):
+        load_config(preset, ["num_epochs=few"])

@@ -659,3 +659,11 @@ def test_the_worker_processes_live_through_all_epochs_and_end_with_the_run(tiny_
     assert workers[0] == workers[1] == workers[2]
     assert len(workers[0]) == 2  # the same ones train and validate
     assert multiprocessing.active_children() == []
+
+
+def test_settings_that_do_nothing_are_told(tiny_config, capsys):
+    train(tiny_config, num_epochs=1, rare_class_crops=0.5, crops_per_image=3)
+    said = capsys.readouterr().out
+    assert "Note: crops_per_image and rare_class_crops are for fit: crop; with fit: resize there are no crops" in said
+    train(tiny_config, num_epochs=1, rare_class_crops=0.5, fit="crop")
+    assert "for fit: crop" not in capsys.readouterr().out

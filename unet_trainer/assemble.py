@@ -14,7 +14,7 @@ import torch
 from unet_trainer.augment import build_augmentation
 from unet_trainer.cache import fill_cache
 from unet_trainer.checkpoint import TrainState
-from unet_trainer.config import DEMO_DIR, Config, UserError, class_names, image_shape
+from unet_trainer.config import DEMO_DIR, FIELDS, Config, UserError, class_names, image_shape
 from unet_trainer.console import Console
 from unet_trainer.crew import Crew, choose_num_workers
 from unet_trainer.dataset import Batch, SegmentationDataset
@@ -233,6 +233,9 @@ def _tell_data(config: Config, survey: Survey, train_framing: Framing, console: 
     console.fact("Masks", describe_classes(config, survey))
     for notice in survey.notices:
         console.note(notice)
+    idle = [name for name in ("crops_per_image", "rare_class_crops") if getattr(config, name) != FIELDS[name].default]
+    if config.fit == "resize" and idle:
+        console.note(f"{' and '.join(idle)} {'is' if len(idle) == 1 else 'are'} for fit: crop; with fit: resize there are no crops")
     absent = absent_classes(config, survey)
     if absent:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")

@@ -321,11 +321,11 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         raw = {str(name): value for name, value in source.items()}
     else:
         raise TypeError(f"a config is a Config, a dict or a path to a YAML file, not {type(source).__name__}")
-    if isinstance(overrides, Mapping):
-        raw.update({str(name): value for name, value in overrides.items()})
-    else:
-        raw.update(_read_overrides(overrides, problems))
+    own = _read_overrides(overrides, problems) if not isinstance(overrides, Mapping) else {str(k): v for k, v in overrides.items()}
+    raw.update(own)
     values = _parse_values(raw, problems)
+    if "num_epochs" in own and "early_stopping_patience" not in own and _outlasts(values):
+        values["early_stopping_patience"] = None  # a preset, tried for a few epochs: there is nothing to stop early
     if is_read:  # else the overrides would be held against defaults that the file may change
         problems += _contradictions(values)
     if problems:
@@ -415,6 +415,12 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() and len(name) <= 60 else shorten(name)
 
 
+def _outlasts(values: Mapping[str, Any]) -> bool:
+    """Whether early stopping could never come to pass."""
+    patience, num_epochs = values.get("early_stopping_patience"), values.get("num_epochs")
+    return bool(patience and num_epochs and patience >= num_epochs)
+
+
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
     """Settings that are right alone and cannot hold together. Keys with problems of their own are missing here."""
     found: list[str] = []
@@ -433,11 +439,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         found.append("amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there")
     if given("warmup_epochs", "num_epochs") and values["warmup_epochs"] >= values["num_epochs"]:
         found.append(f"warmup_epochs: {values['warmup_epochs']:g} leaves nothing of num_epochs: {values['num_epochs']}; need fewer")
-    if (
-        given("early_stopping_patience", "num_epochs")
-        and values["early_stopping_patience"]
-        and values["early_stopping_patience"] >= values["num_epochs"]
-    ):
+    if _outlasts(values):
         found.append(
             f"early_stopping_patience: {values['early_stopping_patience']} can never be reached in num_epochs: {values['num_epochs']}; need fewer, or null"
         )
