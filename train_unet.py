@@ -33,7 +33,7 @@ from unet_trainer.command_line import read_bench_command, read_check_command, re
 from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, load_config
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.runs import BEST, LAST, TrainingFailed, find_origin, has_checkpoint, start_folder
-from unet_trainer.signals import Interrupted, Signals
+from unet_trainer.signals import Interrupted, Signals, leave
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from collections.abc import Iterator
@@ -130,6 +130,7 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     started = time.perf_counter()
 
     from unet_trainer import assemble, checkpoint, resuming
+    from unet_trainer.crew import WorkerError
     from unet_trainer.keeper import Keeper
 
     console.say("U-Net trainer")
@@ -165,7 +166,8 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if _is_finished(run):
         resuming.tell_finished_before(config.num_epochs, state, keeper.resume_command, console)
         return _report(run)
-    data.train.prepare(state.epoch, state.batch)  # the workers read while the step is compiled
+    with contextlib.suppress(WorkerError):  # told when the epoch is begun, and there is something to save
+        data.train.prepare(state.epoch, state.batch)  # the workers read while the step is compiled
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
@@ -444,7 +446,7 @@ def _tell_interrupted(console: Console) -> None:
     if folder is not None and has_checkpoint(folder):
         console.say(f"Interrupted. To go on where the state was saved: python train_unet.py --resume {shlex.quote(str(folder))}")
     else:
-        console.say("Interrupted before the first step; nothing is saved")
+        console.say("Interrupted before anything was saved")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -504,4 +506,4 @@ def _bench(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -19,7 +19,7 @@ from conftest import ROOT
 from test_dataset import build_dataset
 from test_loader import digest, keep, load
 from unet_trainer import crew as room
-from unet_trainer.crew import MAX_OPEN_PIECES, RESULT, TASK, Crew, Source, WorkerError
+from unet_trainer.crew import MAX_OPEN_PIECES, MAX_PIECES, RESULT, TASK, Crew, Source, WorkerError
 from unet_trainer.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.framing import Window, Windows
 from unet_trainer.images import DataError
@@ -292,12 +292,13 @@ def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
     assert pieces(None, 7, 3) == [3, 3, 1]
     assert pieces(windows, 16, 15) == [4] * 4  # ten images of four windows each
     assert pieces(windows, 2, 15) == [2]
-    assert len(pieces(None, 5000, 3000)) <= 256
+    assert len(pieces(None, 5000, 3000)) <= 64
 
 
 def test_messages_never_wait_for_room():
     """A full pipe at both ends would be the end of it."""
     assert MAX_OPEN_PIECES * max(TASK.size, RESULT.size) < PIPE_BYTES
+    assert MAX_PIECES * max(TASK.size, RESULT.size) < 4096  # what a pipe holds when a user has very many of them
     assert max(TASK.size, RESULT.size) <= 4096 // 2  # whole or not there
 
 
@@ -314,3 +315,91 @@ def test_a_slot_holds_images_of_every_kind(tiny_data):
     assert (images.shape, masks.shape) == ((3, 32, 32, 3), (3, 32, 32))
     assert masks[0, 0, 0] == images.size % 256  # right behind the images, nothing shared
     assert loader.source.num_bytes == images.nbytes + masks.nbytes
+
+
+def test_small_pipes_are_never_filled(tiny_data):
+    loader = load(build_dataset(tiny_data), 5, 3, shuffle=True)
+    loader.prepare(0)
+    loader.crew.hands.capacity = 4
+    most = 0
+    give = loader.crew.hands.give
+
+    def watched(message):
+        nonlocal most
+        give(message)
+        most = max(most, sum(order.missing for order in loader.crew.open.values()))
+
+    loader.crew.hands.give = watched
+    for epoch in range(3):
+        assert digest(loader, epoch) == digest(load(loader.dataset, 5, 0, shuffle=True), epoch)
+    assert 0 < most <= 4
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
+def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(error, tiny_data, monkeypatch):
+    start, started = multiprocessing.context.ForkProcess.start, []
+
+    def start_two(self):
+        if len(started) == 2:
+            raise error
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", start_two)
+    loader = load(build_dataset(tiny_data), 2, 4, shuffle=True)
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkerError
+    with pytest.raises(expected) as caught:
+        loader.prepare(0)
+    assert expected is KeyboardInterrupt or "worker process 3 of 4 could not be started (Resource" in str(caught.value)
+    assert len(started) == 2
+    assert not any(worker.is_alive() for worker in started)
+    monkeypatch.undo()
+    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
+    assert sorted(loader.crew.free) == list(range(len(loader.crew.slots.arrays)))
+
+
+def test_a_worker_that_cannot_be_killed_does_not_keep_the_process(tiny_data, monkeypatch):
+    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
+    loader.prepare(0)
+    (worker,) = loader.crew.hands.workers
+    pid = worker.pid
+    time.sleep(0.2)
+    monkeypatch.setattr(type(worker), "kill", lambda self: None)
+    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.1)
+    loader.crew.close()
+    assert worker not in multiprocessing.active_children()  # nobody waits for it any more
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_in_a_process_that_may_have_none_threads_do_the_work(tiny_data, monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
+    assert isinstance(loader.crew.hands, room.Threads)
+    loader.crew.close()
+
+
+def test_threads_that_are_closed_read_no_further(tiny_data, monkeypatch):
+    read = []
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: (read.append(pair), time.sleep(0.1)))
+    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=True)
+    loader.prepare(0)
+    loader.crew.close()
+    time.sleep(0.5)
+    assert len(read) <= 2
+
+
+def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data):
+    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    forgotten = loader.epoch(0)
+    next(forgotten)
+    batches = loader.epoch(1)
+    images = [next(batches).images.clone()]
+    with pytest.raises(RuntimeError, match="another epoch was begun before this one was over"):
+        next(forgotten)
+    forgotten.close()
+    images += [batch.images.clone() for batch in batches]
+    expected = keep(load(loader.dataset, 2, 0, shuffle=True).epoch(1))
+    assert all(torch.equal(one, other.images) for one, other in zip(images, expected, strict=True))

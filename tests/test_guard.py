@@ -156,3 +156,21 @@ def test_some_bad_steps_are_borne():
     judge(guard, [0])
     with pytest.raises(NonFinite):
         guard.check()
+
+
+def test_after_a_step_that_broke_off_a_window_can_be_begun_anew(monkeypatch):
+    """Memory may run out in the optimizer, when the gradients are unscaled already."""
+    model = plain_model()
+    step = make_step(model, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+
+    def fail(*arguments):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(type(step.optimizer), "step", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(make_batch(4), Totals(1, CPU), window=1, closes_window=True, learning_rate=0.1)
+    monkeypatch.undo()
+    step.abandon_window()
+    before = weights(model)
+    step(make_batch(4), Totals(1, CPU), window=1, closes_window=True, learning_rate=0.1)
+    assert not torch.equal(weights(model), before)

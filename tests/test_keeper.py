@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from test_checkpoint import SPLIT, make_machine, take_step
 from unet_trainer import checkpoint
 from unet_trainer import keeper as keeper_room
 from unet_trainer.checkpoint import read_run
-from unet_trainer.config import load_config
+from unet_trainer.config import UserError, load_config
 from unet_trainer.console import Console
 from unet_trainer.keeper import Keeper
 from unet_trainer.runs import TrainingFailed
@@ -171,10 +172,11 @@ def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(keepe
     slow_disk.set()
     keeper.saver.wait()
     assert saved_epoch(tmp_path) == 1
-    assert (tmp_path / "best.pt").exists()  # that of the second epoch, which no later one could write
+    assert not (tmp_path / "best.pt").exists()  # it comes with the state that speaks of it
     machine.state.batch = 3
     keeper.save_state_if_due()
     keeper.saver.wait()
+    assert checkpoint.read_checkpoint(tmp_path / "best.pt")["epoch"] == 2
     assert copies == [1]
     assert (saved_epoch(tmp_path), read_run(tmp_path, print)["batch"]) == (2, 3)
     keeper.save_state_if_due()
@@ -198,6 +200,7 @@ def test_going_back_saves_nothing_of_what_it_goes_back_from(keeper, machine, slo
     assert machine.state.epoch == 1
     keeper.finish()
     assert saved_epoch(tmp_path) == 1
+    assert not (tmp_path / "best.pt").exists()  # that of an epoch that never was
 
 
 def test_a_state_that_is_not_whole_is_not_kept_even_when_the_last_epoch_was_not_saved(keeper, machine, slow_disk, tmp_path):
@@ -205,3 +208,49 @@ def test_a_state_that_is_not_whole_is_not_kept_even_when_the_last_epoch_was_not_
     slow_disk.set()
     keeper.keep_what_there_is(state_is_whole=False)
     assert saved_epoch(tmp_path) == 1
+    assert not (tmp_path / "best.pt").exists()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), UserError("a file went bad"), MemoryError()])
+def test_a_picture_that_cannot_be_drawn_costs_no_best_weights(error, keeper, machine, tmp_path):
+    def fail():
+        raise error
+
+    machine.state.epoch, machine.state.history = 1, [dict(ROW)]
+    keeper.save_epoch(ROW, machine.eval_step.model, fail)
+    keeper.finish()
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv"]
+    assert "Warning: no picture of epoch 1: " in keeper.console.stream.getvalue()
+
+
+def test_pictures_that_cannot_be_written_keep_nothing_else_from_the_disk(keeper, machine, tmp_path):
+    keeper.config = dataclasses.replace(keeper.config, on_save_error="continue")
+    (tmp_path / "samples").write_text("no folder")
+    machine.state.epoch, machine.state.history = 1, [dict(ROW)]
+    keeper.save_epoch(ROW, machine.eval_step.model, lambda: draw)
+    keeper.finish()
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "samples"]
+    assert "samples" in keeper.console.stream.getvalue()
+
+
+def test_finishing_waits_for_what_is_tried_once_more(keeper, machine, tmp_path, monkeypatch):
+    write, attempts = keeper_room.write_checkpoint, []
+
+    def full_once(*arguments, **options):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise OSError(28, "No space left on device")
+        time.sleep(0.3)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeper_room, "write_checkpoint", full_once)
+    machine.state.epoch = 4
+    keeper.save_state()
+    deadline = time.monotonic() + 30
+    while keeper.saver.is_busy():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    keeper.finish()
+    assert not keeper.saver.is_busy()
+    assert saved_epoch(tmp_path) == 4
+    assert keeper.console.stream.getvalue() == ""  # it went well in the end

@@ -20,6 +20,7 @@ class Graph:
 def graphs_without_a_gpu(monkeypatch):
     done.clear()
     monkeypatch.setattr(recorder, "_record", lambda work, pool: (done.append("record"), pools.add(pool), Graph(work))[2])
+    monkeypatch.setattr(recorder, "_wait_for_device", lambda: done.append("wait"))
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (len(pools), 1))
     pools.clear()
 
@@ -64,6 +65,7 @@ def test_a_few_graphs_are_kept_those_that_were_used_last_and_they_share_their_me
     own.run("move", "new", work)
     own.run("move", "new", work)
     assert len(own.graphs) == MAX_GRAPHS
+    assert done[-3:] == ["wait", "record", "replay"]  # the device may have been at the one that had to go
     done.clear()
     own.run("move", 0, work)
     own.run("move", 1, work)
@@ -76,6 +78,7 @@ def test_after_clearing_all_begins_anew():
     own.run("move", 1, work)
     own.run("move", 1, work)
     own.clear()
+    assert done[-1] == "wait"
     done.clear()
     own.run("move", 1, work)
     own.run("move", 1, work)

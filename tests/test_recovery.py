@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import pytest
+import torch
 
 from test_machine import built  # noqa: F401 (a fixture)
 from unet_trainer import recovery
@@ -65,3 +66,14 @@ def test_with_less_memory_it_goes_on_from_the_last_state_that_is_whole(is_open, 
     assert machine.train_step.is_open is False
     assert "going on from" in console.stream.getvalue()
     assert load_config(keeper.folder / "config.yaml").batch_parts == 2
+
+
+def test_an_explanation_that_needs_more_memory_than_there_is_is_done_without(run, monkeypatch):
+    machine, data, _, _ = run
+
+    def fail(*arguments):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(recovery, "explain", fail)
+    said = recovery._explain(machine, data, NonFinite("a step was not finite", batch_number=1))
+    assert said == "a step was not finite from step 2 on (epoch 1, batch 2 of 5)"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from unet_trainer.saver import Saver
+from unet_trainer.saver import Saver, is_any_at_work
 
 
 class Disk:
@@ -59,7 +59,7 @@ def test_an_error_comes_out_at_the_next_call_and_once():
 
 
 def test_what_a_full_disk_refused_comes_along_with_the_next_save():
-    disk, saver = Disk(), Saver()
+    disk, saver = Disk(), Saver(needs={"last": "best"})
     attempts = []
 
     def full_once():
@@ -97,3 +97,55 @@ def test_a_saver_that_is_abandoned_ends_its_work_and_forgets_the_rest():
     assert disk.written == ["last 1"]
     assert not saver.is_busy()
     saver.wait()  # and there is no error left to raise
+
+
+def test_a_job_that_fails_keeps_no_other_from_being_done_but_those_that_need_it():
+    disk, saver = Disk(), Saver(needs={"last": "best"})
+    saver.submit({"best": disk.quick("best"), "samples": fail, "metrics": disk.quick("metrics"), "last": disk.quick("last")})
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait()
+    assert disk.written == ["best", "metrics", "last"]
+    assert list(saver.waiting) == ["samples"]
+    saver.submit({"best": fail, "metrics": disk.quick("metrics 2"), "last": disk.quick("last 2")})
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait()
+    assert disk.written[3:] == ["metrics 2"]
+    assert list(saver.waiting) == ["samples", "best", "last"]
+
+
+def test_what_is_no_matter_of_the_disk_is_not_tried_again():
+    disk, saver = Disk(), Saver(needs={"last": "best"})
+
+    def bad():
+        raise ValueError("not finite")
+
+    saver.submit({"best": bad, "metrics": disk.quick("metrics"), "last": disk.quick("last")})
+    with pytest.raises(ValueError, match="not finite"):
+        saver.wait()
+    assert disk.written == ["metrics"]
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_that_is_heard(monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    disk, saver = Disk(), Saver()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(OSError, match="no thread to write with"):
+        saver.submit({"last": disk.quick("last")})
+    monkeypatch.undo()
+    assert not saver.is_busy()
+    saver.submit({})
+    saver.wait()
+    assert disk.written == ["last"]
+
+
+def test_it_is_known_whether_any_save_is_under_way():
+    disk, saver = Disk(), Saver()
+    assert not is_any_at_work()
+    saver.submit({"last": disk.slow("last")})
+    assert disk.has_begun.wait(30)
+    assert is_any_at_work()
+    disk.may_go_on.set()
+    saver.wait()
+    assert not is_any_at_work()

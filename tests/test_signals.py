@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
 
+from conftest import ROOT
 from unet_trainer.signals import Interrupted, Signals
 
 
@@ -63,3 +67,44 @@ def test_another_thread_leaves_the_handlers_alone():
     thread.start()
     thread.join()
     assert seen == [(signal.getsignal(signal.SIGINT), False)]
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_leaving_does_not_wait_for_the_disk_nor_end_in_an_abort(is_saving):
+    """A thread inside torch would abort the process (134) while the interpreter is torn down."""
+    script = (
+        "import sys, threading; from pathlib import Path; import torch\n"
+        "from unet_trainer.checkpoint import write_checkpoint; from unet_trainer.saver import Saver; from unet_trainer.signals import leave\n"
+        "saver, state = Saver(), {'config': {}, 'model': {str(n): torch.zeros(10_000) for n in range(3000)}}\n"
+        "begun = threading.Event()\n"
+        "def write():\n"
+        "    begun.set()\n"
+        "    for n in range(200): write_checkpoint(Path(sys.argv[1]) / f'{n}.pt', state)\n"
+        "saver.submit({'last': write} if sys.argv[2] == 'True' else {'last': begun.set}); begun.wait()\n"
+        "if sys.argv[2] == 'False': saver.wait()\n"
+        "print('out', flush=False); leave(130)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", script, folder, str(is_saving)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "out\n", "")
+
+
+def test_an_interpreter_that_ends_lets_a_save_end(tmp_path):
+    script = (
+        "import sys, threading, time; from pathlib import Path; from unet_trainer.saver import Saver\n"
+        "begun = threading.Event()\n"
+        "def write(): begun.set(); time.sleep(0.5); Path(sys.argv[1]).write_text('whole')\n"
+        "Saver().submit({'last': write}); begun.wait(); raise ValueError('of another part')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "file")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "ValueError: of another part" in done.stderr
+    assert (tmp_path / "file").read_text() == "whole"

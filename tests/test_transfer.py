@@ -66,7 +66,15 @@ def test_memory_is_pinned_as_a_whole_or_used_as_it_is(code, is_pinned, monkeypat
         cudaHostRegister=lambda *given: (calls.append(given), code)[1], cudaHostUnregister=lambda *given: calls.append(given)
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    memory = torch.zeros(100, dtype=torch.uint8)
+    kernels = []
+
+    def failing(shape, device):
+        kernels.append(device)
+        raise RuntimeError("the error that CUDA kept")
+
+    monkeypatch.setattr(torch, "zeros", failing)
+    memory = torch.ones(100, dtype=torch.uint8)
     assert transfer.pin(memory) is is_pinned
     transfer.unpin(memory)
     assert calls == [(memory.data_ptr(), 100, 0), (memory.data_ptr(),)]
+    assert kernels == ([] if is_pinned else ["cuda"])  # the step's own kernels are not to find it

@@ -45,8 +45,8 @@ CLOSE_SECONDS = 1  # that a worker has to end
 MIN_SLOTS = 4
 SLOTS_AHEAD = 8  # batches: bridges a pause of the workers, or the end of an epoch
 MAX_SLOT_BYTES = 1 << 29  # in all, unless MIN_SLOTS need more
-MAX_PIECES = 256  # of a batch
-MAX_OPEN_PIECES = 1024  # in all, so that no message ever waits for room in a pipe: both ends would wait for each other
+MAX_PIECES = 64  # of a batch: their messages fit into the smallest of pipes
+MAX_OPEN_PIECES = 1024  # in all
 
 Serve = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
 
@@ -151,6 +151,8 @@ RESULT = struct.Struct("3q2d")
 class Hands(Protocol):
     """Those who do the work: processes where they can be forked, else threads."""
 
+    capacity: int  # tasks that can be under way without anybody waiting to hand one over
+
     def give(self, message: bytes) -> None: ...
 
     def take(self, seconds: float) -> bytes:
@@ -166,25 +168,37 @@ class Processes:
     """Forked, so that they have the datasets without a copy. They end when the training process does, however it ends."""
 
     def __init__(self, num_workers: int, serve: Serve) -> None:
+        import fcntl  # not there where processes cannot be forked
+
         task_reader, self.task_writer = os.pipe()
         self.result_reader, result_writer = os.pipe()
         others = (self.task_writer, self.result_reader)
+        self.workers: list[BaseProcess] = []
+        # At the latest when the interpreter ends, before it would wait for them; and before there is one that could be left over.
+        self.close = multiprocessing.util.Finalize(
+            self, _close, (self.task_writer, self.result_reader, self.workers), exitpriority=100
+        )
         context = multiprocessing.get_context("fork")
-        self.workers: list[BaseProcess] = [
-            context.Process(target=_be_worker, args=(serve, number, task_reader, result_writer, others), daemon=True)
-            for number in range(num_workers)
-        ]
-        for worker in self.workers:
-            worker.start()
-        os.close(task_reader)
-        os.close(result_writer)
+        try:
+            for number in range(num_workers):
+                arguments = serve, number, task_reader, result_writer, others
+                self.workers.append(context.Process(target=_be_worker, args=arguments, daemon=True))
+                self.workers[-1].start()
+        except OSError as error:
+            self.close()
+            raise WorkerError(f"worker process {number + 1} of {num_workers} could not be started ({error.strerror})") from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(task_reader)
+            os.close(result_writer)
         os.set_blocking(self.result_reader, False)
         self.bell = select.poll()
         for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
             self.bell.register(file, select.POLLIN)
-        self.close = multiprocessing.util.Finalize(  # at the latest when the interpreter ends, before it would end them itself
-            self, _close, (self.task_writer, self.result_reader, self.workers), exitpriority=100
-        )
+        sizes = [fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in others]
+        self.capacity = min(sizes) // max(TASK.size, RESULT.size)
 
     def give(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # all are dead; whoever waits is told
@@ -216,10 +230,13 @@ class Processes:
 def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
     """At once: they hold nothing that could be lost."""
     os.close(task_writer)
-    for worker in workers:
+    started = [worker for worker in workers if worker.pid is not None]
+    for worker in started:
         worker.kill()
-    for worker in workers:
-        worker.join(CLOSE_SECONDS)  # one that a dead network disk holds ends when the disk lets go of it
+    for worker in started:
+        worker.join(CLOSE_SECONDS)
+        if worker.exitcode is None:  # a dead network disk holds it; the interpreter would wait for it without end
+            multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
     os.close(result_reader)
 
 
@@ -242,6 +259,7 @@ class Threads:
         self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.num_workers = num_workers
+        self.capacity = sys.maxsize
         for number in range(num_workers):
             threading.Thread(target=serve, args=(self.tasks.get, self.results.put, number), daemon=True).start()
 
@@ -271,6 +289,7 @@ class Pass:
     first: int
     to_order: deque[int]  # batches
     num_to_take: int
+    is_begun: bool = False
 
     @property
     def name(self) -> tuple[int, int, int]:
@@ -330,6 +349,7 @@ class Crew:
         """Ends the workers; others are started when they are needed again."""
         hands: Hands | None = getattr(self, "hands", None)
         if hands is not None:
+            self.abandon()  # threads are not killed; they hand back what they have not begun
             hands.close()
         self.hands: Hands | None = None
         self.slots: Slots | None = None
@@ -353,11 +373,19 @@ class Crew:
             self.passes.append(Pass(source, epoch, first, deque(batches), len(batches)))
             self._order()
 
-    def begin(self, source: int, epoch: int, first: int) -> None:
-        """This epoch is wanted now: what was planned for now, or else all plans are dropped."""
-        if self.passes and self.passes[0].name != (source, epoch, first):
+    def begin(self, source: int, epoch: int, first: int) -> Pass | None:
+        """This epoch is wanted now: what was planned for now, or else all plans are dropped. None if it has no batch."""
+        if self.passes and (self.passes[0].name != (source, epoch, first) or self.passes[0].is_begun):
             self.abandon()
         self.plan(source, epoch, first)
+        if self.passes:
+            self.passes[0].is_begun = True
+        return self.passes[0] if self.passes else None
+
+    def leave(self, begun: Pass) -> None:
+        """An epoch is not gone on with: its batches are dropped, and all that was planned behind it."""
+        if any(one is begun for one in self.passes):  # else another epoch was begun since
+            self.abandon()
 
     def abandon(self) -> None:
         """Drops all plans. What the workers have not begun they hand back as it is."""
@@ -370,8 +398,10 @@ class Crew:
                 self.free.append(order.slot)
         self.orders.clear()
 
-    def take(self, is_stopping: Callable[[], bool], timeout: float | None) -> Order | None:
+    def take(self, begun: Pass, is_stopping: Callable[[], bool], timeout: float | None) -> Order | None:
         """The next batch, whole; its slot is to be released. None when the run is to stop while it waits."""
+        if not self.passes or self.passes[0] is not begun:
+            raise RuntimeError("another epoch was begun before this one was over")
         asked = time.monotonic()
         self._order()
         assert self.hands is not None  # since an epoch was begun
@@ -418,29 +448,32 @@ class Crew:
     def _start(self) -> None:
         if self.hands is not None:
             return
+        # A worker of somebody's pool may not have processes of its own.
+        with_threads = self.with_threads or multiprocessing.current_process().daemon
         pieces = [len(source.pieces(self.num_workers)) for source in self.sources]
         slot_bytes = -(-max(source.num_bytes for source in self.sources) // mmap.PAGESIZE) * mmap.PAGESIZE
         wanted = max(SLOTS_AHEAD, *(-(-2 * self.num_workers // number) for number in pieces))
         num_slots = max(MIN_SLOTS, min(wanted, MAX_SLOT_BYTES // slot_bytes))
-        self.slots = Slots(num_slots, slot_bytes, self.num_workers)
+        slots = Slots(num_slots, slot_bytes, self.num_workers)
+        self.hands = (Threads if with_threads else Processes)(self.num_workers, partial(_serve, self.sources, slots))
+        self.slots = slots
         self.free.extend(range(num_slots))
-        serve = partial(_serve, self.sources, self.slots)
-        self.hands = (Threads if self.with_threads else Processes)(self.num_workers, serve)
         if self.device is not None:
-            self.slots.pin_for(self.device)
+            slots.pin_for(self.device)
 
     def _order(self) -> None:
         """As many batches as there is room for."""
         while (ahead := next((one for one in self.passes if one.to_order), None)) is not None:
             self._start()
             pieces = self.sources[ahead.source].pieces(self.num_workers)
-            if len(pieces) + sum(order.missing for order in self.open.values()) > MAX_OPEN_PIECES:
-                return
+            assert self.hands is not None
+            assert self.slots is not None
+            num_open = sum(order.missing for order in self.open.values())
+            if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, self.hands.capacity):
+                return  # no message ever waits for room in a pipe: both ends would wait for each other
             slot = self._free_slot()
             if slot is None:
                 return
-            assert self.hands is not None
-            assert self.slots is not None
             order = Order(self.num_tickets, ahead.source, ahead.epoch, ahead.to_order.popleft(), self.slots, slot, len(pieces))
             self.num_tickets += 1
             self.orders.append(order)

@@ -17,12 +17,13 @@ import torch
 
 from unet_trainer.atomic import write_text_atomically
 from unet_trainer.checkpoint import TrainState, best_content, last_content, read_run, write_checkpoint
-from unet_trainer.config import Config, as_dict, to_yaml
+from unet_trainer.config import Config, UserError, as_dict, to_yaml
 from unet_trainer.console import Console
 from unet_trainer.guard import NonFinite
 from unet_trainer.history import Row, write_metrics
 from unet_trainer.host_copy import HostCopy
 from unet_trainer.images import Pixels, write_image
+from unet_trainer.memory import one_line
 from unet_trainer.runs import BEST, LAST, PREVIOUS, SPLIT_TABLE, TrainingFailed, has_checkpoint
 from unet_trainer.saver import Job, Saver
 from unet_trainer.splits import Split
@@ -38,9 +39,9 @@ class Keeper:
         self.state = state
         self.split = split
         self.console = console
-        self.saver = Saver()
+        self.saver = Saver(needs={LAST: BEST})  # a state that speaks of a best.pt that is not there is none
         self.saved_at = time.monotonic()
-        self.is_behind = False  # an epoch ended while an earlier state was still being written
+        self.held: dict[str, Job] = {}  # of epochs that ended while an earlier state was still being written
         self.start: HostCopy | None = self._copy_state()  # where this start began, until a later state is on disk
 
     def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
@@ -74,14 +75,23 @@ class Keeper:
             picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
             # Before last.pt: a crash in between leaves an epoch that is done again, not a best.pt that is older than its score.
             jobs[BEST] = partial(_write_best, self.folder / BEST, best)
-            jobs["samples"] = partial(_write_picture, picture, draw_samples())
+            draw = self._draw(draw_samples)
+            if draw is not None:
+                jobs["samples"] = partial(_write_picture, picture, draw)
         jobs["metrics.csv"] = partial(write_metrics, self.folder / "metrics.csv", [dict(row) for row in self.state.history])
         if self.saver.is_busy():
             # Epochs shorter than a save: a copy would only wait, to be replaced by a newer one. It is made when the disk is free.
-            self.is_behind = True
-            self.attempt(lambda: self.saver.submit(jobs))
+            self.held |= jobs  # with the state, or going back would leave a best.pt of an epoch that was never there
         else:
             self.save_state(jobs, best)
+
+    def _draw(self, draw_samples: Callable[[], Callable[[], Pixels]]) -> Callable[[], Pixels] | None:
+        """A picture is no reason to lose the epoch that it shows."""
+        try:
+            return draw_samples()
+        except (RuntimeError, MemoryError, UserError) as error:
+            self.console.warn(f"no picture of epoch {self.state.epoch}: {one_line(error)}")
+            return None
 
     def save_state(self, before: Mapping[str, Job] | None = None, best: HostCopy | None = None, with_config: bool = True) -> None:
         """The state as it is now, from which a run goes on as if it had never stopped."""
@@ -92,8 +102,8 @@ class Keeper:
             self.start = None
 
         self.saved_at = time.monotonic()
-        self.is_behind = False
-        jobs: dict[str, Job] = {**(before or {}), LAST: write_last}
+        jobs: dict[str, Job] = {**self.held, **(before or {}), LAST: write_last}
+        self.held = {}
         if with_config:
             jobs["config.yaml"] = partial(_write_config, self.config, self.folder)
         self.attempt(lambda: self.saver.submit(jobs))
@@ -102,20 +112,23 @@ class Keeper:
         """Within an epoch, every checkpoint_minutes, or when the last epoch's end was not saved yet; and when an earlier save
         went wrong, so that it is heard of."""
         minutes = self.config.checkpoint_minutes
-        is_due = self.is_behind or (minutes is not None and time.monotonic() - self.saved_at > 60 * minutes)
+        is_due = bool(self.held) or (minutes is not None and time.monotonic() - self.saved_at > 60 * minutes)
         if self.saver.error is not None or (is_due and not self.saver.is_busy()):
             self.save_state()
 
     def finish(self) -> None:
         """Waits until everything is written, the state as it is now included; what could not be is tried once more."""
-        if self.is_behind:
+        if self.held:
             self.save_state()
         self._wait()
 
     def _wait(self) -> None:
         def wait() -> None:
-            self.saver.submit({})
-            self.saver.wait()
+            try:
+                self.saver.wait()
+            except OSError:
+                self.saver.submit({})  # once more, what could not be written
+                self.saver.wait()
 
         self.attempt(wait)
 
@@ -125,6 +138,7 @@ class Keeper:
         try:
             if state_is_whole:
                 self.save_state()
+            self.held = {}
             self._wait()
         except NonFinite as error:
             self.console.warn(str(error))
@@ -133,7 +147,7 @@ class Keeper:
 
     def go_back(self) -> None:
         """The state that was saved last comes back, or else the start."""
-        self.is_behind = False
+        self.held = {}
         with contextlib.suppress(NonFinite):  # that is what it goes back from
             self._wait()
         start = self.start

@@ -48,11 +48,13 @@ class Loader:
             for number in range(first_batch, len(self)):
                 yield self.read(epoch, number)
             return
-        self.crew.begin(self.number, epoch, first_batch)
+        begun = self.crew.begin(self.number, epoch, first_batch)
+        if begun is None:
+            return
         num_left = len(self) - first_batch
         try:
             while num_left:
-                order = self.crew.take(is_stopping, self.timeout)
+                order = self.crew.take(begun, is_stopping, self.timeout)
                 if order is None:
                     return
                 num_left -= 1  # before it is handed over: whoever has the last one need not ask for another
@@ -62,7 +64,7 @@ class Loader:
                     self.crew.release(order)
         finally:
             if num_left:
-                self.crew.abandon()
+                self.crew.leave(begun)
 
     def _batch(self, order: Order, images: np.ndarray, masks: np.ndarray) -> Batch:
         num_images = len(self.batches.keys(order.epoch, order.batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -26,7 +27,8 @@ class Recorder:
     def run(self, name: str, key: Hashable, work: Callable[[], object]) -> None:
         graph = self.graphs.pop((name, key), None)
         if graph is None and self.last.get(name) == key:
-            while len(self.graphs) >= MAX_GRAPHS:
+            if len(self.graphs) >= MAX_GRAPHS:
+                _wait_for_device()  # it may still be replaying it
                 del self.graphs[next(iter(self.graphs))]
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             graph = _record(work, self.pool)
@@ -39,9 +41,15 @@ class Recorder:
             self.num_replays += 1
 
     def clear(self) -> None:
+        if self.graphs:
+            _wait_for_device()
         self.graphs.clear()
         self.last.clear()
         self.pool = None
+
+
+def _wait_for_device() -> None:
+    torch.cuda.current_stream().synchronize()
 
 
 def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
@@ -54,7 +62,10 @@ def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             work()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # which would hide what went wrong
+                graph.capture_end()
+            raise
+        graph.capture_end()
     current.wait_stream(aside)
     return graph

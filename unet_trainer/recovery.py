@@ -8,6 +8,7 @@ from unet_trainer.diagnosis import explain
 from unet_trainer.guard import NonFinite
 from unet_trainer.keeper import Keeper
 from unet_trainer.machine import Data, Machine
+from unet_trainer.memory import is_out_of_memory
 from unet_trainer.resuming import describe_position
 from unet_trainer.runs import TrainingFailed
 from unet_trainer.step import leaving_no_trace
@@ -48,7 +49,12 @@ def _explain(machine: Machine, data: Data, trouble: NonFinite) -> str:
     with leaving_no_trace(machine.train_step):
         for number in numbers:
             files = loader.files(epoch, number)
-            found = explain(model, machine.loss, machine.numerics, loader.read(epoch, number), files, machine.form)
+            try:
+                found = explain(model, machine.loss, machine.numerics, loader.read(epoch, number), files, machine.form)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                break  # layer by layer a batch takes more memory than a step does
             if found:
                 names = ", ".join(str(file) for file in files)
                 return f"{trouble} {place}: {found} (images of the batch: {names})"

@@ -6,16 +6,24 @@ are not slowed by it. An error comes out at the next call.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Mapping
 
 Job = Callable[[], object]
 
+EXIT_SECONDS = 30  # that a save has to end when the interpreter does
+_at_work: set[threading.Thread] = set()
+
 
 class Saver:
-    """Runs jobs by name in a thread. Of two waiting jobs of a name the newer is done; those of one call keep their order."""
+    """Runs jobs by name in a thread. Of two waiting jobs of a name the newer is done; those of one call keep their order.
 
-    def __init__(self) -> None:
+    A job that fails keeps no other from being done but those that need it.
+    """
+
+    def __init__(self, needs: Mapping[str, str] | None = None) -> None:
+        self.needs = needs or {}  # a job by name → the one that it is not done without, when that fails
         self.waiting: dict[str, Job] = {}
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
@@ -29,7 +37,11 @@ class Saver:
             if self.thread is None:
                 # A daemon: a second Ctrl-C does not wait for the disk.
                 self.thread = threading.Thread(target=self._work, name="saver", daemon=True)
-                self.thread.start()
+                try:
+                    self.thread.start()
+                except RuntimeError as error:
+                    self.thread = None
+                    raise OSError(f"there is no thread to write with ({error})") from None
         if earlier is not None:
             raise earlier
 
@@ -59,23 +71,56 @@ class Saver:
             raise error
 
     def _work(self) -> None:
-        while True:
-            with self.lock:
-                jobs, self.waiting = self.waiting, {}
-                if not jobs:
-                    self.thread = None
-                    return
-            for name in list(jobs):
-                try:
-                    jobs[name]()
-                except Exception as error:  # whatever it is, it is raised where somebody hears it
-                    with self.lock:
-                        self.error = error
-                        if isinstance(error, OSError):  # what is left comes along with the next save, or best.pt would be lost
-                            self.waiting = _merge(jobs, self.waiting)
-                        self.thread = None
-                    return
-                del jobs[name]
+        _at_work.add(threading.current_thread())
+        try:
+            while self._do_what_waits():
+                pass
+        finally:
+            _at_work.discard(threading.current_thread())
+
+    def _do_what_waits(self) -> bool:
+        """Whether there was something to do, and all of it went well."""
+        with self.lock:
+            jobs, self.waiting = self.waiting, {}
+            if not jobs:
+                self.thread = None
+                return False
+        failed: set[str] = set()
+        again: dict[str, Job] = {}  # comes along with the next save, or best.pt would be lost
+        first: Exception | None = None
+        for name, job in jobs.items():
+            error: Exception | None = None
+            if self.needs.get(name) in failed:
+                failed.add(name)
+                again[name] = job
+                continue
+            try:
+                job()
+            except Exception as caught:  # whatever it is, it is raised where somebody hears it
+                error = caught
+            if error is not None:
+                first = first or error
+                failed.add(name)
+                if isinstance(error, OSError):
+                    again[name] = job
+        if first is None:
+            return True
+        with self.lock:
+            self.error = first
+            self.waiting = _merge(again, self.waiting)
+            self.thread = None
+        return False
+
+
+def is_any_at_work() -> bool:
+    """Whether a save is under way, of whichever run: then the interpreter must not be torn down, or the process aborts."""
+    return bool(_at_work)
+
+
+@atexit.register
+def _let_them_end() -> None:
+    for thread in list(_at_work):
+        thread.join(EXIT_SECONDS)
 
 
 def _merge(older: Mapping[str, Job], newer: Mapping[str, Job]) -> dict[str, Job]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from unet_trainer.saver import is_any_at_work
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,3 +51,13 @@ class Signals:
         """Raises Interrupted if a signal came; for places where the state can be saved."""
         if self.received is not None:
             raise Interrupted(self.received)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process; at once, when a second Ctrl-C came while the disk is still at a save."""
+    if is_any_at_work():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)

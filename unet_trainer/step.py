@@ -76,10 +76,12 @@ class Totals:
         names = ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad")
         return {name: getattr(self, name) for name in names}
 
+    def on_device(self) -> list[torch.Tensor]:
+        return [*self._tensors().values(), self._num_seen]
+
     def reset(self) -> None:
-        for tensor in self._tensors().values():
+        for tensor in self.on_device():
             tensor.zero_()
-        self._num_seen.zero_()
         self.num_images = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,7 +220,7 @@ class TrainStep:
             self.guard.see_loss(loss)
 
         totals.num_images += num_images
-        self._launch("count", (num_images, *_addresses([totals.matrix, loss, counts])), count)
+        self._launch("count", (num_images, *_addresses([*totals.on_device(), loss, counts])), count)
 
     def move_weights(self, totals: Totals, learning_rate: float) -> None:
         on_cuda = self.device.type == "cuda"
@@ -227,7 +229,7 @@ class TrainStep:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate if on_cuda else learning_rate  # on the device, where a recorded step finds it
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self._launch("move", _addresses([totals.matrix, *gradients]), lambda: self._move(totals, gradients))
+        self._launch("move", _addresses([*totals.on_device(), *gradients]), lambda: self._move(totals, gradients))
 
     def _move(self, totals: Totals, gradients: list[torch.Tensor]) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -259,6 +261,8 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.is_open = False
         self.guard.reset()
+        if self.scaler.is_enabled():
+            self.scaler._per_optimizer_states.clear()  # else it holds that the gradients of the window were unscaled already
         if self.recorder is not None:
             self.recorder.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -27,7 +28,11 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 def pin(memory: torch.Tensor) -> bool:
     """Makes memory that is there already such that a GPU reads it by itself. Without it copies are slower, and as right."""
-    return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros((), device="cuda")  # CUDA keeps the error for the next kernel, which is not to be one of the step
+    return False
 
 
 def unpin(memory: torch.Tensor) -> None:
