@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -183,7 +184,9 @@ class Processes:
             for number in range(num_workers):
                 arguments = serve, number, task_reader, result_writer, others
                 self.workers.append(context.Process(target=_be_worker, args=arguments, daemon=True))
-                self.workers[-1].start()
+                with warnings.catch_warnings():  # Python 3.12 warns of threads whose locks a fork could copy; workers take none
+                    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                    self.workers[-1].start()
         except OSError as error:
             self.close()
             raise WorkerError(f"worker process {number + 1} of {num_workers} could not be started ({error.strerror})") from None
