@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import train_unet
 from train_unet import CONFIG, DEMO, TrainingFailed, main, own_config
+from unet_trainer.command_line import read_command_line
 from unet_trainer.config import UserError, load_config
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +50,7 @@ def answer(capsys, *arguments):
 def trained(monkeypatch):
     """The configs that main would train, without training them."""
     configs = []
-    monkeypatch.setattr(train_unet, "train", configs.append)
+    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[]))[1])
     return configs
 
 
@@ -326,3 +328,21 @@ def test_arguments_are_those_of_the_process_when_none_are_passed(trained, monkey
     monkeypatch.setattr(sys, "argv", ["train_unet.py", "seed=7"])
     assert main() == 0
     assert [config.seed for config in trained] == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chekc", "data_dir=x"], "chekc: did you mean the command check? It comes first: python train_unet.py check"),
+        (["data_dir=x", "bench"], "bench: did you mean the command bench? It comes first: python train_unet.py bench"),
+        (["batch_size", "8"], "batch_size: settings are given as batch_size=VALUE"),
+    ],
+)
+def test_a_word_that_was_meant_otherwise_is_answered(arguments, said, capsys):
+    assert answer(capsys, *arguments) == said
+
+
+def test_a_config_without_a_suffix_is_one_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("batch_size: 3\n")
+    assert read_command_line(["mine"], None, own_config).batch_size == 3

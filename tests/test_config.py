@@ -766,6 +766,11 @@ def test_a_preset_can_be_tried_for_a_few_epochs(tmp_path):
     for overrides in (["num_epochs=4"], {"num_epochs": 4}):
         assert load_config(preset, overrides).early_stopping_patience is None
     assert load_config(preset, ["num_epochs=20"]).early_stopping_patience == 15
+    preset.write_text("num_epochs: 50\nwarmup_epochs: 3\nearly_stopping_patience: 15\n")
+    assert load_config(preset, ["num_epochs=3"]).warmup_epochs == 1.5
+    assert load_config(preset, ["num_epochs=4"]).warmup_epochs == 3
+    with pytest.raises(ConfigError, match="warmup_epochs: 3 leaves nothing"):
+        load_config(preset, ["num_epochs=3", "warmup_epochs=3"])
     with pytest.raises(ConfigError, match="can never be reached"):
         load_config(preset, ["num_epochs=4", "early_stopping_patience=4"])
     with pytest.raises(ConfigError, match="can never be reached"):

@@ -403,3 +403,13 @@ def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data)
     images += [batch.images.clone() for batch in batches]
     expected = keep(load(loader.dataset, 2, 0, shuffle=True).epoch(1))
     assert all(torch.equal(one, other.images) for one, other in zip(images, expected, strict=True))
+
+
+def test_a_dead_worker_is_told_even_when_the_others_could_do_its_work(tiny_data):
+    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    digest(loader, 0)
+    first = loader.crew.hands.workers[0]
+    first.kill()
+    first.join()
+    with pytest.raises(WorkerError, match=rf"worker process {first.pid} died \(SIGKILL\)"):
+        digest(loader, 1)

@@ -254,3 +254,28 @@ def test_finishing_waits_for_what_is_tried_once_more(keeper, machine, tmp_path, 
     assert not keeper.saver.is_busy()
     assert saved_epoch(tmp_path) == 4
     assert keeper.console.stream.getvalue() == ""  # it went well in the end
+
+
+def test_a_disk_that_stays_full_is_heard_of_once_a_minute_and_not_at_every_step(keeper, machine, monkeypatch):
+    attempts, clock = [], [1000.0]
+
+    def full(*arguments, **options):
+        attempts.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeper_room, "write_checkpoint", full)
+    monkeypatch.setattr(keeper_room.time, "monotonic", lambda: clock[0])
+    keeper.config = dataclasses.replace(keeper.config, on_save_error="continue")
+    keeper.save_state()
+    for _ in range(50):
+        while keeper.saver.is_busy():
+            time.sleep(0.001)
+        keeper.save_state_if_due()
+    assert len(attempts) == 1
+    assert keeper.console.stream.getvalue().count("Warning: ") == 1
+    clock[0] += 61
+    keeper.save_state_if_due()
+    while keeper.saver.is_busy():
+        time.sleep(0.001)
+    assert len(attempts) == 2
+    assert keeper.unwritten() == ["last.pt"]

@@ -373,3 +373,14 @@ def test_looking_leaves_the_data_as_they_are(data):
     before = state()
     data.survey()
     assert state() == before
+
+
+def test_void_that_leaves_a_single_class_is_a_question(data):
+    """Masks in {0, 255} and three classes: 255 beside dense ids is void, but here it is all that there is to learn."""
+    (question,) = data.survey(num_classes=3).undecided
+    assert question.startswith(
+        "mask_values: with 255 as void, no class but class 0 is left in any mask, and there is nothing to learn."
+    )
+    assert "Set num_classes: 1 if 255 is the foreground, or mask_values to the values of the 3 classes" in question
+    assert data.survey(num_classes=3, ignore_value=255).undecided == []  # said by the user: it is only warned of
+    assert data.survey(num_classes=1).undecided == []

@@ -303,3 +303,18 @@ def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_fil
     assert "Resuming after epoch 1; " in said
     assert digest(run.run_dir) == before
     assert not (run.run_dir / ".last.pt.x.tmp").exists()
+
+
+def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights(tiny_config, monkeypatch, capsys):
+    def full(path, write, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unet_trainer.checkpoint.write_atomically", full)
+    assert main([*words({**tiny_config, "on_save_error": "continue", "run_name": "run"})]) == 3
+    said = capsys.readouterr()
+    folder = Path(tiny_config["checkpoint_dir"]) / "run"
+    assert (
+        f"Warning: {folder / 'best.pt'} and {folder / 'last.pt'} could not be written: what was trained since is lost" in said.out
+    )
+    assert "Weights: " not in said.out
+    assert "Next: " not in said.out

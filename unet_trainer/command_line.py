@@ -6,8 +6,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from unet_trainer.config import OTHER_TOOLS_NAMES, Config, UserError, load_config
+from unet_trainer.config import FIELDS, OTHER_TOOLS_NAMES, Config, UserError, load_config
+from unet_trainer.parsers import near_miss
 from unet_trainer.runs import CheckpointError, find_run, newest_run
+
+COMMANDS = ("check", "bench")  # without one, it trains
 
 OwnConfig = Callable[[Sequence[str]], Config]
 
@@ -60,6 +63,11 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Config files (one at most) and key=value overrides."""
     overrides = [word for word in words if _is_override(word)]
     files = [word for word in words if not _is_override(word)]
+    for word in files:
+        if word in FIELDS:
+            raise UserError(f"{word}: settings are given as {word}=VALUE")
+        if (meant := near_miss(word, COMMANDS)) is not None:
+            raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {meant}")
     if len(files) > 1:
         raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
     return files, overrides

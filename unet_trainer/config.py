@@ -7,6 +7,7 @@ value and the fix. Imports no torch, so that a typo is answered in a blink.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,6 +327,8 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     values = _parse_values(raw, problems)
     if "num_epochs" in own and "early_stopping_patience" not in own and _outlasts(values):
         values["early_stopping_patience"] = None  # a preset, tried for a few epochs: there is nothing to stop early
+    if "num_epochs" in own and "warmup_epochs" not in own and values.get("warmup_epochs", 0) >= values.get("num_epochs", math.inf):
+        values["warmup_epochs"] = values["num_epochs"] / 2
     if is_read:  # else the overrides would be held against defaults that the file may change
         problems += _contradictions(values)
     if problems:

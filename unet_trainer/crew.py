@@ -159,6 +159,9 @@ class Hands(Protocol):
     def take(self, seconds: float) -> bytes:
         """Results that are there, waiting for the first one for so long."""
 
+    def is_hurt(self) -> bool:
+        """Whether a worker is dead."""
+
     def fate(self) -> tuple[int, str] | None:
         """The number of a worker that is dead, and how it came to be."""
 
@@ -220,6 +223,9 @@ class Processes:
         except BlockingIOError:
             return b""
 
+    def is_hurt(self) -> bool:
+        return any(file != self.result_reader for file, _ in self.bell.poll(0))
+
     def fate(self) -> tuple[int, str] | None:
         for number, worker in enumerate(self.workers):
             if (code := worker.exitcode) is not None:
@@ -274,6 +280,9 @@ class Threads:
             return self.results.get(timeout=seconds) if seconds else self.results.get_nowait()
         except queue.Empty:
             return b""
+
+    def is_hurt(self) -> bool:
+        return False
 
     def fate(self) -> None:
         return None
@@ -408,8 +417,9 @@ class Crew:
         asked = time.monotonic()
         self._order()
         assert self.hands is not None  # since an epoch was begun
-        while not self.orders or self.orders[0].missing:  # none, when all slots are full of what was wanted before
-            if self._note(self.hands.take(POLL_SECONDS)):
+        is_hurt = self.hands.is_hurt()  # told even when the others could do its work
+        while is_hurt or not self.orders or self.orders[0].missing:  # no order, when all slots hold what was wanted before
+            if self._note(self.hands.take(0.0 if is_hurt else POLL_SECONDS)) and not is_hurt:
                 self._order()
                 continue
             if (fate := self.hands.fate()) is not None:
@@ -417,6 +427,7 @@ class Crew:
                 reading = self._reading(number)
                 self.close()
                 raise WorkerError(f"{how}; it may have been reading {reading}")
+            is_hurt = False
             if is_stopping():
                 return None
             if timeout is not None and time.monotonic() - asked > timeout:

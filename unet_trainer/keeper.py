@@ -29,6 +29,8 @@ from unet_trainer.saver import Job, Saver
 from unet_trainer.splits import Split
 from unet_trainer.tables import table_text
 
+RETRY_SECONDS = 60  # within an epoch, after a save that went wrong
+
 
 class Keeper:
     """What a run leaves on disk; each file whole or as it was."""
@@ -41,6 +43,7 @@ class Keeper:
         self.console = console
         self.saver = Saver(needs={LAST: BEST})  # a state that speaks of a best.pt that is not there is none
         self.saved_at = time.monotonic()
+        self.failed_at: float | None = None  # when a save went wrong
         self.held: dict[str, Job] = {}  # of epochs that ended while an earlier state was still being written
         self.start: HostCopy | None = self._copy_state()  # where this start began, until a later state is on disk
 
@@ -102,6 +105,7 @@ class Keeper:
             self.start = None
 
         self.saved_at = time.monotonic()
+        self.failed_at = None
         jobs: dict[str, Job] = {**self.held, **(before or {}), LAST: write_last}
         self.held = {}
         if with_config:
@@ -110,10 +114,14 @@ class Keeper:
 
     def save_state_if_due(self) -> None:
         """Within an epoch, every checkpoint_minutes, or when the last epoch's end was not saved yet; and when an earlier save
-        went wrong, so that it is heard of."""
-        minutes = self.config.checkpoint_minutes
-        is_due = bool(self.held) or (minutes is not None and time.monotonic() - self.saved_at > 60 * minutes)
-        if self.saver.error is not None or (is_due and not self.saver.is_busy()):
+        went wrong: it is heard of at once, and tried again a minute later."""
+        minutes, now = self.config.checkpoint_minutes, time.monotonic()
+        if self.saver.error is not None:
+            self.attempt(self.saver.raise_error)
+        is_due = bool(self.held) or (minutes is not None and now - self.saved_at > 60 * minutes)
+        if self.failed_at is not None:
+            is_due = now - self.failed_at > RETRY_SECONDS
+        if is_due and not self.saver.is_busy():
             self.save_state()
 
     def finish(self) -> None:
@@ -131,6 +139,10 @@ class Keeper:
                 self.saver.wait()
 
         self.attempt(wait)
+
+    def unwritten(self) -> list[str]:
+        """Those of best.pt and last.pt that the disk did not take."""
+        return [name for name in (BEST, LAST) if name in self.saver.waiting]
 
     def keep_what_there_is(self, state_is_whole: bool) -> None:
         """Before a run fails: the state as it is, or, if there is nothing else to go on from, the start."""
@@ -160,6 +172,7 @@ class Keeper:
         try:
             write()
         except OSError as error:
+            self.failed_at = time.monotonic()
             reason = str(error)
             if error.strerror is not None:
                 reason = f"{error.filename or self.folder} could not be written ({error.strerror})"

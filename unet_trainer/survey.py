@@ -177,7 +177,15 @@ def _choose_coding(survey: Survey, config: Config) -> None:
         survey.undecided.append(f"{error}\n  {where_values_are(survey.pairs, survey.masks)}")
         return
     survey.coding = coding
-    if config.ignore_value is None and coding.ignore_value is not None and not _stands_beside_classes(survey, coding):
+    present = [name for _, name, share in class_table(config, survey) if share > 0]
+    if config.ignore_value is None and coding.ignore_value is not None and config.num_classes > 1 and len(present) < 2:
+        void = coding.ignore_value
+        survey.undecided.append(
+            f"mask_values: with {void} as void, no class but {present[0] if present else 'none'} is left in any mask, and there is "
+            f"nothing to learn. Set num_classes: 1 if {void} is the foreground, or mask_values to the values of the "
+            f"{config.num_classes} classes\n  {where_values_are(survey.pairs, survey.masks)}"
+        )
+    elif config.ignore_value is None and coding.ignore_value is not None and not _stands_beside_classes(survey, coding):
         survey.undecided.append(
             f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Void, or the foreground of "
             f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
