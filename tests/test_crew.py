@@ -170,11 +170,13 @@ def test_a_worker_that_dies_is_named_with_what_it_was_reading(tiny_data, monkeyp
 
     monkeypatch.setattr(SegmentationDataset, "_read", die)
     loader = load(dataset, 2, 2, shuffle=True)
+    loader.prepare(0)
+    workers = loader.crew.hands.workers
     with pytest.raises(WorkerError) as caught:
         digest(loader, 0)
     assert "died (SIGKILL)" in str(caught.value)
     assert str(caught.value).endswith(f"; it may have been reading {victim}")
-    assert multiprocessing.active_children() == []
+    assert not any(worker.is_alive() for worker in workers)
     monkeypatch.setattr(SegmentationDataset, "_read", read)
     assert digest(loader, 0) == digest(load(dataset, 2, 0, shuffle=True), 0)  # others are started when asked for
 
@@ -183,7 +185,7 @@ def test_it_is_told_when_all_workers_are_dead(tiny_data):
     loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
     batches = loader.epoch(0)
     next(batches)
-    for worker in multiprocessing.active_children():
+    for worker in loader.crew.hands.workers:
         worker.kill()
     batches.close()
     with pytest.raises(WorkerError, match=r"worker process \d+ died \(SIGKILL\); it may have been reading .*\.jpg"):
@@ -199,12 +201,14 @@ def test_workers_that_hang_are_given_up_with_the_file_they_hang_in(tiny_data, mo
         SegmentationDataset, "_read", lambda self, pair: time.sleep(3600) if pair.image == victim else read(self, pair)
     )
     loader = load(dataset, 2, 2, shuffle=True, timeout=0.5)
+    loader.prepare(0)
+    workers = loader.crew.hands.workers
     before = time.monotonic()
     with pytest.raises(WorkerError, match=r"no batch in 0\.5 s \(worker_timeout\)") as caught:
         digest(loader, 0)
     assert str(caught.value).endswith(f"perhaps in reading {victim}")
     assert time.monotonic() - before < 5
-    assert multiprocessing.active_children() == []
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_what_a_worker_could_not_read_is_tried_again_before_it_is_an_error(tiny_data, monkeypatch):
@@ -240,7 +244,7 @@ def test_signals_are_the_training_process_own_affair(tiny_data):
     loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
     batches = loader.epoch(0)
     next(batches)
-    workers = multiprocessing.active_children()
+    workers = loader.crew.hands.workers
     time.sleep(0.2)
     for worker in workers:
         for number in (signal.SIGINT, signal.SIGTERM):
