@@ -38,8 +38,8 @@ from unet_trainer.signals import Interrupted, Signals, leave
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from collections.abc import Iterator
 
-    from unet_trainer.crew import WorkerError
     from unet_trainer.dataset import Batch
+    from unet_trainer.hands import WorkerError
     from unet_trainer.history import Row
     from unet_trainer.keeper import Keeper
     from unet_trainer.machine import Data, Machine
@@ -131,7 +131,7 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     started = time.perf_counter()
 
     from unet_trainer import assemble, checkpoint, resuming
-    from unet_trainer.crew import WorkerError
+    from unet_trainer.hands import WorkerError
     from unet_trainer.keeper import Keeper
 
     console.say("U-Net trainer")
@@ -204,8 +204,8 @@ def _is_finished(run: Run) -> bool:
 
 def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     """An epoch, or what is left of it; and what happens when it cannot be finished."""
-    from unet_trainer.crew import WorkerError
     from unet_trainer.guard import NonFinite
+    from unet_trainer.hands import WorkerError
     from unet_trainer.memory import is_out_of_memory, one_line
     from unet_trainer.recovery import make_do_with_less, roll_back
 
@@ -337,7 +337,7 @@ def train_one_epoch(run: Run) -> Row:
 
 def _next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
     """The next one. Where the run is to end within an accumulation window, its last batches are read without the workers."""
-    from unet_trainer.crew import WorkerError
+    from unet_trainer.hands import WorkerError
 
     batch = None
     if run.broken is None and not run.signals.is_stopping():

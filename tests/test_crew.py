@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
 from test_dataset import build_dataset
 from test_loader import digest, keep, load
 from unet_trainer import crew as room
-from unet_trainer.crew import MAX_OPEN_PIECES, MAX_PIECES, RESULT, TASK, Crew, Source, WorkerError
-from unet_trainer.dataset import EpochBatches, SegmentationDataset
+from unet_trainer.crew import Crew
+from unet_trainer.dataset import EpochBatches, SegmentationDataset, Source
 from unet_trainer.framing import Window, Windows
-from unet_trainer.images import DataError
+from unet_trainer.hands import WorkerError
 from unet_trainer.loader import Loader
-
-PIPE_BYTES = 65536  # that Linux holds for a reader
-
-
-def never():
-    return False
 
 
 def build_pair(data, num_workers=2, **options):
@@ -234,53 +223,8 @@ def test_an_error_of_a_worker_is_raised_as_what_it_is(tiny_data, monkeypatch):
     with pytest.raises(ZeroDivisionError, match="in the midst of a worker"):
         digest(loader, 0)
     monkeypatch.undo()
-    assert issubclass(DataError, Exception)
     loader.crew.close()
     assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
-
-
-def test_signals_are_the_training_process_own_affair(tiny_data):
-    """A terminal or a cluster sends them to all processes at once; the step is still to be finished."""
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
-    batches = loader.epoch(0)
-    next(batches)
-    workers = loader.crew.hands.workers
-    time.sleep(0.2)
-    for worker in workers:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(worker.pid, number)
-    assert len(list(batches)) == 4
-    assert len(keep(loader.epoch(1))) == 5
-    assert all(worker.is_alive() for worker in workers)
-
-
-def test_workers_end_when_the_training_process_is_killed(tiny_data):
-    script = (
-        "import multiprocessing, sys, time; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from test_dataset import build_dataset; from test_loader import load\n"
-        "loader = load(build_dataset(Path(sys.argv[3])), 2, 2, shuffle=True)\n"
-        "next(loader.epoch(0)); print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
-        "batches = loader.epoch(1); next(batches); time.sleep(600)"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(ROOT), str(ROOT / "tests"), str(tiny_data)], stdout=subprocess.PIPE, text=True
-    )
-    workers = [int(word) for word in child.stdout.readline().split()]
-    assert len(workers) == 2
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() and "Z" not in state(worker) for worker in workers):
-        assert time.monotonic() < deadline, "a worker outlives the training process"
-        time.sleep(0.05)
-
-
-def state(worker):
-    try:
-        return Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
 
 
 def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
@@ -299,18 +243,10 @@ def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
     assert len(pieces(None, 5000, 3000)) <= 64
 
 
-def test_messages_never_wait_for_room():
-    """A full pipe at both ends would be the end of it."""
-    assert MAX_OPEN_PIECES * max(TASK.size, RESULT.size) < PIPE_BYTES
-    assert MAX_PIECES * max(TASK.size, RESULT.size) < 4096  # what a pipe holds when a user has very many of them
-    assert max(TASK.size, RESULT.size) <= 4096 // 2  # whole or not there
-
-
 def test_many_workers_with_small_pieces_get_through(tiny_data, monkeypatch):
     monkeypatch.setattr(room, "MAX_OPEN_PIECES", 5)
     loader = load(build_dataset(tiny_data), 5, 4, shuffle=True)
     assert digest(loader, 3) == digest(load(loader.dataset, 5, 0, shuffle=True), 3)
-    assert max(len(loader.source.pieces(4)), 1) <= 5
 
 
 def test_a_slot_holds_images_of_every_kind(tiny_data):
@@ -337,52 +273,6 @@ def test_small_pipes_are_never_filled(tiny_data):
     for epoch in range(3):
         assert digest(loader, epoch) == digest(load(loader.dataset, 5, 0, shuffle=True), epoch)
     assert 0 < most <= 4
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
-def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(error, tiny_data, monkeypatch):
-    start, started = multiprocessing.context.ForkProcess.start, []
-
-    def start_two(self):
-        if len(started) == 2:
-            raise error
-        start(self)
-        started.append(self)
-
-    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", start_two)
-    loader = load(build_dataset(tiny_data), 2, 4, shuffle=True)
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkerError
-    with pytest.raises(expected) as caught:
-        loader.prepare(0)
-    assert expected is KeyboardInterrupt or "worker process 3 of 4 could not be started (Resource" in str(caught.value)
-    assert len(started) == 2
-    assert not any(worker.is_alive() for worker in started)
-    monkeypatch.undo()
-    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
-    assert sorted(loader.crew.free) == list(range(len(loader.crew.slots.arrays)))
-
-
-def test_a_worker_that_cannot_be_killed_does_not_keep_the_process(tiny_data, monkeypatch):
-    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
-    loader.prepare(0)
-    (worker,) = loader.crew.hands.workers
-    pid = worker.pid
-    time.sleep(0.2)
-    monkeypatch.setattr(type(worker), "kill", lambda self: None)
-    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.1)
-    loader.crew.close()
-    assert worker not in multiprocessing.active_children()  # nobody waits for it any more
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def test_in_a_process_that_may_have_none_threads_do_the_work(tiny_data, monkeypatch):
-    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
-    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
-    assert isinstance(loader.crew.hands, room.Threads)
-    loader.crew.close()
 
 
 def test_threads_that_are_closed_read_no_further(tiny_data, monkeypatch):

@@ -1,295 +1,36 @@
 """Workers that fill batches in memory which they share with the training process.
 
 A batch lies in a slot, and each worker fills a piece of it. The training process plans ahead, over the end of an epoch and
-through validation, so that the slots are never empty. What is sent is a few numbers of fixed size: a message is whole or not
-there, whatever is killed when. A piece that a worker could not fill is read again here, where its reason is heard.
+through validation, so that the slots are never empty. A piece that a worker could not fill is read again here, where its
+reason is heard.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import mmap
 import multiprocessing
 import multiprocessing.util
-import os
-import queue
-import select
-import signal
-import struct
-import sys
-import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import NamedTuple, Protocol
 
-import cv2
 import numpy as np
 import torch
 
-from unet_trainer.dataset import EpochBatches, SegmentationDataset
-from unet_trainer.framing import Windows
+from unet_trainer.dataset import Source
+from unet_trainer.hands import CAN_FORK, RESULT, TASK, Hands, Processes, Result, Task, Threads, WorkerError
 from unet_trainer.images import Pixels
-from unet_trainer.masks import IGNORED
 from unet_trainer.transfer import copy_stream, pin, unpin
 
-CAN_FORK = sys.platform == "linux"
 POLL_SECONDS = 1  # how often one who waits looks whether the workers live and the run goes on
-CLOSE_SECONDS = 1  # that a worker has to end
 MIN_SLOTS = 4
 SLOTS_AHEAD = 8  # batches: bridges a pause of the workers, or the end of an epoch
 MAX_SLOT_BYTES = 1 << 29  # in all, unless MIN_SLOTS need more
-MAX_PIECES = 64  # of a batch: their messages fit into the smallest of pipes
 MAX_OPEN_PIECES = 1024  # in all
-
-Serve = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
-
-
-class WorkerError(RuntimeError):
-    """A worker process died or hangs; the message says which, and what it was reading."""
-
-
-@dataclass
-class Source:
-    """A dataset and the batches that are made of it."""
-
-    dataset: SegmentationDataset
-    batches: EpochBatches
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return *self.dataset.framing.size, self.dataset.form.channels
-
-    @property
-    def itemsize(self) -> int:
-        return 1 if self.dataset.form.is_8bit else 4
-
-    @property
-    def image_bytes(self) -> int:
-        height, width, channels = self.shape
-        return self.batches.batch_size * height * width * channels * self.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        height, width, _ = self.shape
-        return self.image_bytes + self.batches.batch_size * height * width
-
-    def views(self, slot: Pixels) -> tuple[Pixels, Pixels]:
-        """Images and masks of a batch that lies in these bytes."""
-        height, width, channels = self.shape
-        size = self.batches.batch_size
-        images = slot[: self.image_bytes].view(np.uint8 if self.itemsize == 1 else np.float32)
-        return images.reshape(size, height, width, channels), slot[self.image_bytes : self.num_bytes].reshape(size, height, width)
-
-    def fill(
-        self, slot: Pixels, epoch: int, batch: int, piece: range, begin: Callable[[int], object] = lambda _: None
-    ) -> tuple[float, float]:
-        """Samples at these positions of a batch; what is left of a short batch counts nowhere. Seconds of reading, augmenting."""
-        keys = self.batches.keys(epoch, batch)
-        images, masks = self.views(slot)
-        stages = [0.0, 0.0]
-        for position in piece:
-            if position < len(keys):
-                begin(position)
-                image, mask = self.dataset.sample(keys[position], stages)
-                np.copyto(images[position], image)
-                np.copyto(masks[position], mask)
-            else:
-                images[position] = 0
-                masks[position] = IGNORED
-        return stages[0], stages[1]
-
-    def file(self, epoch: int, batch: int, position: int) -> Path:
-        index = self.batches.keys(epoch, batch)[position][1]
-        return self.dataset.pairs[self.dataset.framing.source(index)].image
-
-    def files(self, epoch: int, batch: int) -> list[Path]:
-        return [self.file(epoch, batch, position) for position in range(len(self.batches.keys(epoch, batch)))]
-
-    def pieces(self, num_workers: int) -> list[range]:
-        """What the workers share a batch in. The windows of one image stay together, or each worker would read it."""
-        size = self.batches.batch_size
-        length = -(-size // min(num_workers, MAX_PIECES))
-        framing = self.dataset.framing
-        if isinstance(framing, Windows):
-            length = max(length, min(size, -(-len(framing) // len(self.dataset.pairs))))
-        return [range(start, min(start + length, size)) for start in range(0, size, length)]
-
-    def own(self) -> Source:
-        """For a thread: albumentations' pipelines draw from a generator that they hold."""
-        return Source(self.dataset.own(), copy.copy(self.batches))
-
-
-class Task(NamedTuple):
-    ticket: int
-    source: int
-    epoch: int
-    batch: int
-    slot: int
-    start: int
-    stop: int
-
-
-class Result(NamedTuple):
-    ticket: int
-    start: int
-    is_filled: int
-    read_seconds: float
-    augment_seconds: float
-
-
-TASK = struct.Struct("7q")
-RESULT = struct.Struct("3q2d")
-
-
-class Hands(Protocol):
-    """Those who do the work: processes where they can be forked, else threads."""
-
-    capacity: int  # tasks that can be under way without anybody waiting to hand one over
-
-    def give(self, message: bytes) -> None: ...
-
-    def take(self, seconds: float) -> bytes:
-        """Results that are there, waiting for the first one for so long."""
-
-    def is_hurt(self) -> bool:
-        """Whether a worker is dead."""
-
-    def fate(self) -> tuple[int, str] | None:
-        """The number of a worker that is dead, and how it came to be."""
-
-    def close(self) -> None: ...
-
-
-class Processes:
-    """Forked, so that they have the datasets without a copy. They end when the training process does, however it ends."""
-
-    def __init__(self, num_workers: int, serve: Serve) -> None:
-        import fcntl  # not there where processes cannot be forked
-
-        task_reader, self.task_writer = os.pipe()
-        self.result_reader, result_writer = os.pipe()
-        others = (self.task_writer, self.result_reader)
-        self.workers: list[BaseProcess] = []
-        # At the latest when the interpreter ends, before it would wait for them; and before there is one that could be left over.
-        self.close = multiprocessing.util.Finalize(
-            self, _close, (self.task_writer, self.result_reader, self.workers), exitpriority=100
-        )
-        context = multiprocessing.get_context("fork")
-        try:
-            for number in range(num_workers):
-                arguments = serve, number, task_reader, result_writer, others
-                self.workers.append(context.Process(target=_be_worker, args=arguments, daemon=True))
-                with warnings.catch_warnings():  # Python 3.12 warns of threads whose locks a fork could copy; workers take none
-                    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                    self.workers[-1].start()
-        except OSError as error:
-            self.close()
-            raise WorkerError(f"worker process {number + 1} of {num_workers} could not be started ({error.strerror})") from None
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(task_reader)
-            os.close(result_writer)
-        os.set_blocking(self.result_reader, False)
-        self.bell = select.poll()
-        for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
-            self.bell.register(file, select.POLLIN)
-        sizes = [fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in others]
-        self.capacity = min(sizes) // max(TASK.size, RESULT.size)
-
-    def give(self, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # all are dead; whoever waits is told
-            os.write(self.task_writer, message)
-
-    def take(self, seconds: float) -> bytes:
-        found = self._read()
-        if not found and seconds:
-            self.bell.poll(1000 * seconds)
-            found = self._read()
-        return found
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self.result_reader, 256 * RESULT.size)
-        except BlockingIOError:
-            return b""
-
-    def is_hurt(self) -> bool:
-        return any(file != self.result_reader for file, _ in self.bell.poll(0))
-
-    def fate(self) -> tuple[int, str] | None:
-        for number, worker in enumerate(self.workers):
-            if (code := worker.exitcode) is not None:
-                return (
-                    number,
-                    f"worker process {worker.pid} died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})",
-                )
-        return None
-
-
-def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
-    """At once: they hold nothing that could be lost."""
-    os.close(task_writer)
-    started = [worker for worker in workers if worker.pid is not None]
-    for worker in started:
-        worker.kill()
-    for worker in started:
-        worker.join(CLOSE_SECONDS)
-        if worker.exitcode is None:  # a dead network disk holds it; the interpreter would wait for it without end
-            multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
-    os.close(result_reader)
-
-
-def _be_worker(serve: Serve, number: int, task_reader: int, result_writer: int, others: Sequence[int]) -> None:
-    # The training process decides what a signal means; these often come to all processes at once.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for file in others:  # or the end of the training process would not be seen
-        os.close(file)
-    cv2.setNumThreads(0)  # one process a core is enough
-    torch.set_num_threads(1)
-    with contextlib.suppress(BrokenPipeError):  # the training process is gone
-        serve(lambda: os.read(task_reader, TASK.size), lambda message: os.write(result_writer, message), number)
-
-
-class Threads:
-    """For systems that cannot fork. OpenCV and numpy let them work side by side."""
-
-    def __init__(self, num_workers: int, serve: Serve) -> None:
-        self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.num_workers = num_workers
-        self.capacity = sys.maxsize
-        for number in range(num_workers):
-            threading.Thread(target=serve, args=(self.tasks.get, self.results.put, number), daemon=True).start()
-
-    def give(self, message: bytes) -> None:
-        self.tasks.put(message)
-
-    def take(self, seconds: float) -> bytes:
-        try:
-            return self.results.get(timeout=seconds) if seconds else self.results.get_nowait()
-        except queue.Empty:
-            return b""
-
-    def is_hurt(self) -> bool:
-        return False
-
-    def fate(self) -> None:
-        return None
-
-    def close(self) -> None:
-        for _ in range(self.num_workers):
-            self.tasks.put(b"")
 
 
 @dataclass
@@ -417,17 +158,17 @@ class Crew:
         asked = time.monotonic()
         self._order()
         assert self.hands is not None  # since an epoch was begun
-        is_hurt = self.hands.is_hurt()  # told even when the others could do its work
-        while is_hurt or not self.orders or self.orders[0].missing:  # no order, when all slots hold what was wanted before
-            if self._note(self.hands.take(0.0 if is_hurt else POLL_SECONDS)) and not is_hurt:
-                self._order()
-                continue
-            if (fate := self.hands.fate()) is not None:
+        while True:
+            if (fate := self.hands.fate()) is not None:  # told even when the others could do its work
                 number, how = fate
                 reading = self._reading(number)
                 self.close()
                 raise WorkerError(f"{how}; it may have been reading {reading}")
-            is_hurt = False
+            if self.orders and not self.orders[0].missing:  # no order, when all slots hold what was wanted before
+                break
+            if self._note(self.hands.take(POLL_SECONDS)):
+                self._order()
+                continue
             if is_stopping():
                 return None
             if timeout is not None and time.monotonic() - asked > timeout:

@@ -1,10 +1,12 @@
-"""(seed, epoch, index) → sample. A sample depends on nothing else: not on workers, order or history."""
+"""(seed, epoch, index) → sample → batch. A sample depends on nothing else: not on workers, order or history."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import cv2
@@ -16,11 +18,12 @@ from unet_trainer.cache import PixelCache
 from unet_trainer.forms import ImageForm
 from unet_trainer.framing import Framing, Resized, Windows, resize_pair
 from unet_trainer.images import DataError, Pixels, ReadError, is_reduced, read_image, read_mask
-from unet_trainer.masks import UNKNOWN, MaskCoding
+from unet_trainer.masks import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.pairs import Pair
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
+MAX_PIECES = 64  # of a batch: the messages of one fit into the smallest of pipes
 
 
 class Batch(NamedTuple):
@@ -143,3 +146,74 @@ class EpochBatches:
         if not self.shuffle:
             return np.arange(self.num_samples)
         return np.random.default_rng([self.seed, ORDER_STREAM, epoch]).permutation(self.num_samples)
+
+
+@dataclass
+class Source:
+    """A dataset and the batches that are made of it."""
+
+    dataset: SegmentationDataset
+    batches: EpochBatches
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return *self.dataset.framing.size, self.dataset.form.channels
+
+    @property
+    def itemsize(self) -> int:
+        return 1 if self.dataset.form.is_8bit else 4
+
+    @property
+    def image_bytes(self) -> int:
+        height, width, channels = self.shape
+        return self.batches.batch_size * height * width * channels * self.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        height, width, _ = self.shape
+        return self.image_bytes + self.batches.batch_size * height * width
+
+    def views(self, slot: Pixels) -> tuple[Pixels, Pixels]:
+        """Images and masks of a batch that lies in these bytes."""
+        height, width, channels = self.shape
+        size = self.batches.batch_size
+        images = slot[: self.image_bytes].view(np.uint8 if self.itemsize == 1 else np.float32)
+        return images.reshape(size, height, width, channels), slot[self.image_bytes : self.num_bytes].reshape(size, height, width)
+
+    def fill(
+        self, slot: Pixels, epoch: int, batch: int, piece: range, begin: Callable[[int], object] = lambda _: None
+    ) -> tuple[float, float]:
+        """Samples at these positions of a batch; what is left of a short batch counts nowhere. Seconds of reading, augmenting."""
+        keys = self.batches.keys(epoch, batch)
+        images, masks = self.views(slot)
+        stages = [0.0, 0.0]
+        for position in piece:
+            if position < len(keys):
+                begin(position)
+                image, mask = self.dataset.sample(keys[position], stages)
+                np.copyto(images[position], image)
+                np.copyto(masks[position], mask)
+            else:
+                images[position] = 0
+                masks[position] = IGNORED
+        return stages[0], stages[1]
+
+    def file(self, epoch: int, batch: int, position: int) -> Path:
+        index = self.batches.keys(epoch, batch)[position][1]
+        return self.dataset.pairs[self.dataset.framing.source(index)].image
+
+    def files(self, epoch: int, batch: int) -> list[Path]:
+        return [self.file(epoch, batch, position) for position in range(len(self.batches.keys(epoch, batch)))]
+
+    def pieces(self, num_workers: int) -> list[range]:
+        """What the workers share a batch in. The windows of one image stay together, or each worker would read it."""
+        size = self.batches.batch_size
+        length = -(-size // min(num_workers, MAX_PIECES))
+        framing = self.dataset.framing
+        if isinstance(framing, Windows):
+            length = max(length, min(size, -(-len(framing) // len(self.dataset.pairs))))
+        return [range(start, min(start + length, size)) for start in range(0, size, length)]
+
+    def own(self) -> Source:
+        """For a thread: albumentations' pipelines draw from a generator that they hold."""
+        return Source(self.dataset.own(), copy.copy(self.batches))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.crew import Crew, Order, Source
-from unet_trainer.dataset import Batch, EpochBatches, SegmentationDataset
+from unet_trainer.crew import Crew, Order
+from unet_trainer.dataset import Batch, EpochBatches, SegmentationDataset, Source
 
 
 class Loader:
