@@ -293,10 +293,11 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
 
 
 def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
+    torch.empty(8 * 2**30, dtype=torch.uint8, device="cuda")  # not the run's: gone before it begins
     config = {**tiny_config, "device": "cuda", "use_amp": True, "compile_model": True, "image_size": 256, "encoder": "resnet18"}
     result = train(config)
     assert load_config(result.run_dir / "config.yaml").compile_model is True
-    assert result.history[-1]["peak_memory_gb"] > 0.2
+    assert 0.2 < result.history[-1]["peak_memory_gb"] < 8
     assert math.isfinite(result.best_val_iou)
 
 

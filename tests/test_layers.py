@@ -48,6 +48,16 @@ def test_the_head_equals_a_convolution_with_few_outputs(classes):
     assert_same(fast, plain, torch.randn(2, 16, 12, 20, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(("kind", "arguments"), [(StemConv, (3, 8, 7, 2, 3)), (HeadConv, (16, 1, 3, 1, 1))], ids=["stem", "head"])
+def test_a_gradient_lies_in_memory_as_its_weight_does(kind, arguments):
+    """Else torch copies it to some other place, a new one from time to time, and what was recorded for the old one is of no use."""
+    layer = torch.nn.Conv2d(*arguments).to(memory_format=torch.channels_last)
+    layer.__class__ = kind
+    output = layer(torch.randn(2, arguments[0], 32, 32).contiguous(memory_format=torch.channels_last))
+    (gradient,) = torch.autograd.grad(output.square().sum(), layer.weight)
+    assert gradient.stride() == layer.weight.stride()
+
+
 def test_a_whole_model_computes_the_same_and_saves_the_same():
     torch.manual_seed(0)
     plain = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(16, 8, 8, 8, 8)).double()

@@ -448,3 +448,19 @@ def test_garbage_is_not_collected_while_compiling_and_as_before_after_it(was_on,
         assert gc.isenabled() == was_on
     finally:
         gc.enable()
+
+
+def test_memory_that_runs_out_within_the_compiler_is_no_failure_of_the_compiler(monkeypatch):
+    def compiled(forward, **options):
+        def call(*arguments):
+            raise RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = plain_model()
+    step = make_step(model)
+    forward = step.forward
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compile_steps(step, EvalStep(step.forward, model, CPU), make_batch(2), 1, [model.train])
+    assert step.forward is forward

@@ -28,7 +28,7 @@ from unet_trainer.loader import Loader
 from unet_trainer.losses import WeightedLoss
 from unet_trainer.machine import Data, Machine
 from unet_trainer.masks import IGNORED
-from unet_trainer.memory import is_out_of_memory
+from unet_trainer.memory import is_out_of_memory, one_line
 from unet_trainer.model import Ema, build_model
 from unet_trainer.pairs import Found
 from unet_trainer.precision import (
@@ -62,6 +62,8 @@ def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
     hardware = inspect_hardware(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
     precision = choose_precision(config.use_amp, config.amp_dtype, hardware)
     cores = count_cores()
     console.fact(
@@ -307,9 +309,8 @@ def try_machine(config: Config, machine: Machine) -> Config:
     except (ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         settings = ", ".join(f"{name}: {getattr(config, name)}" for name in ("architecture", "encoder", "batch_size", "image_size"))
-        raise UserError(f"the model cannot run with {settings}: {reason.strip()[:300]}") from None
+        raise UserError(f"the model cannot run with {settings}: {one_line(error)[:300]}") from None
     return config
 
 

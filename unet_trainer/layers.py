@@ -44,7 +44,10 @@ class HeadConv(torch.nn.Conv2d):
 
 
 class StemConv(torch.nn.Conv2d):
-    """7×7 with stride 2 on a few channels, as 4×4 with stride 1 on four times as many: 2×2 pixels become channels of one."""
+    """7×7 with stride 2 on a few channels, as 4×4 with stride 1 on four times as many: 2×2 pixels become channels of one.
+
+    Channels come last in all of it, so that the weight's gradient lies in memory as the weight does, and is not copied.
+    """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = images.shape
@@ -52,9 +55,9 @@ class StemConv(torch.nn.Conv2d):
         pixels = images.permute(0, 2, 3, 1).reshape(batch, height // 2, 2, width // 2, 2, channels)
         pixels = pixels.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
         pixels = F.pad(pixels, (0, missing, 2, 1, 2, 1)).permute(0, 3, 1, 2)
-        weight = F.pad(self.weight, (1, 0, 1, 0)).reshape(self.out_channels, channels, 4, 2, 4, 2)
-        weight = weight.permute(0, 1, 3, 5, 2, 4).reshape(self.out_channels, 4 * channels, 4, 4)
-        weight = F.pad(weight, (0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
+        weight = F.pad(self.weight.permute(0, 2, 3, 1), (0, 0, 1, 0, 1, 0)).reshape(self.out_channels, 4, 2, 4, 2, channels)
+        weight = weight.permute(0, 1, 3, 5, 2, 4).reshape(self.out_channels, 4, 4, 4 * channels)
+        weight = F.pad(weight, (0, missing)).permute(0, 3, 1, 2)
         return F.conv2d(pixels, weight, self.bias)
 
 

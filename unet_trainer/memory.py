@@ -12,13 +12,22 @@ from unet_trainer.config import Config
 from unet_trainer.console import Console
 from unet_trainer.runs import TrainingFailed
 
+SIGNS = (  # in the text of a RuntimeError, in small letters
+    "out of memory",
+    "not enough memory",
+    "defaultcpuallocator",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "unable to find an engine",  # cuDNN, when no algorithm gets the memory that it asks for
+)
+
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch says it in one way for a GPU, in another for a CPU, and Python in a third."""
+    """Allocators, drivers, cuBLAS, cuDNN and a compiler around them all say it in ways of their own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in SIGNS)
 
 
 def out_of_memory_message(reason: str, device: torch.device) -> str:
@@ -26,7 +35,8 @@ def out_of_memory_message(reason: str, device: torch.device) -> str:
         return f"out of memory ({reason})"
     peak = torch.cuda.max_memory_allocated(device) / 2**30
     there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
-    return f"out of memory on {device}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
+    said = "" if reason.startswith("CUDA out of memory") else f" ({reason})"
+    return f"out of memory on {device}{said}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
 
 
 def free_memory(device: torch.device, has_graphs: bool) -> None:

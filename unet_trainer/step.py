@@ -20,6 +20,7 @@ from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.glimpse import Glimpse
 from unet_trainer.guard import MAX_BAD_STEPS, Guard
 from unet_trainer.losses import WeightedLoss, class_logits
+from unet_trainer.memory import is_out_of_memory, one_line
 from unet_trainer.metrics import Scores, confusion_matrix, predicted_ids, scores
 from unet_trainer.model import Ema
 from unet_trainer.precision import DTYPES, Precision
@@ -352,13 +353,11 @@ def compile_steps(
             try_steps(
                 train_step, eval_step, batch, totals, phases, eval_batch or batch, num_times=3
             )  # CUDA graphs: run, record, replay
-    except torch.OutOfMemoryError:
-        train_step.forward, eval_step.forward = eager
-        raise
     except Exception as error:  # compilers fail in every way there is, and the eager steps work in each case
-        first_line = next((line for line in str(error).splitlines() if line.strip()), "")
         train_step.forward, eval_step.forward = eager
-        return f"{type(error).__name__}: {first_line.strip()[:200]}"
+        if is_out_of_memory(error):
+            raise
+        return f"{type(error).__name__}: {one_line(error)[:200]}"
     train_step.recorder = Recorder() if on_cuda else None
     return None
 
