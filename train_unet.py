@@ -31,7 +31,7 @@ from unet_trainer.atomic import sweep_drafts
 from unet_trainer.bottleneck import EpochTimes, advise
 from unet_trainer.command_line import read_bench_command, read_check_command, read_command_line
 from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, load_config
-from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
+from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, counted, show_error
 from unet_trainer.runs import BEST, LAST, TrainingFailed, find_origin, has_checkpoint, start_folder
 from unet_trainer.signals import Interrupted, Signals, leave
 
@@ -152,7 +152,9 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         checkpoint.compare_splits(earlier["split"], checkpoint.split_names(data.split))
         state.load_state_dict(earlier)
         if config.num_epochs < state.epoch:
-            raise UserError(f"num_epochs: {config.num_epochs} is less than the {state.epoch} epochs that {folder} has; need more")
+            raise UserError(
+                f"num_epochs: {config.num_epochs} is less than the {counted(state.epoch, 'epoch')} that {folder} has; need more"
+            )
     else:
         try_steps = partial(assemble.try_machine, machine=machine)
         config = machine.fit_into_memory(config, try_steps, console, "nothing was begun")
@@ -417,7 +419,7 @@ def _report(run: Run) -> TrainResult:
     run.keeper.attempt(lambda: write_result(run_dir / "result.json", summary))
     console.say()
     if result.stopped_early:
-        console.say(f"Stopped early: no better {config.monitor} in {config.early_stopping_patience} epochs")
+        console.say(f"Stopped early: no better {config.monitor} in {counted(config.early_stopping_patience or 0, 'epoch')}")
     if has_best:
         console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
     else:

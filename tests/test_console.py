@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, show_error
+from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, counted, show_error
 
 ROW = {
     "epoch": 3,
@@ -214,3 +214,8 @@ def test_a_log_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path
 def test_steps_that_were_not_finite_are_told_from_those_that_overflowed():
     line = one_epoch(io.StringIO(), row={**ROW, "skipped_steps": 3, "nan_steps": 1}, on_gpu=False)
     assert line.endswith("skipped steps: 3 (1 not finite)\n")
+
+
+def test_what_is_counted_agrees_with_its_number():
+    assert [counted(number, "pair") for number in (0, 1, 2)] == ["0 pairs", "1 pair", "2 pairs"]
+    assert [counted(number, "batch", "batches") for number in (1, 5)] == ["1 batch", "5 batches"]

@@ -178,4 +178,5 @@ def test_transform_parameter_that_cannot_be_written_to_yaml_is_refused():
 
 def test_near_miss_is_near():
     assert p.near_miss("Batchsize", ["batch_size", "image_size"]) == "batch_size"
+    assert p.near_miss("resnet35", ["resnet50", "resnet34", "resnet18"]) == "resnet34"
     assert p.near_miss("zzz", ["batch_size", "image_size"]) is None

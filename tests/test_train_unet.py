@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,16 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
         "Next: python",
     ):
         assert part in said
+
+
+def test_an_encoder_that_does_not_exist_is_told_before_any_file_is_read(tiny_config):
+    with pytest.raises(UserError, match=r"encoder: got 'resnet35'; did you mean resnet34\?"):
+        train(tiny_config, encoder="resnet35", data_dir="no/such/folder")
+
+
+def test_the_number_of_workers_is_told_when_the_machine_chose_it(tiny_config, capsys):
+    train(tiny_config, num_epochs=1, num_workers="auto")
+    assert re.search(r"Loader: +\d+ workers? beside the training process \(num_workers: auto, \d+ cores\)", capsys.readouterr().out)
 
 
 def test_the_config_of_a_run_runs_again_as_it_is(tiny_config):
@@ -523,10 +534,7 @@ def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_d
     resumed = train(config, resume=str(broken))
     said = capsys.readouterr().out
     table = broken / "split.csv"
-    assert (
-        f"Note: 3 pairs are not in {table}, which the run began with, and are left out, e.g. {data / 'images/added_0.jpg'}\n"
-        in said
-    )
+    assert f"Note: not in {table}, which the run began with, and left out: 3 pairs, e.g. {data / 'images/added_0.jpg'}\n" in said
     assert f"10 train, 2 val (as the run began, {broken / 'split.csv'})" in said
     assert resumed.epochs == 2
     assert (broken / "split.csv").read_text() == before

@@ -15,7 +15,7 @@ from unet_trainer.augment import build_augmentation
 from unet_trainer.cache import fill_cache
 from unet_trainer.checkpoint import TrainState
 from unet_trainer.config import DEMO_DIR, FIELDS, Config, UserError, class_names, image_shape
-from unet_trainer.console import Console
+from unet_trainer.console import Console, counted
 from unet_trainer.crew import Crew, choose_num_workers
 from unet_trainer.dataset import Batch, SegmentationDataset
 from unet_trainer.demo import ensure_demo
@@ -29,7 +29,7 @@ from unet_trainer.losses import WeightedLoss
 from unet_trainer.machine import Data, Machine
 from unet_trainer.masks import IGNORED
 from unet_trainer.memory import is_out_of_memory, one_line
-from unet_trainer.model import Ema, build_model
+from unet_trainer.model import Ema, build_model, check_encoder_name
 from unet_trainer.pairs import Found
 from unet_trainer.precision import (
     build_scaler,
@@ -88,6 +88,7 @@ def build_numerics(config: Config, console: Console) -> tuple[Config, Numerics]:
 
 def build_data(config: Config, console: Console, device: torch.device, run_dir: Path | None = None) -> tuple[Config, Data]:
     """Finds, reads and checks every pair; the config comes back with what was chosen. A run that goes on keeps its split."""
+    check_encoder_name(config.encoder)  # before minutes are spent on reading
     data_dir = Path(config.data_dir)
     if data_dir == Path(DEMO_DIR) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
@@ -118,6 +119,9 @@ def build_data(config: Config, console: Console, device: torch.device, run_dir: 
     val_dataset = SegmentationDataset(split.val, coding, form, val_framing, None, config.seed, config.resize_masks)
     if config.cache != "none":
         _fill_caches(config, survey, (train_dataset, val_dataset), console)
+    if config.num_workers == "auto":
+        who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
+        console.fact("Loader", f"{who} (num_workers: auto, {counted(count_cores(), 'core')})")
     crew = Crew(num_workers, device) if num_workers else None
     build_loader = partial(Loader, crew=crew, timeout=config.worker_timeout)
     data = Data(
@@ -164,7 +168,7 @@ def _fill_caches(config: Config, survey: Survey, datasets: Sequence[Segmentation
     where = "memory" if config.cache == "ram" else f"{Path(config.checkpoint_dir) / '.cache'}"
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
     if num_cached < num_pairs:
-        console.warn(f"there is no room for {num_pairs - num_cached} pairs; they are read from their files in every epoch")
+        console.warn(f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch")
 
 
 def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | None:
@@ -183,7 +187,9 @@ def _earlier_split(config: Config, run_dir: Path, console: Console) -> Found | N
     known = {pair.image for pair in earlier.pairs}
     added = [pair for pair in now.pairs if pair.image not in known]
     if added:
-        console.note(f"{len(added)} pairs are not in {table}, which the run began with, and are left out, e.g. {added[0].image}")
+        console.note(
+            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
+        )
     return dataclasses.replace(earlier, rule=f"as the run began, {table}")
 
 
@@ -271,10 +277,8 @@ def build_machine(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
     console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
-    effective = config.batch_size * config.accumulation_steps
-    console.fact(
-        "Batch", f"{config.batch_size} × {config.accumulation_steps} = {effective} effective, {num_batches} batches an epoch"
-    )
+    effective = f"{config.batch_size} × {config.accumulation_steps} = {config.batch_size * config.accumulation_steps} effective"
+    console.fact("Batch", f"{effective}, {counted(num_batches, 'batch', 'batches')} an epoch")
     max_bad_steps = 1 if config.on_nan == "stop" else MAX_BAD_STEPS
     return Machine(
         state=TrainState(model, optimizer, scaler, learning_rate, progress, ema, Totals(config.num_classes, device)),

@@ -19,6 +19,11 @@ RULE = "-" * 60
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """1 image, 2 images."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 class Bar:
     """A progress bar; off where nobody would see it move."""
 

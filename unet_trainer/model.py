@@ -24,7 +24,7 @@ WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that othe
 
 def build_model(config: Config) -> torch.nn.Module:
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be had."""
-    _check_encoder_name(config.encoder)
+    check_encoder_name(config.encoder)
     weights = config.encoder_weights
     is_file = weights is not None and (Path(weights).suffix in WEIGHT_FILES or Path(weights).is_file())
     options = {} if config.decoder_channels is None else {"decoder_channels": config.decoder_channels}
@@ -52,7 +52,8 @@ def build_model(config: Config) -> torch.nn.Module:
     return model
 
 
-def _check_encoder_name(name: str) -> None:
+def check_encoder_name(name: str) -> None:
+    """Raises ConfigError for a name that does not exist."""
     known = list(smp.encoders.encoders)
     if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
         return

@@ -12,6 +12,7 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from unet_trainer.safe_yaml import BOOLEANS, NULLS, Plain, parse_number, resolve
@@ -21,8 +22,14 @@ Parser = Callable[[Any], Any]
 
 def near_miss(word: str, known: Iterable[str]) -> str | None:
     """The known name that the word was most likely meant to be."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.7)
-    return matches[0] if matches else None
+    word = word.lower()
+    matches = difflib.get_close_matches(word, list(known), n=5, cutoff=0.7)
+
+    def likeness(name: str) -> tuple[float, int]:  # of those that share as many letters, the one with the longer beginning
+        beginning = takewhile(lambda pair: pair[0] == pair[1], zip(name, word, strict=False))
+        return difflib.SequenceMatcher(None, name, word).ratio(), sum(1 for _ in beginning)
+
+    return max(matches, key=likeness, default=None)
 
 
 def python_value(raw: Any) -> Any:

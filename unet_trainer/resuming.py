@@ -7,7 +7,7 @@ from typing import Any
 
 from unet_trainer.checkpoint import TrainState
 from unet_trainer.config import Config
-from unet_trainer.console import Console
+from unet_trainer.console import Console, counted
 
 
 def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
@@ -42,6 +42,8 @@ def tell_resumed(config: Config, before: Mapping[str, Any], state: TrainState, c
 
 def tell_finished_before(num_epochs: int, state: TrainState, command: str, console: Console) -> None:
     if state.epoch >= num_epochs:
-        console.note(f"this run had finished its {num_epochs} epochs; to train on: {command} num_epochs={num_epochs * 2}")
+        console.note(
+            f"this run had finished its {counted(num_epochs, 'epoch')}; to train on: {command} num_epochs={num_epochs * 2}"
+        )
     else:
         console.note(f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unet_trainer.console import counted
 from unet_trainer.images import DataError
 from unet_trainer.pairs import Found, Pair
 from unet_trainer.problems import some
@@ -166,8 +167,8 @@ def _tell_twins(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[str, ...
 
 
 def _too_few(pairs: Sequence[Pair], num_units: int, num_folds: int | None) -> str:
-    counted = "1 pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
+    there_are = counted(len(pairs), "pair")
     if num_units < len(pairs):
-        counted += f" in {num_units} {'group' if num_units == 1 else 'groups'} (or with identical images)"
+        there_are += f" in {counted(num_units, 'group')} (or with identical images)"
     needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
-    return f"only {counted}; need at least {needed}"
+    return f"only {there_are}; need at least {needed}"
