@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 
 import cv2
 import numpy as np
@@ -119,9 +120,26 @@ def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(c
     assert file.read_bytes().startswith(b"\x89PNG")
     sheet = cv2.imread(str(file))
     height, width = sheet.shape[:2]
-    assert 3 * CELL < height < 3 * (CELL + 50)  # ten pairs, four in a row
+    assert 3 * CELL * HEIGHT // WIDTH < height < 3 * (CELL * HEIGHT // WIDTH + 50)  # ten pairs, four in a row
     assert 4 * 2 * CELL < width < 4 * 2 * (CELL + 20)
     assert len(np.unique(sheet)) > 100
+
+
+def test_the_contact_sheet_shows_pairs_with_much_of_a_class_and_with_little(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "many"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for index in range(48):
+        mask = np.zeros((64, 64), np.uint8)
+        mask[: index + 1, :8] = 255
+        cv2.imwrite(str(folder / f"images/{index}.png"), np.full((64, 64, 3), index, np.uint8))
+        cv2.imwrite(str(folder / f"masks/{index}.png"), mask)
+    shown = []
+    monkeypatch.setattr(unet_trainer.check, "contact_sheet", lambda pictures, labels: shown.extend(labels) or pictures[0][0])
+    assert main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
+    numbers = [int(label.partition(":")[0]) for label in shown]
+    assert (len(numbers), numbers[0], numbers[-1]) == (24, 47, 0)
+    assert max(before - after for before, after in pairwise(numbers)) <= 3
 
 
 def test_the_contact_sheet_shows_24_pairs_at_most(tmp_path, capsys):

@@ -152,15 +152,20 @@ def _draw_sheet(config: Config, survey: Survey) -> Path | None:
 
 
 def _rarest_first(survey: Survey, num_ids: int) -> list[tuple[int, int]]:
-    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first."""
+    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
+
+    Of each class, pairs with much of it and with little, spread over all that hold it.
+    """
     assert survey.coding is not None
     held = [class_ids(mask, survey.coding) for mask in survey.masks]
     shares = class_shares(survey.masks, survey.coding, num_ids)
     classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
-    queues = []
-    for class_id in classes[:-1] or classes:
+    rare, queues = classes[:-1] or classes, []
+    for class_id in rare:
         holders = [index for index, its in enumerate(held) if class_id in its]
         holders.sort(key=lambda index: -held[index][class_id])
+        spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
+        holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
         queues.append([(index, class_id) for index in holders])
     chosen: dict[int, int] = {}
     for turn in range(len(held)):

@@ -47,22 +47,30 @@ def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
 
 
 def contact_sheet(pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], columns: int = 4) -> Pixels:
-    """Image beside overlay for each pair of image and ids, each under its label."""
-    cells = []
-    for (image, ids), label in zip(pictures, labels, strict=True):
-        cell = _beside([_into_box(image, CELL), _into_box(overlay(image, ids), CELL)])
-        cells.append(np.vstack([_caption(label, cell.shape[1]), cell]))
-    cells += [np.full_like(cells[0], 255)] * (-len(cells) % columns if len(cells) > columns else 0)
-    rows = [_beside(cells[start : start + columns], gap=3 * GAP) for start in range(0, len(cells), columns)]
+    """Image beside overlay for each pair of image and ids, each under its label; a row is as high as the highest of it."""
+    rows = []
+    num_places = min(columns, len(pictures))
+    for start in range(0, len(pictures), columns):
+        shown = pictures[start : start + columns]
+        height = max(_shape_in_box(image, CELL)[0] for image, _ in shown)
+        cells = [_beside([_into_box(image, CELL, height), _into_box(overlay(image, ids), CELL, height)]) for image, ids in shown]
+        captions = [_caption(label, cells[0].shape[1]) for label in labels[start : start + columns]]
+        cells = [np.vstack(parts) for parts in zip(captions, cells, strict=True)]
+        rows.append(_beside([*cells, *[np.full_like(cells[0], 255)] * (num_places - len(cells))], gap=3 * GAP))
     return np.vstack([part for row in rows for part in (row, np.full((2 * GAP, row.shape[1], 3), 255, np.uint8))][:-1])
 
 
-def _into_box(picture: Pixels, side: int) -> Pixels:
-    """Scaled to fit into a white square."""
+def _shape_in_box(picture: Pixels, side: int) -> tuple[int, int]:
     scale = side / max(picture.shape[:2])
-    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
-    width, height = (max(1, round(length * scale)) for length in picture.shape[1::-1])
-    box = np.full((side, side, 3), 255, np.uint8)
+    height, width = (max(1, round(length * scale)) for length in picture.shape[:2])
+    return height, width
+
+
+def _into_box(picture: Pixels, side: int, box_height: int) -> Pixels:
+    """Scaled to fit into a square, of which the white below is cut off at a height."""
+    height, width = _shape_in_box(picture, side)
+    method = cv2.INTER_AREA if max(picture.shape[:2]) > side else cv2.INTER_NEAREST
+    box = np.full((box_height, side, 3), 255, np.uint8)
     box[:height, :width] = cv2.resize(picture, (width, height), interpolation=method)
     return box
 
@@ -123,7 +131,8 @@ def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]
             end = NAME_WIDTH + max(1, round((CHART_WIDTH - NAME_WIDTH - NUMBER_WIDTH) * value / longest))
             cv2.rectangle(row, (NAME_WIDTH, 5), (end, BAR_HEIGHT - 5), [int(c) for c in COLOURS[index % len(COLOURS)]], -1)
             cv2.putText(row, name, (8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
-            cv2.putText(row, f"{value:.4g}", (end + 8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+            number = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+            cv2.putText(row, number, (end + 8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
             rows.append(row)
     return np.vstack([*rows, np.full((GAP, CHART_WIDTH, 3), 255, np.uint8)])
 
