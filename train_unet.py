@@ -32,6 +32,7 @@ from unet_trainer.bottleneck import EpochTimes, advise
 from unet_trainer.command_line import read_bench_command, read_check_command, read_command_line
 from unet_trainer.config import DEMO_DIR, Config, UserError, as_dict, class_names, load_config
 from unet_trainer.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, counted, show_error
+from unet_trainer.lock import FolderLock
 from unet_trainer.runs import BEST, LAST, TrainingFailed, find_origin, has_checkpoint, start_folder
 from unet_trainer.signals import Interrupted, Signals, leave
 
@@ -91,7 +92,7 @@ class Run:
     machine: Machine
     keeper: Keeper
     console: Console
-    signals: Signals = field(default_factory=Signals)
+    signals: Signals
     broken: WorkerError | None = None  # why the run must end once the step is finished
     times: EpochTimes | None = None  # of the last epoch's training
     advice: str | None = None  # that was given about them
@@ -110,7 +111,8 @@ def train(
     config = own_config(overrides) if config is None else load_config(config, overrides)
     console = Console()
     try:
-        return _train(config, console, on_epoch)
+        with Signals() as signals, FolderLock() as lock:
+            return _train(config, console, on_epoch, signals, lock)
     except TrainingFailed as error:
         console.log_only(f"Error: {error}")  # whoever catches it shows it
         raise
@@ -126,7 +128,9 @@ def own_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     return load_config({**(DEMO if is_demo else {}), **CONFIG}, overrides)
 
 
-def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] | None) -> TrainResult:
+def _train(
+    config: Config, console: Console, on_epoch: Callable[[Row], object] | None, signals: Signals, lock: FolderLock
+) -> TrainResult:
     """Config → build → resume → epochs → report."""
     started = time.perf_counter()
 
@@ -137,8 +141,10 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     console.say("U-Net trainer")
     checkpoint_dir = Path(config.checkpoint_dir)
     origin = find_origin(config.resume, config.run_name, checkpoint_dir)
-    earlier = None if origin is None else checkpoint.read_run(origin, console.warn)
     earlier_folder = origin if origin is None or origin.is_dir() else origin.parent
+    if earlier_folder is not None:
+        lock.take(earlier_folder, console.note)
+    earlier = None if origin is None else checkpoint.read_run(origin, console.warn)
 
     config, numerics = assemble.build_numerics(config, console)
     config, data = assemble.build_data(config, console, numerics.device, earlier_folder)
@@ -159,9 +165,12 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
         try_steps = partial(assemble.try_machine, machine=machine)
         config = machine.fit_into_memory(config, try_steps, console, "nothing was begun")
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
+        lock.take(folder, console.note)
+        if has_checkpoint(folder):
+            raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
     _open_folder(folder, console)
     keeper = Keeper(folder, config, state, data.split, console)
-    run = Run(config, data, machine, keeper, console)
+    run = Run(config, data, machine, keeper, console, signals)
     if earlier is not None:
         resuming.adapt_to_changes(config, earlier["config"], state, console)
         resuming.tell_resumed(config, earlier["config"], state, changes, console)
@@ -169,8 +178,10 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
     if _is_finished(run):
         resuming.tell_finished_before(config.num_epochs, state, keeper.resume_command, console)
         return _report(run)
-    with contextlib.suppress(WorkerError):  # told when the epoch is begun, and there is something to save
+    # An error is told when the epoch is begun, and there is something to save. A fork would swallow what a signal raises.
+    with signals.patiently(), contextlib.suppress(WorkerError):
         data.train.prepare(state.epoch, state.batch)  # the workers read while the step is compiled
+    signals.check()
     if config.compile_model:
         console.say("Compiling the step (once; a minute or two) ...")
         before = time.perf_counter()
@@ -188,12 +199,19 @@ def _train(config: Config, console: Console, on_epoch: Callable[[Row], object] |
 
 def _run_epochs(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
     """Until the last epoch, until patience runs out, or until something ends it, with the state saved."""
-    with run.signals:
+    with run.signals.patiently():
         try:
+            run.signals.check()
             while not _is_finished(run):
                 _try_epoch(run, on_epoch)
         except (Interrupted, UserError):  # UserError: a file that went bad
             run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+            raise
+        except TrainingFailed:  # said and saved where it was raised
+            raise
+        except Exception:  # of whatever kind: what was trained is kept
+            with contextlib.suppress(Exception):
+                run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
             raise
         finally:
             run.data.close()

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from conftest import TINY_MODEL
-from unet_trainer import assemble, checkpoint
+from unet_trainer import assemble, atomic, checkpoint
 from unet_trainer.config import as_dict, load_config
 from unet_trainer.console import Console
 from unet_trainer.dataset import Batch
@@ -351,15 +351,63 @@ def test_the_state_before_is_kept_and_used_when_the_last_one_is_bad(small):
     assert checkpoint.read_run(small.parent, said.append)["epoch"] == 2
     assert said == []
     small.write_bytes(small.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"last\.pt"):  # named by the user: that one or none
+        checkpoint.read_run(small, said.append)
     assert torch.equal(checkpoint.read_run(small.parent, said.append)["model"]["w"], torch.arange(50.0))
     assert len(said) == 1
     assert str(small) in said[0]
-    assert f"going on from {previous}, which was saved before it" in said[0]
-    with pytest.raises(CheckpointError, match=r"last\.pt"):  # named by the user: that one or none
-        checkpoint.read_run(small, said.append)
-    previous.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"previous\.pt"):
-        checkpoint.read_run(small.parent, said.append)
+    assert f"going on from {previous}, which was saved before it (the other is kept as damaged.pt)" in said[0]
+
+
+def test_a_kill_in_the_save_after_a_bad_state_leaves_the_good_one(small, monkeypatch):
+    """The save must not give the bad file the name of the good one."""
+    previous = small.with_name("previous.pt")
+    first, content = small.read_bytes(), {"config": {}, "optimizer": {}, "model": {}}
+    checkpoint.write_checkpoint(small, content, previous=previous)
+    bad = small.read_bytes()[:-100]
+    small.write_bytes(bad)
+    checkpoint.read_run(small.parent, lambda text: None)
+    assert (small.read_bytes(), small.with_name("damaged.pt").read_bytes(), previous.exists()) == (first, bad, False)
+    keep = atomic._keep
+
+    def killed(*arguments):
+        keep(*arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(atomic, "_keep", killed)
+    with pytest.raises(SystemExit):
+        checkpoint.write_checkpoint(small, content, previous=previous)
+    assert small.read_bytes() == previous.read_bytes() == first
+
+
+def test_two_bad_states_are_both_named(small):
+    shutil.copy(small, small.with_name("previous.pt"))
+    for name in ("last.pt", "previous.pt"):
+        small.with_name(name).write_bytes(small.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"last\.pt is .*; .*previous\.pt is "):
+        checkpoint.read_run(small.parent, lambda text: None)
+    assert sorted(entry.name for entry in small.parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_a_state_of_a_newer_version_is_no_bad_one(small, monkeypatch):
+    shutil.copy(small, small.with_name("previous.pt"))
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    checkpoint.write_checkpoint(small, {"config": {}, "optimizer": {}, "model": {}})
+    monkeypatch.undo()
+    newer = small.read_bytes()
+    with pytest.raises(CheckpointError, match="written by a newer version"):
+        checkpoint.read_run(small.parent, lambda text: None)
+    assert small.read_bytes() == newer
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_no_state_and_is_not_waited_for(make, small):
+    small.rename(small.with_name("previous.pt"))
+    make(small)
+    said = []
+    assert torch.equal(checkpoint.read_run(small.parent, said.append)["model"]["w"], torch.arange(50.0))
+    assert f"{small} is no file; going on from" in said[0]
+    assert small.is_file()
 
 
 def test_a_file_that_reads_back_wrong_does_not_take_the_place_of_a_good_one(small, monkeypatch):

@@ -287,6 +287,8 @@ def test_checkpoint_without_its_config_asks_for_one(capsys, runs):
         answer(capsys, "--resume", file)
         == f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}"
     )
+    (runs / "a" / "config.yaml").touch()
+    assert answer(capsys, "--resume", file).startswith(f"{file.parent / 'config.yaml'} is empty; name the config: ")
 
 
 def test_resume_of_a_run_that_saved_nothing_is_answered(capsys, tmp_path, monkeypatch):

@@ -219,3 +219,41 @@ def test_steps_that_were_not_finite_are_told_from_those_that_overflowed():
 def test_what_is_counted_agrees_with_its_number():
     assert [counted(number, "pair") for number in (0, 1, 2)] == ["0 pairs", "1 pair", "2 pairs"]
     assert [counted(number, "batch", "batches") for number in (1, 5)] == ["1 batch", "5 batches"]
+
+
+class Gone(io.StringIO):
+    """A terminal that is there for the first line only."""
+
+    def write(self, text):
+        if "\n" in self.getvalue():
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_a_terminal_that_is_gone_ends_nothing_and_the_log_goes_on(tmp_path):
+    stream = Gone()
+    console = Console(stream)
+    console.log_to(tmp_path / "train.log")
+    for line in ("one", "two", "three"):
+        console.say(line)
+    with console.bar("bar", 2) as bar:
+        bar.tick()
+    assert stream.getvalue() == "one\n"
+    warning = "Warning: the terminal cannot be written to (Broken pipe); training goes on, and this file has what is said"
+    assert (tmp_path / "train.log").read_text().splitlines() == ["one", warning, "two", "three"]
+
+
+def test_a_bar_on_a_terminal_that_is_gone_ends_nothing(tmp_path):
+    stream = Gone("\n")
+    stream.isatty = lambda: True
+    console = Console(stream)
+    with console.bar("bar", 2) as bar:
+        bar.tick()
+    assert console.unlogged[0].startswith("Warning: the terminal cannot be written to (Broken pipe)")
+
+
+def test_a_terminal_without_the_letters_shows_others():
+    raw = io.BytesIO()
+    console = Console(io.TextIOWrapper(raw, encoding="ascii"))
+    console.say("✓ done")
+    assert raw.getvalue() == b"? done\n"

@@ -14,7 +14,7 @@ from unet_trainer.crew import choose_num_workers
 from unet_trainer.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.forms import RGB, ImageForm
 from unet_trainer.framing import RandomCrops, Resized, cover
-from unet_trainer.images import DataError, write_image
+from unet_trainer.images import DataError, read_image, write_image
 from unet_trainer.loader import Loader
 from unet_trainer.masks import IGNORED, MaskCoding
 from unet_trainer.pairs import Pair, find_pairs
@@ -93,6 +93,23 @@ def test_an_image_that_changed_since_the_start_is_named(tiny_data, tmp_path, cha
         dataset[0, 0]
     named = pair.mask if change == "size" else pair.image
     assert str(caught.value) == f"{named}: changed since the run began"
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (96, 96)], ids=["smaller", "larger"])
+def test_a_pair_of_another_size_than_its_windows_cover_is_named(shape, tiny_data, tmp_path):
+    shutil.copytree(tiny_data, tmp_path / "data")
+    dataset = build_dataset(tmp_path / "data")
+    pair = dataset.pairs[0]
+    dataset.framing = cover([read_image(one.image).shape[:2] for one in dataset.pairs], (32, 32))
+    dataset[0, 0]
+    dataset._last = None
+    with pair.image.open("wb") as file:
+        np.save(file, np.zeros((*shape, 3), np.uint8))
+    with pair.mask.open("wb") as file:
+        np.save(file, np.zeros(shape, np.uint8))
+    with pytest.raises(DataError) as caught:
+        dataset[0, 3]
+    assert str(caught.value) == f"{pair.image}: changed since the run began"
 
 
 def test_8_bit_images_where_others_were_expected_are_named(tmp_path):

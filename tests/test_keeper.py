@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import threading
 import time
 
@@ -133,6 +134,24 @@ def test_what_cannot_be_written_ends_the_run_or_is_told(keeper, tmp_path, monkey
     keeper.save_state()
     keeper.finish()
     assert "training goes on (on_save_error: continue)" in keeper.console.stream.getvalue()
+
+
+@pytest.mark.parametrize(("number", "advice"), [(28, "Make room, or set"), (30, "Set")])
+def test_room_is_asked_for_where_it_is_missing(number, advice, keeper, monkeypatch):
+    def refuse(path, write, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint, "write_atomically", refuse)
+    keeper.save_state()
+    with pytest.raises(TrainingFailed, match=rf"; nothing is saved\. {advice} on_save_error: continue to train on$"):
+        keeper.finish()
+
+
+def test_what_there_is_to_go_on_from_is_named_as_it_is(keeper, tmp_path):
+    (tmp_path / "previous.pt").touch()
+    assert keeper.describe().startswith(f"{tmp_path / 'previous.pt'} is whole; ")
+    keeper.folder = tmp_path / "gone"
+    assert keeper.describe() == f"{tmp_path / 'gone'} is no longer there"
 
 
 @pytest.fixture

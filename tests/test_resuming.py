@@ -30,7 +30,13 @@ def test_a_position_is_an_epoch_or_a_batch_within_one(state):
 
 @pytest.mark.parametrize(
     ("change", "batch", "factor"),
-    [({}, 3, 0.1), ({"batch_size": 4}, 0, 0.1), ({"accumulation_steps": 2}, 0, 0.1), ({"learning_rate": 0.5}, 3, 1.0)],
+    [
+        ({}, 3, 0.1),
+        ({"batch_size": 4}, 0, 0.1),
+        ({"accumulation_steps": 2}, 0, 0.1),
+        ({"crops_per_image": 3}, 0, 0.1),
+        ({"learning_rate": 0.5}, 3, 1.0),
+    ],
 )
 def test_other_settings_move_the_position_or_lift_the_lowered_rate(change, batch, factor, state):
     before = as_dict(load_config({}))

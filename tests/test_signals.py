@@ -17,7 +17,7 @@ from unet_trainer.signals import Interrupted, Signals
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_noted_and_raised_where_it_is_asked_for(number):
-    with Signals() as signals:
+    with Signals() as signals, signals.patiently():
         signals.check()
         assert not signals.is_stopping()
         os.kill(os.getpid(), number)
@@ -29,7 +29,7 @@ def test_a_signal_is_noted_and_raised_where_it_is_asked_for(number):
 
 
 def test_a_second_sigint_does_not_wait():
-    with Signals() as signals:
+    with Signals() as signals, signals.patiently():
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.is_stopping()
         with pytest.raises(KeyboardInterrupt):
@@ -37,7 +37,7 @@ def test_a_second_sigint_does_not_wait():
 
 
 def test_sigterm_after_sigint_still_lets_the_step_finish():
-    with Signals() as signals:
+    with Signals() as signals, signals.patiently():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.is_stopping()
@@ -108,3 +108,20 @@ def test_an_interpreter_that_ends_lets_a_save_end(tmp_path):
     assert done.returncode == 1
     assert "ValueError: of another part" in done.stderr
     assert (tmp_path / "file").read_text() == "whole"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_outside_of_training_a_signal_ends_what_is_under_way(number):
+    with pytest.raises(Interrupted, match=number.name), Signals():
+        os.kill(os.getpid(), number)
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            signals.check()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from survivor import NUM_MOMENTS, digest, start, timeless_rows, train_once, train_until_done
+from unet_trainer.atomic import DRAFTS
 from unet_trainer.checkpoint import read_run
 
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
@@ -54,7 +55,7 @@ def assert_same(folder, straight):
     assert digest(folder) == digest(straight)
     assert digest(folder, "best.pt") == digest(straight, "best.pt")
     assert timeless_rows(folder) == timeless_rows(straight)
-    assert not list(folder.glob(".*")), "a draft was left behind"
+    assert not list(folder.glob(DRAFTS)), "a draft was left behind"
 
 
 def test_a_crash_at_every_moment_of_a_save_loses_nothing(config, tmp_path):

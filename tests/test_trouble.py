@@ -7,6 +7,9 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import ROOT
 from survivor import digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer import assemble, losses
@@ -21,7 +25,7 @@ from unet_trainer.checkpoint import read_last
 from unet_trainer.config import load_config
 from unet_trainer.dataset import SegmentationDataset
 from unet_trainer.signals import Interrupted
-from unet_trainer.step import TrainStep
+from unet_trainer.step import EvalStep, TrainStep
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
 
@@ -266,7 +270,7 @@ def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, m
     assert main(["--resume", str(run_dir), "batch_size=2", "accumulation_steps=2"]) == 0
     said = capsys.readouterr().out
     assert "Resuming after the start" in said
-    assert "epoch 1 begins anew, because batch_size or accumulation_steps is another" in said
+    assert "epoch 1 begins anew, because batch_size and accumulation_steps changed" in said
 
 
 def test_nothing_leaks_over_fifty_epochs(tiny_config):
@@ -318,3 +322,78 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     )
     assert "Weights: " not in said.out
     assert "Next: " not in said.out
+
+
+def test_an_error_of_any_kind_costs_no_step(tiny_config, monkeypatch):
+    straight = train(tiny_config, run_name="straight")
+    eval_step, calls = EvalStep.__call__, []
+
+    def fail(self, batch, totals):
+        calls.append(1)
+        if len(calls) == 3:  # in the second epoch, after the trial and the first one
+            raise KeyError("a bug")
+        eval_step(self, batch, totals)
+
+    monkeypatch.setattr(EvalStep, "__call__", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        train(tiny_config, run_name="broken")
+    monkeypatch.undo()
+    state = read_last(Path(tiny_config["checkpoint_dir"]) / "broken" / "last.pt")
+    assert (state["epoch"], state["batch"]) == (1, 2)
+    assert digest(train(tiny_config, run_name="broken", resume="auto").run_dir) == digest(straight.run_dir)
+
+
+START_UP = [
+    ("Data:", signal.SIGTERM, 143),
+    ("Model:", signal.SIGINT, 130),
+    ("Run:", signal.SIGINT, 130),
+    ("Run:", signal.SIGHUP, 129),
+]
+
+
+@pytest.mark.parametrize(("line", "number", "code"), START_UP, ids=[f"{line} {number.name}" for line, number, _ in START_UP])
+def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, number, code, tiny_config):
+    """At the last of them workers are being forked, which swallows what a handler raises."""
+    command = [sys.executable, str(ROOT / "train_unet.py"), *words({**tiny_config, "num_workers": 2, "num_epochs": 200})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        while line not in child.stdout.readline():
+            assert child.poll() is None
+        child.send_signal(number)
+        said, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (code, f"Error: interrupted by {number.name}\n")
+    assert "Interrupted" in said
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
+    settings = {**tiny_config, "run_name": "run"}
+    command = [sys.executable, str(ROOT / "train_unet.py"), *words(settings)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        child.stdout.close()
+        errors = child.stderr.read()
+    assert (child.returncode, errors) == (0, "")
+    folder = Path(tiny_config["checkpoint_dir"]) / "run"
+    assert read_last(folder / "last.pt")["epoch"] == 2
+    log = (folder / "train.log").read_text()
+    assert "Warning: the terminal cannot be written to (Broken pipe); training goes on, and this file has what is said" in log
+    assert "Best epoch: " in log
+
+
+def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
+    settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
+    folder = Path(tiny_config["checkpoint_dir"]) / "run"
+    monkeypatch.setattr("unet_trainer.lock.PATIENCE_SECONDS", 0.5)
+    with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
+        while "Epoch 1/" not in child.stdout.readline():
+            assert child.poll() is None
+        (folder / ".last.pt.x.tmp").touch()
+        assert main(settings) == 2
+        said = capsys.readouterr()
+        owner = f"{folder} is in use: process {child.pid} on {socket.gethostname()} trains there"
+        assert said.err == f"Error: {owner}; end it first, or choose another run_name\n"
+        assert f"Note: {owner}; waiting for its end" in said.out
+        assert (folder / ".last.pt.x.tmp").exists()  # the other's, perhaps
+        child.terminate()
+        child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert main([*settings, f"num_epochs={read_last(folder / 'last.pt')['epoch'] + 1}", "early_stopping_patience=null"]) == 0

@@ -6,8 +6,10 @@ loaded with weights_only=True after a look at what its pickle asks for.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import os
 import pickletools
 import shutil
 import zipfile
@@ -25,7 +27,7 @@ from unet_trainer.history import Row
 from unet_trainer.host_copy import tensors_in
 from unet_trainer.model import Ema
 from unet_trainer.progress import Progress
-from unet_trainer.runs import LAST, PREVIOUS, CheckpointError
+from unet_trainer.runs import DAMAGED, LAST, PREVIOUS, CheckpointError
 from unet_trainer.schedule import LearningRate, fill_momentum
 from unet_trainer.splits import Split
 from unet_trainer.step import Totals
@@ -84,8 +86,14 @@ MAY_CHANGE_SILENTLY = frozenset(
 class SaveError(OSError):
     """A checkpoint could not be written. The file that it was to replace is as it was."""
 
-    def __init__(self, path: Path, num_bytes: int, reason: str) -> None:
+    def __init__(self, path: Path, num_bytes: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
         super().__init__(f"{path} could not be written ({reason}): {_amount(num_bytes)} are needed{_free(path.parent)}")
+        self.errno = error.errno
+
+
+class NewerFormat(CheckpointError):
+    """A checkpoint of a later version: whole, but not for this one."""
 
 
 def _amount(num_bytes: int) -> str:
@@ -237,7 +245,7 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
         write_atomically(path, write, verify=_verify, previous=previous)
     except OSError as error:
         needed = num_bytes or sum(tensor.nbytes for tensor in tensors_in(stored))
-        raise SaveError(path, needed, error.strerror or str(error)) from None
+        raise SaveError(path, needed, error) from None
 
 
 def _on_cpu(value: Any) -> Any:
@@ -322,6 +330,8 @@ def _verify(path: Path) -> bool:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint of ours, every byte verified; raises CheckpointError."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file")
     try:
         is_signed = _verify(path)
         _look_inside(path, is_signed)
@@ -337,7 +347,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if type(number) is not int or "config" not in content:
         raise CheckpointError(f"{path} is no checkpoint of this trainer (format {FORMAT})")
     if number > FORMAT:
-        raise CheckpointError(f"{path} was written by a newer version (format {number}); this one reads up to {FORMAT}")
+        raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads up to {FORMAT}")
     if number == FORMAT and not is_signed:
         raise CheckpointError(f"{path} is damaged: its digest is missing")
     return _from_format_1(content) if number == 1 else content
@@ -396,12 +406,30 @@ def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
         return read_last(where)
     try:
         return read_last(where / LAST)
+    except NewerFormat:
+        raise
     except CheckpointError as error:
         if not (where / PREVIOUS).is_file():
             raise
+        reason = str(error)
+    try:
         content = read_last(where / PREVIOUS)
-        tell(f"{error}; going on from {where / PREVIOUS}, which was saved before it")
-        return content
+    except CheckpointError as error:
+        raise CheckpointError(f"{reason}; {error}") from None
+    tell(f"{reason}; going on from {where / PREVIOUS}, which was saved before it{_set_aside(where)}")
+    return content
+
+
+def _set_aside(folder: Path) -> str:
+    """The good state takes the name of the bad one. Else the next save would give the bad one the name of the good one, and
+    a kill in that moment would leave nothing to go on from."""
+    kept = ""
+    with contextlib.suppress(OSError):  # told when the run opens its folder
+        if os.path.lexists(folder / LAST):
+            (folder / LAST).replace(folder / DAMAGED)
+            kept = f" (the other is kept as {DAMAGED})"
+        (folder / PREVIOUS).replace(folder / LAST)
+    return kept
 
 
 def split_names(split: Split) -> dict[str, list[str]]:

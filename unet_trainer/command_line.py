@@ -79,9 +79,11 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], own
     checkpoint_dir = Path(own.get("checkpoint_dir") or (load_config(Path(files[0])) if files else own_config(())).checkpoint_dir)
     found = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
     folder = found if found.is_dir() else found.parent
-    if not files and not (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{folder} has no config.yaml; name the config: python train_unet.py CONFIG --resume {found}")
-    return Path(files[0]) if files else folder / "config.yaml", [*overrides, f"resume={found}"]
+    own_file = folder / "config.yaml"
+    if not files and not (own_file.is_file() and own_file.stat().st_size):
+        what = f"{own_file} is empty" if own_file.is_file() else f"{folder} has no config.yaml"
+        raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
+    return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
 
 
 def _is_override(word: str) -> bool:

@@ -5,11 +5,12 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -53,12 +54,45 @@ class Bar:
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
 
 
+class Lasting:
+    """A stream that no run ends with: what its reader, or the disk that it lies on, does not take is told once and dropped."""
+
+    def __init__(self, stream: TextIO, tell: Callable[[str], object]) -> None:
+        self.stream = stream
+        self.tell: Callable[[str], object] | None = tell
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:
+            self.stream.write(text.encode("ascii", "replace").decode())
+        except (OSError, ValueError) as error:
+            self._tell(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except (OSError, ValueError) as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError | ValueError) -> None:
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            reason = getattr(error, "strerror", None) or str(error)
+            tell(f"Warning: the terminal cannot be written to ({reason}); training goes on, and this file has what is said")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 class Console:
     """Speaks to the user. Lines said before the run has a folder are kept and go into its log later."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stdout
-        self.interactive = self.stream.isatty()
+        stream = stream or sys.stdout
+        self.interactive = stream.isatty()
+        self.stream: Any = Lasting(stream, self._record)
         self.log: Path | None = None
         self.unlogged: list[str] = []
         self.log_has_failed = False
@@ -147,4 +181,5 @@ class Console:
 
 
 def show_error(text: str) -> None:
-    print(f"Error: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        print(f"Error: {text}", file=sys.stderr, flush=True)

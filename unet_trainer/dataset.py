@@ -91,18 +91,19 @@ class SegmentationDataset:
         last = self._last
         if last is not None and last[0] == index:
             return last[1:]
-        image, mask = self._read(self.pairs[index])
+        image, mask = self._read(index)
         if isinstance(self.framing, Windows):
             self._last = (index, image, mask)
         return image, mask
 
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as a cache keeps it: at the size of the batch where all are resized, else as it is."""
-        image, mask = self._read(self.pairs[index])
+        image, mask = self._read(index)
         return resize_pair(image, mask, self.framing.size) if isinstance(self.framing, Resized) else (image, mask)
 
-    def _read(self, pair: Pair) -> tuple[Pixels, Pixels]:
+    def _read(self, index: int) -> tuple[Pixels, Pixels]:
         """The files were checked before the first step; they may have changed since."""
+        pair = self.pairs[index]
         # Twice the size of the batch at least, so that it is still averaged down: a decoder's own small picture is coarser.
         least = 2 * max(self.framing.size) if isinstance(self.framing, Resized) and not self.resize_masks else None
         path = pair.image
@@ -117,7 +118,9 @@ class SegmentationDataset:
             mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
         if (mask == UNKNOWN).any() or not is_reduced(mask.shape, (height, width)):
             raise DataError(f"{path}: changed since the run began")
-        if image.shape[2] not in (1, self.form.channels) or (image.dtype == np.uint8) != self.form.is_8bit:
+        is_of_size = not isinstance(self.framing, Windows) or self.framing.image_sizes[index] == (height, width)
+        is_of_form = image.shape[2] in (1, self.form.channels) and (image.dtype == np.uint8) == self.form.is_8bit
+        if not (is_of_size and is_of_form):
             raise DataError(f"{pair.image}: changed since the run began")
         return self.form.shape(image), mask
 

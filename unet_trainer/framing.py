@@ -106,6 +106,7 @@ class Windows:
 
     size: Size
     windows: Sequence[Window]
+    image_sizes: Sequence[Size]
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -127,7 +128,7 @@ def cover(image_sizes: Sequence[Size], size: Size) -> Windows:
     for pair, (height, width) in enumerate(image_sizes):
         for top, rows in _spread(height, size[0]):
             windows += [Window(pair, top, left, rows, columns) for left, columns in _spread(width, size[1])]
-    return Windows(size, windows)
+    return Windows(size, windows, image_sizes)
 
 
 def _spread(length: int, window: int) -> list[tuple[int, tuple[int, int]]]:

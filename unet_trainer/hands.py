@@ -150,8 +150,8 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
 
 def _be_worker(serve: Serve, number: int, task_reader: int, result_writer: int, others: Sequence[int]) -> None:
     # The training process decides what a signal means; these often come to all processes at once.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
     for file in others:  # or the end of the training process would not be seen
         os.close(file)
     cv2.setNumThreads(0)  # one process a core is enough

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -56,9 +57,10 @@ class Keeper:
 
     def describe(self) -> str:
         """What there is to go on from."""
-        return (
-            f"{self.folder / LAST} is whole; to go on: {self.resume_command}" if has_checkpoint(self.folder) else "nothing is saved"
-        )
+        if not self.folder.is_dir():
+            return f"{self.folder} is no longer there"
+        state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
+        return "nothing is saved" if state is None else f"{state} is whole; to go on: {self.resume_command}"
 
     def write_config(self) -> None:
         """What the run is trained with, to run again or to go on with."""
@@ -178,7 +180,8 @@ class Keeper:
                 reason = f"{error.filename or self.folder} could not be written ({error.strerror})"
             if self.config.on_save_error == "stop":
                 self.saver.abandon()
-                raise TrainingFailed(f"{reason}; {self.describe()}. Make room, or set on_save_error: continue") from None
+                advice = "Make room, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set"
+                raise TrainingFailed(f"{reason}; {self.describe()}. {advice} on_save_error: continue to train on") from None
             self.console.warn(f"{reason}; training goes on (on_save_error: continue)")
 
 

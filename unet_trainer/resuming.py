@@ -9,11 +9,14 @@ from unet_trainer.checkpoint import TrainState
 from unet_trainer.config import Config
 from unet_trainer.console import Console, counted
 
+DIVIDE_AN_EPOCH = ("batch_size", "accumulation_steps", "crops_per_image")  # into batches and steps
+
 
 def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    if state.batch and any(before[name] != getattr(config, name) for name in ("batch_size", "accumulation_steps")):
+    others = [name for name in DIVIDE_AN_EPOCH if name in before and before[name] != getattr(config, name)]
+    if state.batch and others:
         state.begin_epoch_anew()
-        console.note(f"epoch {state.epoch + 1} begins anew, because batch_size or accumulation_steps is another")
+        console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
     if before["learning_rate"] != config.learning_rate:  # the user has drawn the conclusion
         state.learning_rate.factor, state.num_rollbacks = 1.0, 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from unet_trainer.config import UserError
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+DAMAGED = "damaged.pt"  # what last.pt was found to be
 SPLIT_TABLE = "split.csv"  # which pairs train and which validate
 
 

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM in training: noted, so that the step can finish and the state be saved. A second SIGINT leaves at once."""
+"""SIGINT, SIGTERM and SIGHUP. In training they are noted, so that the step can finish and the state be saved; a second SIGINT
+leaves at once. Outside of it, while a run starts, each ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,17 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from unet_trainer.saver import is_any_at_work
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 
 
 class Interrupted(KeyboardInterrupt):
-    """Asked to stop, and the state is saved. `signal_number` says by what."""
+    """Asked to stop; the state is saved if there was one. `signal_number` says by what."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -28,21 +31,36 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.is_patient = False
         self.earlier: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self.earlier = {number: signal.signal(number, self._note) for number in WATCHED}
+            for number in WATCHED:
+                if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:  # else nohup set it
+                    self.earlier[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
 
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Signals are noted and raised by `check`; for work that is to be finished, or that swallows what is raised within it."""
+        self.is_patient = True
+        try:
+            yield
+        finally:
+            self.is_patient = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            raise KeyboardInterrupt
+        is_second = number == signal.SIGINT and self.received == signal.SIGINT
         self.received = number
+        if not self.is_patient:
+            raise Interrupted(number)
+        if is_second:
+            raise KeyboardInterrupt
 
     def is_stopping(self) -> bool:
         return self.received is not None
@@ -55,9 +73,12 @@ class Signals:
 
 def leave(code: int) -> NoReturn:
     """Ends the process; at once, when a second Ctrl-C came while the disk is still at a save."""
-    if is_any_at_work():
-        for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it; the interpreter would try once more, complain and end with another code
             with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if is_any_at_work():
         os._exit(code)
     sys.exit(code)
