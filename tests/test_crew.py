@@ -152,10 +152,10 @@ def test_a_worker_that_dies_is_named_with_what_it_was_reading(tiny_data, monkeyp
     victim = dataset.pairs[4].image
     read = SegmentationDataset._read
 
-    def die(self, pair):
-        if pair.image == victim:
+    def die(self, index):
+        if self.pairs[index].image == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, pair)
+        return read(self, index)
 
     monkeypatch.setattr(SegmentationDataset, "_read", die)
     loader = load(dataset, 2, 2, shuffle=True)
@@ -186,9 +186,7 @@ def test_workers_that_hang_are_given_up_with_the_file_they_hang_in(tiny_data, mo
     dataset = build_dataset(tiny_data)
     victim = dataset.pairs[6].image
     read = SegmentationDataset._read
-    monkeypatch.setattr(
-        SegmentationDataset, "_read", lambda self, pair: time.sleep(3600) if pair.image == victim else read(self, pair)
-    )
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, index: time.sleep(3600) if index == 6 else read(self, index))
     loader = load(dataset, 2, 2, shuffle=True, timeout=0.5)
     loader.prepare(0)
     workers = loader.crew.hands.workers
@@ -233,7 +231,7 @@ def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
         dataset.framing = framing or dataset.framing
         return [len(piece) for piece in Source(dataset, EpochBatches(40, batch_size, 0, False)).pieces(num_workers)]
 
-    windows = Windows((32, 32), [Window(index // 4, 0, 0, (0, 32), (0, 32)) for index in range(40)])
+    windows = Windows((32, 32), [Window(index // 4, 0, 0, (0, 32), (0, 32)) for index in range(40)], [(64, 64)] * 10)
     assert pieces(None, 16, 15) == [2] * 8
     assert pieces(None, 16, 4) == [4] * 4
     assert pieces(None, 2, 15) == [1, 1]
