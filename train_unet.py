@@ -204,9 +204,12 @@ def _run_epochs(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
             run.signals.check()
             while not _is_finished(run):
                 _try_epoch(run, on_epoch)
-        except (Interrupted, UserError):  # UserError: a file that went bad
+        except Interrupted:
             run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
             raise
+        except UserError as error:  # a file that went bad
+            run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+            raise UserError(f"{error}; {run.keeper.describe()}") from None
         except TrainingFailed:  # said and saved where it was raised
             raise
         except Exception:  # of whatever kind: what was trained is kept

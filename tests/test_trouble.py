@@ -6,6 +6,7 @@ import gc
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from survivor import digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer import assemble, losses
 from unet_trainer.checkpoint import read_last
-from unet_trainer.config import load_config
+from unet_trainer.config import UserError, load_config
 from unet_trainer.dataset import SegmentationDataset
 from unet_trainer.signals import Interrupted
 from unet_trainer.step import EvalStep, TrainStep
@@ -341,6 +342,27 @@ def test_an_error_of_any_kind_costs_no_step(tiny_config, monkeypatch):
     state = read_last(Path(tiny_config["checkpoint_dir"]) / "broken" / "last.pt")
     assert (state["epoch"], state["batch"]) == (1, 2)
     assert digest(train(tiny_config, run_name="broken", resume="auto").run_dir) == digest(straight.run_dir)
+
+
+def test_an_image_that_goes_bad_is_named_with_the_way_to_go_on(tiny_config, tiny_data, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    config = {**tiny_config, "data_dir": str(data), "num_workers": 0}
+    straight = train(config, run_name="straight")
+    table = (straight.run_dir / "split.csv").read_text().splitlines()
+    victim = data / next(line.split(",")[0] for line in table if ",val" in line)
+    content = victim.read_bytes()
+
+    def spoil(row):
+        victim.write_bytes(content[:100])
+
+    with pytest.raises(UserError) as caught:
+        train(config, run_name="broken", on_epoch=spoil)
+    folder = straight.run_dir.parent / "broken"
+    assert str(caught.value).startswith(str(victim))
+    assert str(caught.value).endswith(f"; {folder / 'last.pt'} is whole; to go on: python train_unet.py --resume {folder}")
+    victim.write_bytes(content)
+    assert digest(train(config, run_name="broken", resume="auto").run_dir) == digest(straight.run_dir)
 
 
 START_UP = [
