@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import cv2
 import pytest
 
 from conftest import ROOT
+from survivor import words
 from train_unet import main
+from unet_trainer import bench as bench_room
 from unet_trainer.bench import Outcome, Trial, bench, choose_trials, choose_winner, table_lines
 from unet_trainer.config import UserError, load_config
 from unet_trainer.console import Console
+
+SCRIPT = ROOT / "train_unet.py"
 
 
 def names(*arguments):
@@ -95,3 +105,46 @@ def test_the_command_hands_config_and_overrides_on(tiny_config, tmp_path, monkey
     assert seen["trials"][0].name == "Baseline (float32)"
     assert main(["bench", "nonsense=1"]) == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_row_that_ran_otherwise_than_it_says_is_none():
+    asked = load_config({"use_amp": True, "compile_model": True})
+    assert bench_room._not_as_asked(asked, asked) is None
+    for change in ({"compile_model": False}, {"use_amp": False}, {"amp_dtype": "float16"}, {"batch_parts": 2}):
+        taken = dataclasses.replace(asked, **change)
+        assert bench_room._not_as_asked(asked, taken) == f"it could not be run with its {next(iter(change))}"
+
+
+def test_a_row_whose_compiler_fails_has_no_figures(tiny_config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    settings = {**tiny_config, "num_workers": 0, "data_dir": str(tiny_config["data_dir"])}
+    outcomes = bench(load_config(settings), choose_trials(4, on_gpu=False, has_bfloat16=False, quick=True), SCRIPT, True, Console())
+    assert [bool(outcome.failure) for outcome in outcomes] == [False, True]
+    assert "compiling failed" in outcomes[1].failure
+    assert "Fastest at the same IoU: Baseline (float32)" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_told(tiny_config, tmp_path):
+    (tmp_path / "file").touch()
+    config = load_config({**tiny_config, "checkpoint_dir": str(tmp_path / "file" / "runs")})
+    with pytest.raises(UserError, match=r"checkpoint_dir: .* cannot be written \("):
+        bench(config, choose_trials(4, on_gpu=False, has_bfloat16=False, quick=True), SCRIPT, True, Console())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_bench_that_is_interrupted_leaves_no_run_behind(number, code, tiny_config):
+    command = [sys.executable, str(SCRIPT), "bench", *words({**tiny_config, "num_workers": 0})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        log = Path(tiny_config["checkpoint_dir"]) / "bench" / "baseline_float32.log"
+        deadline = time.monotonic() + 60
+        while not (log.exists() and list(Path(f"/proc/{child.pid}/task/{child.pid}").glob("children"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        runs = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (code, f"Error: interrupted by {number.name}\n")
+    assert runs
+    assert not [run for run in runs if Path(f"/proc/{run}").exists()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import time
 
 import numpy as np
 import pytest
@@ -118,3 +120,56 @@ def test_a_worker_sees_the_same_memory(method, tmp_path):
 def test_what_is_free_is_measured(tmp_path):
     assert 2**20 < free_memory() < 2**50
     assert 0 < free_disk(tmp_path / "not" / "there") < 2**60
+
+
+def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
+    """One begins while the other is at it, and is killed; the file that stays is whole."""
+
+    def killed(index):
+        raise KeyboardInterrupt
+
+    def while_another_begins(index):
+        if index == 2:
+            with pytest.raises(KeyboardInterrupt):
+                build("disk", tmp_path, killed)
+        return pixels(index)
+
+    build("disk", tmp_path, while_another_begins)
+    cache, ticks = build("disk", tmp_path, refuse_to_read)
+    assert ticks == 0
+    assert all(np.array_equal(cache.pair(index)[0], pixels(index)[0]) for index in range(4))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_whole_file_is_found_again_when_there_is_no_room_for_another(tmp_path):
+    build("disk", tmp_path)
+    cache, ticks = build("disk", tmp_path, refuse_to_read, limit=10)
+    assert (len(cache), ticks) == (4, 0)
+
+
+def test_a_file_of_some_pairs_is_used_until_there_is_room_for_more(tmp_path):
+    some, _ = build("disk", tmp_path, limit=600)
+    assert 0 < len(some) < 4
+    assert build("disk", tmp_path, refuse_to_read, limit=600)[1] == 0
+    every, ticks = build("disk", tmp_path)
+    assert len(every) == ticks == 4
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        build("disk", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_swept_but_not_what_another_is_at(tmp_path):
+    for name, age in (("old", 2 * 24 * 3600), ("young", 60)):
+        draft = tmp_path / f".{name}.pixels.x.draft"
+        draft.touch()
+        os.utime(draft, (time.time() - age,) * 2)
+    build("disk", tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == [".young.pixels.x.draft"]

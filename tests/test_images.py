@@ -15,6 +15,7 @@ import tifffile
 from PIL import Image, ImageOps
 
 from unet_trainer.config import UserError
+from unet_trainer.framing import resize_pair
 from unet_trainer.images import (
     BOMB_PIXELS,
     COLOUR,
@@ -765,7 +766,15 @@ def test_a_mask_whose_white_is_0_keeps_its_ids(tmp_path):
 
 @pytest.mark.parametrize(
     ("height", "width", "least", "factor"),
-    [(400, 600, 100, 4), (400, 600, 50, 8), (400, 600, 101, 2), (400, 600, 201, 1), (403, 601, 100, 4), (64, 64, 64, 1)],
+    [
+        (400, 600, 100, 4),
+        (400, 600, 50, 8),
+        (400, 600, 101, 2),
+        (400, 600, 201, 1),
+        (404, 602, 100, 2),
+        (403, 601, 100, 1),
+        (64, 64, 64, 1),
+    ],
 )
 @pytest.mark.parametrize("grey", [False, True])
 def test_a_large_jpeg_is_decoded_at_a_fraction_that_is_large_enough(tmp_path, height, width, least, factor, grey):
@@ -782,6 +791,17 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_that_is_large_enough(tmp_path, he
     padded = np.pad(full, ((0, -height % factor), (0, -width % factor), (0, 0)), mode="edge")  # blocks at the border are cut off
     small = cv2.resize(padded, expected[::-1], interpolation=cv2.INTER_AREA).reshape(reduced.shape)
     assert np.abs(small.astype(int) - reduced).mean() < 2
+
+
+@pytest.mark.parametrize("width", [512, 514, 517, 513])
+def test_what_is_decoded_at_a_fraction_lies_where_its_mask_does(width, tmp_path):
+    """A side that is rounded up would be stretched, and an edge far from the corner would lie elsewhere."""
+    shown = np.zeros((512, width, 3), np.uint8)
+    shown[:, width * 7 // 8 :] = 255
+    Image.fromarray(shown).save(tmp_path / "a.jpg", quality=100)
+    mask = np.zeros((512, width), np.uint8)
+    (small, _), (full, _) = (resize_pair(read_image(tmp_path / "a.jpg", least), mask, (32, 32)) for least in (64, None))
+    assert np.abs(small.astype(int) - full).max() < 12
 
 
 def test_a_turned_jpeg_is_turned_at_a_fraction_too(tmp_path):

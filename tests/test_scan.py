@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 
 import cv2
 import numpy as np
@@ -482,3 +483,17 @@ def test_a_mark_for_missing_data_is_named(tmp_path):
     np.save(path, values)
     (facts,) = scan_pairs([dataclasses.replace(pair, image=path)], 1)
     assert facts.image == "values from -3.4e+38 to 1; a mark for missing data? put an ordinary number in its place"
+
+
+def test_files_of_one_size_and_time_that_are_exchanged_are_not_taken_for_each_other(tmp_path):
+    """As they come out of an archive."""
+    one, two, aside = (tmp_path / name for name in ("1.npy", "2.npy", "aside"))
+    for path, text in ((one, "a"), (two, "b")):
+        path.write_text(text)
+        os.utime(path, (1e9, 1e9))
+    before = scan.file_stamp(one)
+    time.sleep(0.02)  # the system's clock for such stamps ticks every few milliseconds
+    for source, target in ((one, aside), (two, one), (aside, two)):
+        source.rename(target)
+    assert scan.file_stamp(one) != before
+    assert scan.file_stamp(one) == scan.file_stamp(one)

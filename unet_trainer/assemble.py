@@ -41,7 +41,7 @@ from unet_trainer.precision import (
 )
 from unet_trainer.progress import Progress
 from unet_trainer.runs import SPLIT_TABLE
-from unet_trainer.scan import MAX_WEIGHT, balanced_weights, class_ids, class_shares, count_cores
+from unet_trainer.scan import MAX_WEIGHT, balanced_weights, class_ids, class_shares, count_cores, file_stamp
 from unet_trainer.schedule import build_learning_rate, build_optimizer
 from unet_trainer.step import (
     EvalStep,
@@ -150,7 +150,7 @@ def _fill_caches(config: Config, survey: Survey, datasets: Sequence[Segmentation
         sizes = [framing.size if isinstance(framing, Resized) else image.size for image in facts]
         stamp = [dataset.coding, form.channels, form.is_8bit, type(framing).__name__, framing.size, config.resize_masks]
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
-        stamp += [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
             dataset.cache = fill_cache(
                 [(*size, form.channels) for size in sizes],

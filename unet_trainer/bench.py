@@ -24,10 +24,12 @@ from unet_trainer.history import read_metrics
 from unet_trainer.images import write_image
 from unet_trainer.pictures import bar_chart
 from unet_trainer.runs import new_run_folder
+from unet_trainer.signals import Signals
 
 LARGE = 4  # times the batch, in the row that shows what memory can buy
 IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is as good
 NUM_EPOCHS, QUICK_EPOCHS = 5, 2
+END_SECONDS = 20  # that a run has to finish its step and save
 EPOCH_LINE = re.compile(r"^Epoch \d+/\d+ ")
 
 
@@ -74,7 +76,14 @@ def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool
 
 def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, console: Console) -> list[Outcome]:
     """Runs every trial, prints the table, writes bench.json and bench.png; raises UserError when none could run."""
-    num_epochs = QUICK_EPOCHS if quick else NUM_EPOCHS
+    try:
+        with Signals():
+            return _bench(config, trials, script, QUICK_EPOCHS if quick else NUM_EPOCHS, console)
+    except OSError as error:
+        raise UserError(f"checkpoint_dir: {error.filename or config.checkpoint_dir} cannot be written ({error.strerror})") from None
+
+
+def _bench(config: Config, trials: Sequence[Trial], script: Path, num_epochs: int, console: Console) -> list[Outcome]:
     folder = new_run_folder(Path(config.checkpoint_dir), "bench")
     console.say(f"Bench: {len(trials)} runs of {num_epochs} epochs on {config.data_dir}, in {folder}")
     outcomes = []
@@ -118,15 +127,38 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
         command = [sys.executable, str(script), str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as child:
             assert child.stdout is not None
-            for line in child.stdout:
-                log.write(line)
-                lines.append(line.strip())
-                if EPOCH_LINE.match(line):
-                    tick()
+            try:
+                for line in child.stdout:
+                    log.write(line)
+                    lines.append(line.strip())
+                    if EPOCH_LINE.match(line):
+                        tick()
+            except BaseException:
+                _end(child)
+                raise
     if child.returncode != 0:
         errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
         return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
+    if (other := _not_as_asked(load_config(settings), load_config(folder / name / "config.yaml"))) is not None:
+        reasons = [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
+        return Outcome(trial, failure=next(iter(reasons), other))
     return _read_outcome(trial, folder / name)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """It finishes its step and saves; no bench leaves a run behind."""
+    child.terminate()
+    try:
+        child.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _not_as_asked(asked: Config, taken: Config) -> str | None:
+    """A run goes on where it cannot compile or compute as it was asked to; its figures are not those of the row."""
+    names = ["use_amp", "compile_model", "batch_size", "batch_parts", *(["amp_dtype"] if asked.use_amp else [])]
+    others = [name for name in names if getattr(taken, name) != getattr(asked, name)]
+    return f"it could not be run with its {', '.join(others)}" if others else None
 
 
 def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:

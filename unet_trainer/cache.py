@@ -10,6 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,12 +22,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from unet_trainer.atomic import write_text_atomically
 from unet_trainer.config import UserError
 from unet_trainer.images import Pixels
 
 MEMORY_SHARE = 0.5  # of what is free: the rest is for the run
 ALIGNMENT = 64
+DRAFT = ".draft"
+DRAFT_SECONDS = 24 * 3600
 
 Place = Literal["ram", "disk"]
 
@@ -71,31 +75,78 @@ def fill_cache(
     limit: int | None = None,
 ) -> PixelCache:
     """A cache of as many pairs as there is room for. `stamp` tells whether a file on disk still holds what `read` would give."""
-    room = limit if limit is not None else free_shared_memory() if place == "ram" else free_disk(folder)
-    slots = lay_out(shapes, itemsize, int(room * MEMORY_SHARE))
-    num_bytes = slots[-1].start + slots[-1].num_bytes if slots else 0
     if place == "ram":
-        content = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
+        room = free_shared_memory() if limit is None else limit
+        slots = lay_out(shapes, itemsize, int(room * MEMORY_SHARE))
+        content = torch.empty(_end(slots), dtype=torch.uint8).share_memory_()
         _fill(slots, content, read, num_threads, tick)
         return PixelCache(slots, content)
-    digest = hashlib.sha256(json.dumps([list(stamp), itemsize, slots], default=str).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(json.dumps([list(stamp), itemsize, list(shapes)], default=str).encode()).hexdigest()[:24]
     path = folder / f"{digest}.pixels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_whole = path.with_suffix(".done").exists() and path.stat().st_size == num_bytes
-        if not is_whole:
-            with path.open("wb") as file:
-                file.truncate(num_bytes)
-        content = torch.empty(0, dtype=torch.uint8)
-        if num_bytes:
-            content = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
-        if not is_whole:
-            _fill(slots, content, read, num_threads, tick)
-            _flush(path)
-            write_text_atomically(path.with_suffix(".done"), "")  # only a file that was filled to its end is trusted
+        _sweep(folder)
+        room = free_disk(folder) if limit is None else limit
+        slots = lay_out(shapes, itemsize, int(room * MEMORY_SHARE))
+        found = _slots_of(path, lay_out(shapes, itemsize, sys.maxsize))
+        if found is not None and len(found) >= len(slots):
+            return PixelCache(found, _map(path, _end(found)))
+        content = _build(path, slots, read, num_threads, tick)
     except OSError as error:
         raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
     return PixelCache(slots, content)
+
+
+def _end(slots: Sequence[Slot]) -> int:
+    return slots[-1].start + slots[-1].num_bytes if slots else 0
+
+
+def _slots_of(path: Path, slots: Sequence[Slot]) -> list[Slot] | None:
+    """Those of the slots that the file holds; None if there is no file that holds them. A file of this name is whole."""
+    if not path.exists():
+        return None
+    num_bytes = path.stat().st_size
+    ends = [0, *(slot.start + slot.num_bytes for slot in slots)]
+    return list(slots[: ends.index(num_bytes)]) if num_bytes in ends else None
+
+
+def _map(path: Path, num_bytes: int) -> torch.Tensor:
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+
+
+def _build(
+    path: Path,
+    slots: Sequence[Slot],
+    read: Callable[[int], tuple[Pixels, Pixels]],
+    num_threads: int,
+    tick: Callable[[], object],
+) -> torch.Tensor:
+    """Under a name of its own until it is whole: another run may be at the same."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=DRAFT)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if slots and hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process without a word
+                os.posix_fallocate(file.fileno(), 0, _end(slots))
+            file.truncate(_end(slots))
+        content = _map(draft, _end(slots))
+        _fill(slots, content, read, num_threads, tick)
+        _flush(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return content
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what runs that were killed left behind; one that is being filled is younger."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        with contextlib.suppress(OSError):
+            if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
+                draft.unlink()
 
 
 def lay_out(shapes: Sequence[tuple[int, int, int]], itemsize: int, most: int) -> list[Slot]:

@@ -69,9 +69,8 @@ class SegmentationDataset:
         """A sample; the seconds for reading and for augmenting are added to `stages`."""
         epoch, index = key
         started = time.perf_counter()
-        pixels = self._pixels(self.framing.source(index))
-        read = time.perf_counter()
-        image, mask = self.framing.cut(*pixels, epoch, index)
+        image, mask = self.framing.cut(*self._pixels(self.framing.source(index)), epoch, index)
+        read = time.perf_counter()  # with the resizing, which a cache saves as well
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
             image, mask = resize_pair(image, mask, self.framing.size)  # the user's list may hold crops

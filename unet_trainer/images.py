@@ -374,10 +374,15 @@ def _reduced(data: bytes, least: int) -> int | None:
             continue
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame's header
             height, width, components = struct.unpack_from(">HHB", data, position + 5)
-            factor = next((factor for factor in sorted(REDUCED, reverse=True) if min(height, width) // factor >= least), None)
+            factor = next((factor for factor in sorted(REDUCED, reverse=True) if _fits(height, width, factor, least)), None)
             return None if factor is None else REDUCED[factor][components != 1]
         position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
     return None
+
+
+def _fits(height: int, width: int, factor: int, least: int) -> bool:
+    """Sides that the factor does not divide are rounded up, and what is resized then would not lie where its mask does."""
+    return height % factor == width % factor == 0 and min(height, width) // factor >= least
 
 
 def _has_jpeg_end(data: bytes) -> bool:

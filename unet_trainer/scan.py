@@ -106,7 +106,7 @@ class ScanMemory:
 
     def find(self, kind: str, path: Path) -> dict[str, Any] | None:
         entry = self.known.get(f"{kind}:{path.absolute()}")
-        return entry[1] if entry is not None and entry[0] == _stamp(path) else None
+        return entry[1] if entry is not None and entry[0] == file_stamp(path) else None
 
     def add(self, kind: str, path: Path, stamp: list[int] | None, facts: Mapping[str, Any]) -> None:
         if stamp is not None:
@@ -163,7 +163,7 @@ def _scan_image(path: Path, memory: ScanMemory) -> ImageFacts | str:
     known = memory.find("image", path)
     if known is not None:
         return ImageFacts(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
-    stamp = _stamp(path)
+    stamp = file_stamp(path)
     try:
         data = read_bytes(path)
         refuse_bomb(data)
@@ -183,7 +183,7 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None, memory: ScanMemor
     known = memory.find("mask", path)
     if known is not None:
         return MaskFacts(**{**known, "counts": {int(value): count for value, count in known["counts"].items()}})
-    stamp = _stamp(path)
+    stamp = file_stamp(path)
     try:
         data = read_bytes(path)
         refuse_bomb(data, image_size)  # a large mask with little in it is one, if its image is as large
@@ -233,12 +233,13 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _stamp(path: Path) -> list[int] | None:
+def file_stamp(path: Path) -> list[int] | None:
+    """Differs when the file does. Its own time is not enough: files out of an archive, exchanged by renaming, can have the same."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _with_damage(pair: Pair, facts: PairFacts, damaged: Mapping[Path, str]) -> PairFacts:
