@@ -205,19 +205,23 @@ def _run_epochs(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
             while not _is_finished(run):
                 _try_epoch(run, on_epoch)
         except Interrupted:
-            run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+            _keep_what_there_is(run)
             raise
         except UserError as error:  # a file that went bad
-            run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+            _keep_what_there_is(run)
             raise UserError(f"{error}; {run.keeper.describe()}") from None
         except TrainingFailed:  # said and saved where it was raised
             raise
         except Exception:  # of whatever kind: what was trained is kept
             with contextlib.suppress(Exception):
-                run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+                _keep_what_there_is(run)
             raise
         finally:
             run.data.close()
+
+
+def _keep_what_there_is(run: Run) -> None:
+    run.keeper.keep_what_there_is(state_is_whole=not run.machine.train_step.is_open)
 
 
 def _is_finished(run: Run) -> bool:
@@ -239,7 +243,7 @@ def _try_epoch(run: Run, on_epoch: Callable[[Row], object] | None) -> None:
         roll_back(run.config, run.machine, run.data, run.keeper, run.console, trouble)
         return
     except WorkerError as error:
-        run.keeper.keep_what_there_is(not run.machine.train_step.is_open)
+        _keep_what_there_is(run)
         raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {run.keeper.describe()}") from None
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

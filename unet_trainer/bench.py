@@ -139,9 +139,9 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
     if child.returncode != 0:
         errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
         return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
-    if (other := _not_as_asked(load_config(settings), load_config(folder / name / "config.yaml"))) is not None:
-        reasons = [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
-        return Outcome(trial, failure=next(iter(reasons), other))
+    if others := _not_as_asked(load_config(settings), load_config(folder / name / "config.yaml")):
+        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {others[0]}: "))
+        return Outcome(trial, failure=next(reasons, f"it could not be run with its {', '.join(others)}"))
     return _read_outcome(trial, folder / name)
 
 
@@ -154,11 +154,10 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _not_as_asked(asked: Config, taken: Config) -> str | None:
-    """A run goes on where it cannot compile or compute as it was asked to; its figures are not those of the row."""
+def _not_as_asked(asked: Config, taken: Config) -> list[str]:
+    """Keys. A run goes on where it cannot compile or compute as it was asked to; its figures are not those of the row."""
     names = ["use_amp", "compile_model", "batch_size", "batch_parts", *(["amp_dtype"] if asked.use_amp else [])]
-    others = [name for name in names if getattr(taken, name) != getattr(asked, name)]
-    return f"it could not be run with its {', '.join(others)}" if others else None
+    return [name for name in names if getattr(taken, name) != getattr(asked, name)]
 
 
 def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:

@@ -63,12 +63,12 @@ class Lasting:
 
     def write(self, text: str) -> int:
         try:
-            self.stream.write(text)
-        except UnicodeEncodeError:
-            self.stream.write(text.encode("ascii", "replace").decode())
+            with contextlib.suppress(UnicodeEncodeError):
+                return self.stream.write(text)
+            return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._tell(error)
-        return len(text)
+            return len(text)
 
     def flush(self) -> None:
         try:
