@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from unet_trainer.demo import write_demo
-
-ROOT = Path(__file__).parent.parent
-
-# The smallest U-Net that still has everything: skip connections, batch norm, depthwise convolutions.
-TINY_MODEL: dict[str, Any] = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8]}
+from helpers.project import TINY_MODEL
+from unet_trainer.datasets.demo import write_demo
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import train_unet
-from unet_trainer.config import FIELDS, Config, load_config, to_yaml
-from unet_trainer.safe_yaml import parse_yaml
+from helpers.project import ROOT
+from unet_trainer.config.dump import to_yaml
+from unet_trainer.config.load import load_config
+from unet_trainer.config.safe_yaml import parse_yaml
+from unet_trainer.config.schema import FIELDS, Config
 
-ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").iterdir())
 BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
 FLOAT32 = {"use_amp": False}
@@ -36,7 +37,7 @@ PROMISES = {
 }
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 REWRITE_DEFAULT = (
-    "from pathlib import Path; from unet_trainer.config import Config, to_yaml; "
+    "from pathlib import Path; from unet_trainer.config.schema import Config, to_yaml; "
     f"Path('configs/default.yaml').write_text(to_yaml(Config(), {DEFAULT_HEADER!r}), encoding='utf-8')"
 )
 

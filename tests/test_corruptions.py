@@ -13,7 +13,7 @@ import tifffile
 from PIL import Image
 
 from train_unet import main, train
-from unet_trainer.images import DataError
+from unet_trainer.images.image_files import DataError
 
 HEIGHT, WIDTH = 36, 40
 NUM_FILES = 200

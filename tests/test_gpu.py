@@ -13,20 +13,20 @@ import time
 
 import pytest
 import torch
-
-from conftest import ROOT
 from test_guard import PHASES, everything, same
+
+from helpers.project import ROOT
 from test_train_unet import digest, stop_after, words
 from train_unet import train
-from unet_trainer import assemble
-from unet_trainer.config import load_config
-from unet_trainer.console import Console
-from unet_trainer.dataset import Batch
-from unet_trainer.forms import RGB
-from unet_trainer.host_copy import HostCopy
-from unet_trainer.layers import use_fast_layers
-from unet_trainer.signals import Interrupted
-from unet_trainer.step import Totals, TrainStep, compile_steps
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.image_kind import RGB
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.model.fast_layers import use_fast_layers
+from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.system.console import Console
+from unet_trainer.system.signals import Interrupted
+from unet_trainer.training import build as assemble
+from unet_trainer.training.step import EpochMetrics, TrainStep, compile_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,7 +65,7 @@ def make_batch(num_images=8, side=128, seed=0, floats=False):
 
 
 def take_steps(machine, num_steps=6):
-    totals = Totals(1, machine.numerics.device)
+    totals = EpochMetrics(1, machine.numerics.device)
     for index in range(num_steps):
         machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3)
     return totals
@@ -118,7 +118,7 @@ def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, se
         machine = make_machine(True, deterministic=True, **PRECISIONS[precision], **settings)
         if not is_recorded:
             machine.train_step.recorder = None
-        totals = Totals(1, machine.numerics.device)
+        totals = EpochMetrics(1, machine.numerics.device)
         for index in range(12):
             machine.set_training(0 if index < 6 else 1)
             machine.train_step.guard.batch_number = index
@@ -139,7 +139,7 @@ def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, se
 def test_a_bad_step_changes_nothing_when_its_kernels_are_replayed(precision, optimizer):
     settings = {**PRECISIONS[precision], "optimizer": optimizer, "ema_decay": 0.9, "scaler_init_scale": 1024.0}
     machine = make_machine(True, floats=True, **settings)
-    totals = Totals(1, machine.numerics.device)
+    totals = EpochMetrics(1, machine.numerics.device)
     for index in range(5):
         machine.train_step.guard.batch_number = index
         machine.train_step(make_batch(seed=index, floats=True), totals, 1, True, 1e-3)
@@ -165,7 +165,7 @@ def test_gradients_of_several_replays_add_up():
     gradients = []
     for compiled in (False, True):
         machine = make_machine(compiled, accumulation_steps=3, use_amp=False, allow_tf32=False)
-        totals = Totals(1, machine.numerics.device)
+        totals = EpochMetrics(1, machine.numerics.device)
         for index in range(3):
             machine.train_step(make_batch(seed=index), totals, 3, False, 1e-3)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in machine.state.model.parameters()]))
@@ -186,7 +186,7 @@ def test_bfloat16_takes_about_half_the_memory():
         gc.collect()
         torch.cuda.empty_cache()
         machine = make_machine(side=256, batch_size=16, **PRECISIONS[precision])
-        totals = Totals(1, machine.numerics.device)
+        totals = EpochMetrics(1, machine.numerics.device)
         batch = make_batch(16, 256)
         machine.train_step(batch, totals, 1, True, 1e-3)  # the search for kernels needs more than the step
         torch.cuda.synchronize()
@@ -224,7 +224,7 @@ def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, o
     machine = make_machine(compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0)
     take_steps(machine, 3)
     before = everything(machine)
-    totals = Totals(1, machine.numerics.device)
+    totals = EpochMetrics(1, machine.numerics.device)
     batch = PHASES[phase](machine, make_batch(seed=9), math.nan)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -276,15 +276,15 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     config = {**tiny_config, **PRECISIONS[precision], "device": "cuda", "encoder": "resnet18", "deterministic": True}
     config |= {"num_epochs": 3, "batch_size": 2, "accumulation_steps": 2, "ema_decay": 0.9}
     straight = train(config, run_name="straight")
-    move_weights, calls = TrainStep.move_weights, []
+    optimizer_step, calls = TrainStep.optimizer_step, []
 
     def interrupted(self, totals, learning_rate):
-        move_weights(self, totals, learning_rate)
+        optimizer_step(self, totals, learning_rate)
         calls.append(1)
         if len(calls) == 5:  # the second of the second epoch's three steps
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(TrainStep, "move_weights", interrupted)
+    monkeypatch.setattr(TrainStep, "optimizer_step", interrupted)
     with pytest.raises(Interrupted):
         train(config, run_name="broken")
     resumed = train(config, run_name="broken", resume="auto")

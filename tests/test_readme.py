@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from conftest import ROOT, TINY_MODEL
+from helpers.project import ROOT, TINY_MODEL
 from train_unet import main
-from unet_trainer import bench
-from unet_trainer.config import FIELDS
+from unet_trainer.commands import bench
+from unet_trainer.config.schema import FIELDS
 
 README = (ROOT / "README.md").read_text()
 SMALL = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in TINY_MODEL.items()]

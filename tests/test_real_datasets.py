@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from train_unet import train
-from unet_trainer.config import load_config
-from unet_trainer.forms import IMAGENET_MEAN, IMAGENET_STD
-from unet_trainer.images import DataError
-from unet_trainer.runs import CheckpointError
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.image_kind import IMAGENET_MEAN, IMAGENET_STD
+from unet_trainer.images.image_files import DataError
+from unet_trainer.runs.run_folder import CheckpointError
 
 SIDE = 48
 NUM_PAIRS = 8

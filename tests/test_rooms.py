@@ -6,11 +6,11 @@ import ast
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from helpers.project import ROOT
+
 ROOMS = {path.stem: path for path in sorted((ROOT / "unet_trainer").glob("*.py")) if path.stem != "__init__"}
 TESTED_ELSEWHERE = {
     "assemble": "puts rooms together and decides nothing alone: tested through test_train_unet",
@@ -62,7 +62,7 @@ def test_cycle_is_found_where_there_is_one():
 def test_imports_are_found_in_all_their_forms(tmp_path):
     file = tmp_path / "room.py"
     file.write_text("import a.b\nfrom unet_trainer import config as c\nfrom x.y import z\ndef f():\n    import later\n")
-    at_module_level = {"a.b", "unet_trainer", "unet_trainer.config", "x.y", "x.y.z"}
+    at_module_level = {"a.b", "unet_trainer", "unet_trainer.config.schema", "x.y", "x.y.z"}
     assert imports(file, everywhere=False) == at_module_level
     assert imports(file, everywhere=True) == at_module_level | {"later"}
 
@@ -79,7 +79,7 @@ def test_rooms_do_not_import_each_other_in_a_circle():
 
 
 def test_only_the_script_puts_the_assembly_to_use():
-    assert [room for room in ROOMS if "unet_trainer.assemble" in imports(ROOMS[room], everywhere=True)] == []
+    assert [room for room in ROOMS if "unet_trainer.training.build" in imports(ROOMS[room], everywhere=True)] == []
 
 
 def test_one_room_knows_albumentations():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from survivor import NUM_MOMENTS, digest, start, timeless_rows, train_once, train_until_done
-from unet_trainer.atomic import DRAFTS
-from unet_trainer.checkpoint import read_run
+from helpers.killed_runs import NUM_MOMENTS, digest, start, timeless_rows, train_once, train_until_done
+from unet_trainer.runs.checkpoint_file import read_run
+from unet_trainer.system.atomic_files import DRAFTS
 
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
 BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}

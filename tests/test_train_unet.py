@@ -23,12 +23,14 @@ import torch
 from PIL import Image
 
 import train_unet
-from conftest import ROOT
+from helpers.project import ROOT
 from train_unet import TrainingFailed, main, train
-from unet_trainer.config import Config, UserError, load_config
-from unet_trainer.history import COLUMNS
-from unet_trainer.model import build_model
-from unet_trainer.step import Totals
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config
+from unet_trainer.model.network import build_model
+from unet_trainer.runs.history import COLUMNS
+from unet_trainer.training.step import EpochMetrics
 
 
 def digest(run_dir, name="last.pt"):
@@ -296,7 +298,7 @@ def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_con
     def full(path, write, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("unet_trainer.checkpoint.write_atomically", full)
+    monkeypatch.setattr("unet_trainer.runs.checkpoint_file.write_atomically", full)
     assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 3
     error = capsys.readouterr().err
     assert "best.pt could not be written (No space left on device): " in error or "last.pt could not be written" in error
@@ -603,13 +605,13 @@ def write_wide_pairs(folder, size, seed=0):
 
 def test_every_native_pixel_of_validation_counts_exactly_once(tiny_config, tmp_path, monkeypatch, capsys):
     data = write_wide_pairs(tmp_path / "data", (50, 75))
-    seen, real = [], Totals.scores
+    seen, real = [], EpochMetrics.scores
 
     def tell(totals):
         seen.append(totals.matrix.clone())
         return real(totals)
 
-    monkeypatch.setattr(Totals, "scores", tell)
+    monkeypatch.setattr(EpochMetrics, "scores", tell)
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=1)
     of_train, of_val = seen
     masks = [cv2.imread(str(data / f"masks/{name}.png"), cv2.IMREAD_UNCHANGED) for name in parts_of(run.run_dir)[1]]

@@ -18,15 +18,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT
-from survivor import digest, words
+from helpers.killed_runs import digest, words
+from helpers.project import ROOT
 from train_unet import TrainingFailed, main, train
-from unet_trainer import assemble, losses
-from unet_trainer.checkpoint import read_last
-from unet_trainer.config import UserError, load_config
-from unet_trainer.dataset import SegmentationDataset
-from unet_trainer.signals import Interrupted
-from unet_trainer.step import EvalStep, TrainStep
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.model import losses
+from unet_trainer.runs.checkpoint_file import read_last
+from unet_trainer.system.signals import Interrupted
+from unet_trainer.training import build as assemble
+from unet_trainer.training.step import EvalStep, TrainStep
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
 
@@ -87,7 +89,7 @@ def test_a_run_that_went_back_goes_on_when_the_numbers_are_good_again(tiny_confi
 
 
 def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr("unet_trainer.glimpse.PEEK_SECONDS", 0.0)
+    monkeypatch.setattr("unet_trainer.training.async_reader.PEEK_SECONDS", 0.0)
     bad_dice(monkeypatch, lambda number: number >= 1)
     assert main(words({**tiny_config, **LONG, "on_nan": "stop", "run_name": "run"})) == 3
     assert "a step was not finite from step 2 on (epoch 1, batch 2 of 5): " in capsys.readouterr().err
@@ -153,7 +155,7 @@ def test_nothing_is_left_to_shrink_below_one_image(tiny_config, monkeypatch):
 
 def full_disk(monkeypatch, is_full):
     """The disk is full for the n-th checkpoint, counted from 0, if is_full(n) holds."""
-    from unet_trainer import checkpoint
+    from unet_trainer.runs import checkpoint_file as checkpoint
 
     real, calls = checkpoint.write_atomically, []
 
@@ -218,16 +220,16 @@ def test_a_hung_worker_ends_by_the_timeout(tiny_config, monkeypatch):
 
 
 def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, monkeypatch, capsys):
-    move_weights = TrainStep.move_weights
+    optimizer_step = TrainStep.optimizer_step
 
     def slow(self, totals, learning_rate):
-        move_weights(self, totals, learning_rate)
+        optimizer_step(self, totals, learning_rate)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    monkeypatch.setattr(TrainStep, "move_weights", slow)
+    monkeypatch.setattr(TrainStep, "optimizer_step", slow)
     started = time.monotonic()
     assert main(words({**tiny_config, "run_name": "run"})) == 130
     assert time.monotonic() - started < 30
@@ -236,7 +238,7 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, m
 
 
 def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
-    from unet_trainer.step import EvalStep
+    from unet_trainer.training.step import EvalStep
 
     straight = train(tiny_config, run_name="straight")
     real = EvalStep.__call__
@@ -258,13 +260,13 @@ def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
 
 
 def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, monkeypatch, capsys):
-    move_weights = TrainStep.move_weights
+    optimizer_step = TrainStep.optimizer_step
 
     def interrupted(self, totals, learning_rate):
-        move_weights(self, totals, learning_rate)
+        optimizer_step(self, totals, learning_rate)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(TrainStep, "move_weights", interrupted)
+    monkeypatch.setattr(TrainStep, "optimizer_step", interrupted)
     assert main(words({**tiny_config, "run_name": "run"})) == 143
     monkeypatch.undo()
     run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
@@ -314,7 +316,7 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     def full(path, write, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("unet_trainer.checkpoint.write_atomically", full)
+    monkeypatch.setattr("unet_trainer.runs.checkpoint_file.write_atomically", full)
     assert main([*words({**tiny_config, "on_save_error": "continue", "run_name": "run"})]) == 3
     said = capsys.readouterr()
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
@@ -404,7 +406,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
 def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
     settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
-    monkeypatch.setattr("unet_trainer.lock.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("unet_trainer.system.folder_lock.PATIENCE_SECONDS", 0.5)
     with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
         while "Epoch 1/" not in child.stdout.readline():
             assert child.poll() is None

@@ -1,0 +1,350 @@
+"""The command line: what it reads, and how a mistake is answered: at once, in one message, with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import train_unet
+from helpers.project import ROOT
+from train_unet import CONFIG, DEMO, TrainingFailed, main, own_config
+from unet_trainer.commands.command_line import read_command_line
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+
+# Runs the script as `python train_unet.py` does, and tells which of the slow libraries were loaded.
+TELL_SLOW_IMPORTS = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    slow = {"torch", "numpy", "cv2", "albumentations", "segmentation_models_pytorch", "timm", "PIL", "matplotlib"}
+    print("slow imports:", sorted(slow & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def run(*arguments, cwd=ROOT):
+    command = [sys.executable, str(ROOT / "train_unet.py"), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=60)
+
+
+def answer(capsys, *arguments):
+    """What the user reads when the arguments are refused."""
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Error: ")
+    assert captured.err.endswith("\n")
+    return captured.err.removeprefix("Error: ").removesuffix("\n")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The configs that main would train, without training them."""
+    configs = []
+    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[]))[1])
+    return configs
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """checkpoint_dir with an older run a and a newer run b, as far as the command line looks at them."""
+    for age, name in ((200, "a"), (100, "b")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "last.pt").touch()
+        (folder / "config.yaml").write_text(f"run_name: {name}\nbatch_size: 3\n")
+        written = time.time() - age
+        os.utime(folder / "last.pt", (written, written))
+    return tmp_path
+
+
+# As a process
+
+
+def test_config_error_is_one_message_with_exit_code_2_and_no_traceback():
+    done = run("configs/fast.yaml", "lr=1e-3", "batch_size=many")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "Error: 2 problems in configs/fast.yaml:\n"
+        "  batch_size: got 'many'; need a whole number from 1 to 65536, e.g. 8\n"
+        "  lr: unknown key; the name here is learning_rate\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["lr=1"], 2),
+        (["--help"], 0),
+        (["--batch_size", "4"], 2),
+        (["--resume", "nowhere"], 2),
+        (["configs/fsat.yaml"], 2),
+        (["check", "lr=1"], 2),
+        (["check", "--help"], 0),
+    ],
+)
+def test_answer_comes_without_the_slow_imports(arguments, code):
+    command = [sys.executable, "-c", TELL_SLOW_IMPORTS, str(ROOT / "train_unet.py"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.endswith("slow imports: []\n")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["lr=1"], 2), (["--help"], 0)])
+def test_answer_comes_in_less_than_half_a_second(arguments, code):
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert run(*arguments).returncode == code
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
+
+
+def test_help_shows_the_ways_to_call():
+    done = run("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for line in train_unet.__doc__.splitlines():
+        assert line in done.stdout.splitlines()
+    for word in ("--config FILE", "--resume [RUN]", "key=value"):
+        assert word in done.stdout
+
+
+def test_terminal_that_cannot_show_a_letter_shows_a_question_mark():
+    command = [sys.executable, str(ROOT / "train_unet.py"), "run_name=…/…"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert b"run_name: got '?/?'; need a plain name" in done.stderr
+
+
+def test_script_works_from_another_folder(tmp_path):
+    done = run("lr=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "Error: 1 problem in the config:\n  lr: unknown key; the name here is learning_rate\n"
+
+
+# What is read
+
+
+def test_nothing_given_trains_the_dict_of_the_script(trained):
+    assert main([]) == 0
+    assert trained == [load_config({**DEMO, **CONFIG})]
+    assert (trained[0].run_name, trained[0].image_size) == ("demo", 96)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["configs/fast.yaml", "batch_size=4", "seed=1"],
+        ["batch_size=4", "configs/fast.yaml", "seed=1"],
+        ["batch_size=4", "seed=1", "--config", "configs/fast.yaml"],
+        ["batch_size=4", "--config", "configs/fast.yaml", "seed=1"],
+        ["--config=configs/fast.yaml", "batch_size=4", "seed=1"],
+    ],
+)
+def test_file_and_overrides_come_in_any_order(arguments, trained, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(arguments) == 0
+    assert trained == [load_config("configs/fast.yaml", ["batch_size=4", "seed=1"])]
+
+
+def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained, capsys):
+    assert main(["data_dir=data/mine", "seed=7"]) == 0
+    assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
+    assert (trained[0].run_name, trained[0].image_size, trained[0].encoder) == ("run", 512, "resnet34")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_config_says_itself_wins_over_what_the_demo_adds(monkeypatch):
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "image_size": 64})
+    assert (own_config().image_size, own_config().num_epochs) == (64, DEMO["num_epochs"])
+    assert (own_config({"num_epochs": 3}).num_epochs, own_config(["num_epochs=3"]).num_epochs) == (3, 3)
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "data_dir": "data/mine"})
+    assert own_config() == load_config(train_unet.CONFIG)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch_size", "4"], "--batch_size: unknown option; settings are given as batch_size=VALUE"),
+        (["--batch-size=4"], "--batch-size=4: unknown option; settings are given as batch_size=VALUE"),
+        (
+            ["configs/fast.yaml", "--batch_size", "4", "seed=1"],
+            "--batch_size: unknown option; settings are given as batch_size=VALUE",
+        ),
+        (
+            ["--lr", "1", "-b", "4"],
+            "--lr: unknown option; settings are given as learning_rate=VALUE; -b: unknown option; settings are given as b=VALUE",
+        ),
+        (["a.yaml", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one, and key=value for the rest"),
+        (["a.yaml", "--config", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one, and key=value for the rest"),
+        (["batch-size=4"], "1 problem in the config:\n  batch-size: unknown key; did you mean batch_size?"),
+        (["configs/fsat.yaml"], "1 problem in configs/fsat.yaml:\n  no such file; did you mean configs/fast.yaml?"),
+        (["fast"], "1 problem in fast:\n  no such file; did you mean configs/fast.yaml?"),
+    ],
+)
+def test_mistake_is_answered_with_the_way_to_say_it(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert answer(capsys, *arguments) == message
+
+
+def test_folder_is_answered_with_what_it_may_have_been_meant_for(capsys, tmp_path):
+    assert answer(capsys, tmp_path) == (
+        f"1 problem in {tmp_path}:\n"
+        f"  {tmp_path} is a folder; need a YAML file "
+        f"(to train on it: data_dir={tmp_path}; to go on with a run: --resume {tmp_path})"
+    )
+
+
+def test_file_name_longer_than_can_be_is_answered(capsys):
+    assert answer(capsys, "a" * 300) == f"1 problem in {'a' * 300}:\n  cannot be read: File name too long"
+    assert answer(capsys, "--resume", "a" * 300) == f"{'a' * 300} cannot be read: File name too long"
+
+
+def test_option_without_its_value_is_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config"])
+    assert stopped.value.code == 2
+    assert "argument --config: expected one argument" in capsys.readouterr().err
+
+
+# --resume
+
+
+def test_resume_without_runs_is_one_message(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert answer(capsys, "--resume") == "nothing to go on from: no last.pt under checkpoints"
+    assert answer(capsys, "--resume", "mine") == "no run mine; checkpoints holds no runs"
+    assert answer(capsys, "--resume", "checkpoint_dir=elsewhere") == "nothing to go on from: no last.pt under elsewhere"
+
+
+def test_resume_goes_on_with_the_newest_run_by_its_own_config(trained, runs):
+    assert main(["--resume", f"checkpoint_dir={runs}"]) == 0
+    assert trained == [load_config({"run_name": "b", "batch_size": 3, "checkpoint_dir": runs, "resume": runs / "b"})]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume", "num_epochs=99", "checkpoint_dir={runs}"],
+        ["checkpoint_dir={runs}", "--resume", "num_epochs=99"],
+        ["num_epochs=99", "checkpoint_dir={runs}", "--resume"],
+    ],
+)
+def test_override_after_resume_is_no_name_of_a_run(arguments, trained, runs):
+    assert main([argument.format(runs=runs) for argument in arguments]) == 0
+    assert [(config.run_name, config.num_epochs) for config in trained] == [("b", 99)]
+
+
+@pytest.mark.parametrize(("run_name", "origin"), [("a", "a"), ("{runs}/a", "a"), ("{runs}/a/last.pt", "a/last.pt")])
+def test_resume_takes_a_name_a_folder_or_a_file(run_name, origin, trained, runs):
+    assert main(["--resume", run_name.format(runs=runs), f"checkpoint_dir={runs}"]) == 0
+    assert [(config.run_name, config.resume) for config in trained] == [("a", str(runs / origin))]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{file}", "--resume", "a", "seed=5", "checkpoint_dir={runs}"],
+        ["--resume", "a", "{file}", "checkpoint_dir={runs}", "seed=5"],
+        ["seed=5", "--resume", "a", "checkpoint_dir={runs}", "--config", "{file}"],
+    ],
+)
+def test_resume_with_a_config_takes_the_settings_from_it(arguments, trained, runs, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("batch_size: 7\n")
+    assert main([argument.format(runs=runs, file=file) for argument in arguments]) == 0
+    assert [(config.batch_size, config.seed, config.resume) for config in trained] == [(7, 5, str(runs / "a"))]
+
+
+def test_resume_followed_by_a_config_goes_on_with_the_newest_run(trained, runs, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("batch_size: 7\n")
+    assert main(["--resume", str(file), f"checkpoint_dir={runs}"]) == 0
+    assert [(config.batch_size, config.resume) for config in trained] == [(7, str(runs / "b"))]
+
+
+def test_checkpoint_without_its_config_asks_for_one(capsys, runs):
+    (runs / "a" / "config.yaml").unlink()
+    file = runs / "a" / "last.pt"
+    assert (
+        answer(capsys, "--resume", file)
+        == f"{file.parent} has no config.yaml; name the config: python train_unet.py CONFIG --resume {file}"
+    )
+    (runs / "a" / "config.yaml").touch()
+    assert answer(capsys, "--resume", file).startswith(f"{file.parent / 'config.yaml'} is empty; name the config: ")
+
+
+def test_resume_of_a_run_that_saved_nothing_is_answered(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoints/mine").mkdir(parents=True)
+    assert answer(capsys, "--resume", "mine") == f"{Path('checkpoints/mine')} has no last.pt; there is nothing to go on from"
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (UserError("no images in data"), 2, "Error: no images in data\n"),
+        (TrainingFailed("the loss is no longer a finite number"), 3, "Error: the loss is no longer a finite number\n"),
+        (KeyboardInterrupt(), 130, "Error: interrupted\n"),  # train() has said how to go on
+    ],
+)
+def test_what_ends_a_run_early_has_its_exit_code_and_one_message(raised, code, message, monkeypatch, capsys):
+    def fail(config):
+        raise raised
+
+    monkeypatch.setattr(train_unet, "train", fail)
+    assert main([]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_error_of_our_own_is_not_hidden(monkeypatch):
+    def fail(config):
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(train_unet, "train", fail)
+    with pytest.raises(AssertionError, match="a bug"):
+        main([])
+
+
+def test_arguments_are_those_of_the_process_when_none_are_passed(trained, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_unet.py", "seed=7"])
+    assert main() == 0
+    assert [config.seed for config in trained] == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chekc", "data_dir=x"], "chekc: did you mean the command check? It comes first: python train_unet.py check"),
+        (["data_dir=x", "bench"], "bench: did you mean the command bench? It comes first: python train_unet.py bench"),
+        (["batch_size", "8"], "batch_size: settings are given as batch_size=VALUE"),
+    ],
+)
+def test_a_word_that_was_meant_otherwise_is_answered(arguments, said, capsys):
+    assert answer(capsys, *arguments) == said
+
+
+def test_a_config_without_a_suffix_is_one_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("batch_size: 3\n")
+    assert read_command_line(["mine"], None, own_config).batch_size == 3

@@ -1,0 +1,165 @@
+"""The built-in dataset: the same every time, whole or absent, and a task worth learning."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from helpers.project import ROOT
+from unet_trainer.datasets import demo
+from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
+from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.datasets.scan import scan_pairs, total_counts
+from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.mask_coding import build_coding
+
+
+@pytest.fixture
+def three_images(monkeypatch):
+    monkeypatch.setattr(demo, "NUM_IMAGES", 3)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return [draw_sample(index) for index in range(0, demo.NUM_IMAGES, 6)]
+
+
+def digests(folder):
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_files_are_the_same_every_time(tmp_path):
+    write_demo(tmp_path / "first", 4, side=64)
+    np.random.seed(99)  # global random state plays no part
+    write_demo(tmp_path / "second", 4, side=64)
+    assert digests(tmp_path / "first") == digests(tmp_path / "second")
+
+
+def test_each_sample_is_another(samples):
+    assert len({image.tobytes() for image, _ in samples}) == len(samples)
+    assert len({mask.tobytes() for _, mask in samples}) == len(samples)
+
+
+def test_a_sample_does_not_depend_on_how_many_there_are(tmp_path):
+    write_demo(tmp_path / "few", 2, side=64)
+    write_demo(tmp_path / "many", 3, side=64)
+    few, many = digests(tmp_path / "few"), digests(tmp_path / "many")
+    assert few == {name: many[name] for name in few}
+
+
+def test_the_demo_is_jpegs_and_png_masks_that_pair_and_scan(tmp_path):
+    write_demo(tmp_path / "demo", 3)
+    pairs = find_pairs(tmp_path / "demo/images", tmp_path / "demo/masks")
+    assert [pair.image.name for pair in pairs] == ["cells_000.jpg", "cells_001.jpg", "cells_002.jpg"]
+    assert [pair.mask.name for pair in pairs] == ["cells_000.png", "cells_001.png", "cells_002.png"]
+    found = scan_pairs(pairs, 2)
+    assert [(facts.image.size, facts.mask.size) for facts in found] == [((192, 192), (192, 192))] * 3
+    assert [(facts.image.channels, facts.image.dtype) for facts in found] == [(3, "uint8")] * 3
+    assert build_coding("auto", 1, None, total_counts([facts.mask for facts in found])).mask_values == (0, 255)
+    image, mask = draw_sample(2)
+    assert np.array_equal(read_mask(pairs[2].mask), mask)
+    assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise
+
+
+def test_it_is_made_once_and_left_alone_afterwards(tmp_path, three_images):
+    folder = tmp_path / "data" / "demo"
+    assert ensure_demo(folder)
+    assert len(digests(folder)) == 6
+    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
+    (folder / "images" / "cells_000.jpg").unlink()
+    (folder / "mine.txt").write_text("the user's own")
+    before = digests(folder)
+    assert not ensure_demo(folder)
+    assert digests(folder) == before
+
+
+def test_others_may_read_the_folder(tmp_path, three_images):
+    ensure_demo(tmp_path / "demo")
+    assert (tmp_path / "demo").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error):
+    written = []
+
+    def write_four(path, pixels):
+        written.append(path)
+        if len(written) > 4:
+            raise error
+        path.write_bytes(b"x")
+
+    monkeypatch.setattr(demo, "write_image", write_four)
+    with pytest.raises(type(error)):
+        ensure_demo(tmp_path / "demo")
+    assert len(written) == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")
+def test_a_kill_leaves_no_half_dataset_and_the_next_start_makes_a_whole_one(tmp_path, three_images):
+    folder = tmp_path / "demo"
+    code = f"from pathlib import Path; from unet_trainer import demo; demo.ensure_demo(Path({str(folder)!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        while len(list(tmp_path.rglob("*.png"))) < 5 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL  # it was at work, not done
+    assert not folder.exists()
+    assert ensure_demo(folder)
+    assert len(digests(folder)) == 6
+
+
+def test_two_starts_at_once_end_with_one_dataset(tmp_path, three_images, monkeypatch):
+    folder = tmp_path / "demo"
+
+    def write_while_another_finishes(draft, num_images):
+        write_demo(draft, num_images, side=64)
+        write_demo(folder, num_images, side=32)
+        theirs.update(digests(folder))
+
+    theirs = {}
+    monkeypatch.setattr(demo, "write_demo", write_while_another_finishes)
+    ensure_demo(folder)
+    assert len(theirs) == 6
+    assert digests(folder) == theirs
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_masks_are_0_and_255_and_images_are_8_bit_colour(samples):
+    for image, mask in samples:
+        assert (image.dtype, image.shape, mask.dtype, mask.shape) == (np.uint8, (192, 192, 3), np.uint8, (192, 192))
+        assert np.unique(mask).tolist() == [0, 255]
+
+
+def test_the_foreground_share_is_neither_tiny_nor_all(samples):
+    shares = [float((mask == 255).mean()) for _, mask in samples]
+    assert min(shares) > 0.03
+    assert max(shares) < 0.65
+    assert 0.15 < np.mean(shares) < 0.40
+
+
+def test_most_images_show_several_cells(samples):
+    counts = [cv2.connectedComponents(mask)[0] - 1 for _, mask in samples]
+    assert min(counts) >= 1
+    assert np.mean(counts) > 3
+    assert len(set(counts)) > 3
+
+
+def test_cells_and_tissue_are_textured_and_differ_in_colour(samples):
+    for image, mask in samples:
+        cells, tissue = image[mask == 255].astype(float), image[mask == 0].astype(float)
+        assert cells.std(0).min() > 5
+        assert tissue.std(0).min() > 5
+        assert np.abs(cells.mean(0) - tissue.mean(0)).max() > 25

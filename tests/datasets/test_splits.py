@@ -1,0 +1,301 @@
+"""Which pairs train and which validate: shares, seeds, classes, groups, folds, identical images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unet_trainer.datasets.pairs import Found, Pair
+from unet_trainer.datasets.splits import Unit, assign, divide
+from unet_trainer.images.image_files import DataError
+
+
+def made_up(count, groups=None, parts=None):
+    """Pairs that no file belongs to: dividing reads nothing."""
+    return Found(
+        tuple(
+            Pair(
+                f"{index:03d}",
+                Path(f"images/{index:03d}.png"),
+                Path(f"masks/{index:03d}.png"),
+                parts[index] if parts else None,
+                groups[index] if groups else "",
+            )
+            for index in range(count)
+        ),
+        "images/ + masks/",
+    )
+
+
+def split_of(found, labels=None, digests=None, val_fraction=0.2, seed=42, **folds):
+    nothing = [""] * len(found.pairs)
+    return divide(found, labels or nothing, digests or nothing, val_fraction=val_fraction, seed=seed, **folds)
+
+
+def names(pairs):
+    return [pair.name for pair in pairs]
+
+
+def refusal(*arguments, **options):
+    with pytest.raises(DataError) as raised:
+        split_of(*arguments, **options)
+    return str(raised.value)
+
+
+# Shares and seeds
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 57])
+@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
+def test_every_pair_lands_on_exactly_one_side_and_neither_is_empty(count, fraction):
+    split = split_of(made_up(count), val_fraction=fraction, seed=1)
+    assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
+    assert split.train
+    assert split.val
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "num_val"), [(10, 0.2, 2), (240, 0.2, 48), (10, 0.01, 1), (10, 0.99, 9), (2, 0.9, 1), (7, 0.5, 4)]
+)
+def test_the_fraction_is_rounded_and_leaves_one_on_each_side(count, fraction, num_val):
+    assert len(split_of(made_up(count), val_fraction=fraction).val) == num_val
+
+
+def test_the_split_is_the_same_on_every_machine():
+    """A change of these lines gives everybody another split for the same seed."""
+    plain = split_of(made_up(10), val_fraction=0.3)
+    assert names(plain.val) == ["001", "005", "009"]
+    assert names(plain.train) == ["000", "002", "003", "004", "006", "007", "008"]
+    by_class = split_of(made_up(10), labels=[{0, 1} if index > 6 else {0} for index in range(10)], val_fraction=0.3)
+    assert names(by_class.val) == ["002", "005", "009"]  # one of the three that hold class 1
+
+
+def test_another_seed_gives_another_split():
+    splits = {tuple(names(split_of(made_up(30), seed=seed).val)) for seed in range(10)}
+    assert len(splits) == 10
+
+
+def test_the_split_is_shuffled_and_not_the_head_or_the_tail():
+    """Files in order of time or patient: the last fifth is not like the rest."""
+    val = names(split_of(made_up(100), seed=0).val)
+    assert len(val) == 20
+    assert min(val) < "030"
+    assert max(val) > "070"
+
+
+def test_the_order_of_the_pairs_is_kept_on_both_sides():
+    split = split_of(made_up(40))
+    assert names(split.train) == sorted(names(split.train))
+    assert names(split.val) == sorted(names(split.val))
+
+
+def test_the_rule_says_fraction_seed_groups_and_fold():
+    assert split_of(made_up(4)).rule == "images/ + masks/; val_fraction 0.2, seed 42"
+    grouped = made_up(6, groups=list("aabbcc"))
+    assert split_of(grouped, seed=7).rule == "images/ + masks/; val_fraction 0.2, seed 7, 3 groups kept together"
+    assert split_of(grouped, num_folds=3, fold=1).rule == "images/ + masks/; fold 1 of 3, seed 42, 3 groups kept together"
+
+
+def test_one_pair_is_refused():
+    assert refusal(made_up(1)) == "only 1 pair; need at least 2, one to train on and one to validate on"
+
+
+# Classes
+
+
+def test_a_rare_class_stands_on_both_sides_in_proportion():
+    """10 of 100 images hold class 1; a fifth validates."""
+    labels = [{0, 1} if index % 10 == 3 else {0} for index in range(100)]
+    in_val = {
+        seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val) for seed in range(50)
+    }
+    assert set(in_val.values()) == {2}
+    by_chance = [
+        sum(1 in labels[index] for index in np.random.default_rng(seed).permutation(100)[:20].tolist()) for seed in range(50)
+    ]
+    assert min(by_chance) == 0  # what stratifying is for
+    assert max(by_chance) > 3
+
+
+def test_several_classes_are_in_proportion_and_the_sizes_hold():
+    """Of 60 images 6 hold class 1, 12 class 2, 30 class 3; a third validates."""
+    labels = [{0} | ({1} if index < 6 else {2} if index < 18 else {3} if index < 48 else set()) for index in range(60)]
+    for seed in range(20):
+        val = split_of(made_up(60), labels, val_fraction=1 / 3, seed=seed).val
+        held = [sum(label in labels[int(pair.name)] for pair in val) for label in range(4)]
+        assert held == [20, 2, 4, 10]
+
+
+def test_a_class_in_two_images_is_trained_on_and_validated_on():
+    labels = [{0, 1} if index in (4, 31) else {0} for index in range(50)]
+    for seed in range(20):
+        split = split_of(made_up(50), labels, val_fraction=0.5, seed=seed)
+        assert sum(1 in labels[int(pair.name)] for pair in split.val) == 1
+
+
+# Groups
+
+
+@pytest.mark.parametrize("trial", range(40))
+def test_groups_never_stand_on_both_sides_nor_do_identical_images(trial):
+    chooser = np.random.default_rng(trial)
+    count = int(chooser.integers(6, 80))
+    groups = [f"p{number}" if number else "" for number in chooser.integers(0, max(3, count // 3), count)]
+    digests = [f"d{number}" for number in chooser.integers(0, 3 * count, count)]
+    labels = [set(chooser.integers(0, 4, 2).tolist()) for _ in range(count)]
+    found = made_up(count, groups)
+    digest_of = dict(zip(names(found.pairs), digests, strict=True))
+    split = split_of(found, labels, digests, val_fraction=float(chooser.uniform(0.1, 0.6)), seed=trial)
+    assert sorted(names(split.train) + names(split.val)) == names(found.pairs)
+    assert split.train
+    assert split.val
+    assert not ({pair.group for pair in split.train} & {pair.group for pair in split.val}) - {""}
+    assert not {digest_of[name] for name in names(split.train)} & {digest_of[name] for name in names(split.val)}
+
+
+def test_many_small_groups_come_near_the_fraction():
+    groups = [f"p{index // 4}" for index in range(200)]
+    for seed in range(10):
+        assert 36 <= len(split_of(made_up(200, groups), seed=seed).val) <= 44
+
+
+def test_a_group_tied_by_an_identical_image_to_another_goes_with_it():
+    """a: 0, 1; b: 2, 3; 1 and 2 are one image. c: 4, 5."""
+    split = split_of(made_up(6, list("aabbcc")), digests=["0", "x", "x", "3", "4", "5"], val_fraction=0.34)
+    assert names(split.val) == ["004", "005"]
+
+
+def test_one_group_is_refused():
+    assert refusal(made_up(5, ["p"] * 5)) == (
+        "only 5 pairs in 1 group (or with identical images); need at least 2, one to train on and one to validate on"
+    )
+
+
+def test_identical_images_alone_are_refused():
+    message = refusal(made_up(3), digests=["x"] * 3)
+    assert message.startswith("only 3 pairs in 1 group (or with identical images); need at least 2")
+
+
+# Folds
+
+
+@pytest.mark.parametrize("num_folds", [2, 3, 5, 10])
+@pytest.mark.parametrize("count", [10, 23, 60])
+def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_most(count, num_folds):
+    labels = [{index % 3, index % 7} for index in range(count)]
+    splits = [split_of(made_up(count), labels, num_folds=num_folds, fold=fold) for fold in range(num_folds)]
+    assert sorted(name for split in splits for name in names(split.val)) == names(made_up(count).pairs)
+    sizes = [len(split.val) for split in splits]
+    assert max(sizes) - min(sizes) <= 1
+    for split in splits:
+        assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
+
+
+def test_folds_share_a_rare_class():
+    labels = [{0, 1} if index % 10 == 0 else {0} for index in range(50)]
+    held = [
+        sum(1 in labels[int(pair.name)] for pair in split_of(made_up(50), labels, num_folds=5, fold=fold).val) for fold in range(5)
+    ]
+    assert held == [1] * 5
+
+
+def test_folds_keep_groups_together():
+    groups = [f"p{index % 7}" for index in range(40)]
+    splits = [split_of(made_up(40, groups), num_folds=4, fold=fold) for fold in range(4)]
+    assert sorted(name for split in splits for name in names(split.val)) == names(made_up(40).pairs)
+    for split in splits:
+        assert not {pair.group for pair in split.train} & {pair.group for pair in split.val}
+        assert split.val
+
+
+def test_fewer_groups_than_folds_are_refused():
+    assert refusal(made_up(9, list("aaabbbccc")), num_folds=4) == (
+        "only 9 pairs in 3 groups (or with identical images); need at least 4, one for each of num_folds"
+    )
+    assert refusal(made_up(3), num_folds=4) == "only 3 pairs; need at least 4, one for each of num_folds"
+    assert len(split_of(made_up(9, list("aaabbbccc")), num_folds=3).val) == 3
+
+
+def test_a_large_group_leaves_no_fold_empty():
+    groups = ["large"] * 20 + ["b", "c"]
+    splits = [split_of(made_up(22, groups), num_folds=3, fold=fold) for fold in range(3)]
+    assert sorted(len(split.val) for split in splits) == [1, 1, 20]
+
+
+def test_sides_without_a_unit_get_one():
+    units = [Unit([0]), Unit([1]), Unit([2])]
+    assert sorted(assign(units, [3, 0, 0], seed=0)) == [0, 1, 2]
+
+
+# Identical images
+
+
+def test_identical_images_stay_on_one_side_and_it_is_said():
+    digests = [str(index // 2) if index < 4 else str(index) for index in range(12)]
+    for seed in range(20):
+        split = split_of(made_up(12), digests=digests, seed=seed)
+        val = names(split.val)
+        assert ("000" in val) == ("001" in val)
+        assert ("002" in val) == ("003" in val)
+    assert split.notices == (
+        "4 images are identical to another one; each lot stays on one side: "
+        "images/000.png = images/001.png, images/002.png = images/003.png",
+    )
+
+
+def test_images_that_all_differ_are_not_mentioned():
+    assert split_of(made_up(4), digests=list("abcd")).notices == ()
+
+
+# Parts that the data gives itself
+
+
+def test_given_parts_are_kept():
+    found = made_up(4, parts=["train", "val", "train", "val"])
+    split = split_of(found, digests=list("abcd"), val_fraction=0.9, seed=9)
+    assert (names(split.train), names(split.val)) == (["000", "002"], ["001", "003"])
+    assert (split.rule, split.notices) == ("images/ + masks/", ())
+
+
+def test_a_training_image_that_also_validates_is_left_out_of_training_and_it_is_said():
+    found = made_up(5, parts=["train", "train", "train", "val", "val"])
+    split = split_of(found, digests=["x", "b", "y", "x", "e"])
+    assert (names(split.train), names(split.val)) == (["001", "002"], ["003", "004"])
+    assert split.notices == ("1 image that also validates is left out of training (identical files): images/000.png",)
+    both = split_of(found, digests=["x", "b", "y", "x", "y"])
+    assert names(both.train) == ["001"]
+    assert both.notices == (
+        "2 images that also validate are left out of training (identical files): images/000.png, images/002.png",
+    )
+
+
+def test_identical_images_inside_train_are_kept():
+    split = split_of(made_up(3, parts=["train", "train", "val"]), digests=["x", "x", "y"])
+    assert names(split.train) == ["000", "001"]
+
+
+def test_parts_with_nothing_left_to_train_on_are_refused():
+    assert refusal(made_up(2, parts=["train", "val"]), digests=["x", "x"]) == (
+        "every training image also validates (the files are identical); need others in one of the two folders"
+    )
+    assert refusal(made_up(2, parts=["val", "val"])) == (
+        "every pair validates and none trains (images/ + masks/); need train as well"
+    )
+
+
+def test_a_group_torn_across_given_parts_is_refused():
+    found = made_up(6, groups=["p1", "p2", "p3", "p2", "p1", "p4"], parts=["train"] * 3 + ["val"] * 3)
+    assert refusal(found) == "2 groups stand in train and in val: p1, p2; put each on one side"
+
+
+def test_pairs_without_a_group_are_no_group():
+    found = made_up(4, groups=["", "a", "", "b"], parts=["train", "train", "val", "val"])
+    assert len(split_of(found).train) == 2
+
+
+def test_folds_of_given_parts_are_refused():
+    assert refusal(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
+        "num_folds: the data says itself what validates (images/ + masks/); leave num_folds out"
+    )

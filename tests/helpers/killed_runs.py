@@ -1,0 +1,158 @@
+"""Trains in processes of their own, which tests kill, starve and crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from multiprocessing import forkserver
+from pathlib import Path
+
+import torch
+
+from helpers.project import ROOT
+
+CONTEXT = multiprocessing.get_context("forkserver")
+TESTS = ROOT / "tests"
+
+
+def words(settings):
+    """A config dict as command-line words."""
+    return [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, value in settings.items()]
+
+
+def digest(folder, name="last.pt"):
+    """SHA-256 of every tensor of the model and its average, bit for bit."""
+    content = torch.load(folder / name, weights_only=True, map_location="cpu")
+    total = hashlib.sha256()
+    for model in [content["model"], *([content["ema"]["model"]] if content.get("ema") else [])]:
+        for tensor_name, tensor in model.items():
+            total.update(tensor_name.encode())
+            total.update(tensor.numpy().tobytes())
+    return total.hexdigest()
+
+
+def timeless_rows(folder):
+    """metrics.csv without what depends on the clock."""
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    timed = [rows[0].index(name) for name in ("seconds", "images_per_second", "data_wait")]
+    return [[value for index, value in enumerate(row) if index not in timed] for row in rows]
+
+
+def start(target, *arguments):
+    if not forkserver._forkserver._forkserver_pid:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{TESTS}{os.pathsep}{ROOT}"  # it does not take over the path of this process
+        CONTEXT.set_forkserver_preload(["helpers.preloaded"])
+        forkserver.ensure_running()
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def _be_quiet(log):
+    stream = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
+    sys.stdout = sys.stderr = stream
+
+
+def train_once(settings, log, crash_at=None):
+    """Exits with the code of the command. `crash_at` ends the process at that moment of its first save."""
+    from train_unet import main
+
+    _be_quiet(log)
+    if crash_at is not None:
+        crash_when_saving(crash_at)
+    sys.exit(main(words(settings)))
+
+
+def train_until_done(settings, log, steps):
+    """Starts again after every SIGTERM. Each step leaves a byte in the file `steps`."""
+    from train_unet import main
+    from unet_trainer.training.step import TrainStep
+
+    _be_quiet(log)
+    optimizer_step = TrainStep.optimizer_step
+
+    def counted(self, totals, learning_rate):
+        optimizer_step(self, totals, learning_rate)
+        with Path(steps).open("ab") as file:
+            file.write(b".")
+
+    TrainStep.optimizer_step = counted
+    while (code := main(words(settings))) == 143:
+        pass
+    sys.exit(code)
+
+
+NUM_MOMENTS = 18
+
+
+def crash_when_saving(moment):
+    """The process ends, with nothing flushed and nothing tidied, at moment 1 to NUM_MOMENTS of writing last.pt: before and
+    after each call that touches the disk."""
+    from unet_trainer.system import atomic_files as atomic
+
+    passed = 0
+
+    def tick():
+        nonlocal passed
+        passed += 1
+        if passed == moment:
+            os._exit(9)
+
+    def watch(owner, name):
+        real = getattr(owner, name)
+
+        def watched(*arguments, **options):
+            tick()
+            result = real(*arguments, **options)
+            tick()
+            return result
+
+        return real, watched
+
+    write_atomically = atomic.write_atomically
+    watched = [(owner, name, *watch(owner, name)) for owner, name in (
+        (tempfile, "mkstemp"), (os, "fsync"), (Path, "chmod"), (Path, "hardlink_to"), (Path, "replace"),
+        (atomic, "_sync_folder"),
+    )]  # fmt: skip
+
+    def crashing(path, write, **options):
+        if path.name != "last.pt":
+            return write_atomically(path, write, **options)
+
+        def write_in_two(file):
+            whole = bytearray()
+            write(Collector(whole))
+            file.write(whole[: len(whole) // 2])
+            file.flush()
+            tick()
+            file.write(whole[len(whole) // 2 :])
+            file.flush()
+            tick()
+
+        for owner, name, _, replacement in watched:
+            setattr(owner, name, replacement)
+        try:
+            return write_atomically(path, write_in_two, **options)
+        finally:
+            for owner, name, real, _ in watched:
+                setattr(owner, name, real)
+
+    import unet_trainer.runs.checkpoint_file
+
+    unet_trainer.runs.checkpoint_file.write_atomically = crashing
+
+
+class Collector:
+    def __init__(self, whole):
+        self.whole = whole
+
+    def write(self, part):
+        self.whole += part

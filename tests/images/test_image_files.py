@@ -1,0 +1,818 @@
+"""Files as people have them, written by OpenCV, PIL, tifffile and numpy: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import warnings
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageOps
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.images.image_files import (
+    BOMB_PIXELS,
+    COLOUR,
+    DataError,
+    ReadError,
+    decode_image,
+    decode_mask,
+    drops_alpha,
+    encode_image,
+    is_reduced,
+    is_turned,
+    read_image,
+    read_mask,
+    refuse_bomb,
+    to_channels,
+    write_image,
+)
+from unet_trainer.images.tiling import resize_pair
+
+IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
+RED_GREEN_BLUE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]
+
+
+def picture(height=40, width=60):
+    """A smooth colour picture that JPEG keeps well."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.dstack([x * 4, y * 5, np.full_like(x, 90)]).astype(np.uint8)
+
+
+def noise(height=80, width=80, high=256):
+    return np.random.default_rng(0).integers(0, high, (height, width), np.uint8)
+
+
+def palette_png(path, ids, colours=tuple(RED_GREEN_BLUE)):
+    image = Image.new("P", ids.shape[::-1])
+    image.putdata(ids.ravel().tolist())
+    image.putpalette(list(colours))
+    image.save(path)
+    return path
+
+
+def tiff(array, **options):
+    """tifffile's file of the array; grey of many channels unless the options say otherwise."""
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, array, **({"photometric": "minisblack"} | options))
+    return stream.getvalue()
+
+
+def saved(array_or_picture, kind, **options):
+    """PIL's file."""
+    image = Image.fromarray(array_or_picture) if isinstance(array_or_picture, np.ndarray) else array_or_picture
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def values(dtype, *shape):
+    """Numbers that only this dtype can hold, or its full range."""
+    rng = np.random.default_rng(1)
+    if np.issubdtype(dtype, np.floating):
+        return (rng.standard_normal(shape) * 300).astype(dtype)
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def chunk(name, content):
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def empty_png(height, width):
+    """One bit a pixel and all of them black: a row at a time, or the test would need the memory that it is about."""
+    packer = zlib.compressobj(9)
+    row = bytes(1 + -(-width // 8))
+    packed = b"".join([packer.compress(row) for _ in range(height)] + [packer.flush()])
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def same(read, expected):
+    return read.dtype == expected.dtype and read.shape == expected.shape and np.array_equal(read, expected)
+
+
+def refusal(decode, data):
+    with pytest.raises(ReadError) as raised:
+        decode(data)
+    return str(raised.value)
+
+
+def reason(read, path):
+    with pytest.raises(ReadError) as raised:
+        read(path)
+    return str(raised.value)
+
+
+# Images
+
+
+def test_an_rgb_image_is_read_as_rgb(tmp_path):
+    Image.fromarray(picture()).save(tmp_path / "a.png")
+    read = read_image(tmp_path / "a.png")
+    assert (read.dtype, read.shape) == (np.uint8, (40, 60, 3))
+    assert np.array_equal(read, picture())
+
+
+def test_a_jpeg_is_read_nearly_as_it_was(tmp_path):
+    Image.fromarray(picture()).save(tmp_path / "a.jpg", quality=95)
+    assert np.abs(read_image(tmp_path / "a.jpg").astype(int) - picture()).mean() < 3
+
+
+@pytest.mark.parametrize("extension", [".png", ".bmp", ".tif", ".tiff"])
+def test_lossless_formats_come_back_as_written(tmp_path, extension):
+    write_image(tmp_path / f"a{extension}", picture())
+    assert np.array_equal(read_image(tmp_path / f"a{extension}"), picture())
+
+
+def test_alpha_is_dropped(tmp_path):
+    alpha = np.full((40, 60, 1), 7, np.uint8)
+    Image.fromarray(np.concatenate([picture(), alpha], 2), "RGBA").save(tmp_path / "a.png")
+    assert np.array_equal(read_image(tmp_path / "a.png"), picture())
+
+
+def test_grey_stays_one_channel_until_more_are_wanted(tmp_path):
+    grey = picture()[:, :, 0]
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    read = read_image(tmp_path / "a.png")
+    assert same(read, grey[:, :, None])
+    assert np.array_equal(to_channels(read, 3), np.dstack([grey] * 3))
+    assert to_channels(read, 1) is read
+    assert to_channels(picture(), 5).shape == (40, 60, 3)  # only grey can be repeated
+
+
+def test_a_palette_image_is_read_in_its_colours(tmp_path):
+    read = read_image(palette_png(tmp_path / "a.png", IDS))
+    assert read[0].tolist() == [[0, 0, 0], [255, 0, 0], [0, 255, 0]]
+    assert read[1, 0].tolist() == [0, 0, 255]
+
+
+def test_the_content_decides_about_the_format_and_not_the_extension(tmp_path):
+    Image.fromarray(picture()).save(tmp_path / "a.jpg", format="PNG")
+    assert np.array_equal(read_image(tmp_path / "a.jpg"), picture())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_photo_is_turned_as_its_exif_says(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(picture(), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.array(ImageOps.exif_transpose(image)).astype(int)
+    read = decode_image(data)
+    assert read.shape == ((60, 40, 3) if orientation > 4 else (40, 60, 3))
+    assert np.abs(read - expected).mean() < 2
+    assert is_turned(data) == (orientation != 1)
+
+
+def test_a_mask_is_turned_as_its_image_is():
+    """Both came from the same camera or tool: turning one alone would tear them apart."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    ids = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    data = saved(ids, "PNG", exif=exif)
+    assert np.array_equal(decode_mask(data), ids[::-1, ::-1])
+    assert np.array_equal(decode_image(data)[:, :, 0], ids[::-1, ::-1])
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_tiff_is_turned_as_its_tag_says(orientation):
+    grey = values(np.uint16, 4, 6)
+    data = tiff(grey, extratags=[(274, 3, 1, orientation, True)])
+    expected = {1: grey, 3: grey[::-1, ::-1], 6: np.rot90(grey, -1)}[orientation]
+    assert np.array_equal(decode_image(data)[:, :, 0], expected)
+    assert is_turned(data) == (orientation != 1)
+
+
+@pytest.mark.parametrize("orientation", [0, 9])
+def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(picture(), "PNG", exif=exif)
+    assert np.array_equal(decode_image(data), picture())
+    assert not is_turned(data)
+
+
+def test_a_picture_without_exif_is_not_turned():
+    assert not is_turned(saved(picture(), "JPEG"))
+    assert not is_turned(b"\xff\xd8\xff Exif and nothing else")
+    assert not is_turned(npy(picture()))
+
+
+def test_a_name_with_spaces_and_accents_is_read(tmp_path):
+    path = tmp_path / "Zellen – größer 1.png"
+    write_image(path, picture())
+    assert np.array_equal(read_image(path), picture())
+
+
+def test_a_16_bit_png_keeps_its_values(tmp_path):
+    grey = values(np.uint16, 30, 40)
+    cv2.imwrite(str(tmp_path / "a.png"), grey)
+    assert same(read_image(tmp_path / "a.png"), grey[:, :, None])
+    assert cv2.imread(str(tmp_path / "a.png")).dtype == np.uint8  # why: OpenCV's default cuts in silence
+
+
+@pytest.mark.parametrize("extension", [".png", ".tif"])
+def test_16_bit_colours_keep_values_and_order(extension):
+    colours = values(np.uint16, 30, 40, 3)
+    assert same(decode_image(encode_image(colours, extension)), colours)
+
+
+def test_a_16_bit_png_with_alpha_comes_without_it():
+    four = values(np.uint16, 30, 40, 4)
+    data = cv2.imencode(".png", four)[1].tobytes()  # blue, green, red, alpha
+    assert same(decode_image(data), np.ascontiguousarray(four[:, :, 2::-1]))
+    assert drops_alpha(data)
+
+
+DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_grey_tiff_of_any_depth_keeps_its_values(dtype, order):
+    grey = values(dtype, 20, 30)
+    assert same(decode_image(tiff(grey, byteorder=order)), grey[:, :, None])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["contig", "separate", "pages", "unlabelled"])
+def test_three_channels_of_any_depth_and_layout_keep_values_and_order(dtype, layout):
+    """OpenCV mixes up 16-bit channels that lie one after the other, and reads one of three that are no colours."""
+    colours = values(dtype, 20, 30, 3)
+    planes = np.ascontiguousarray(np.moveaxis(colours, 2, 0))
+    data = {
+        "contig": lambda: tiff(colours, photometric="rgb"),
+        "separate": lambda: tiff(planes, photometric="rgb", planarconfig="separate"),
+        "pages": lambda: tiff(planes),
+        "unlabelled": lambda: tiff(colours, planarconfig="contig"),
+    }[layout]()
+    assert same(decode_image(data), colours)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("channels", [2, 4, 5, 9])
+@pytest.mark.parametrize(
+    "options", [{}, {"planarconfig": "contig"}, {"bigtiff": True}, {"byteorder": ">"}, {"compression": "zlib"}]
+)
+def test_a_tiff_of_many_channels_keeps_them(dtype, channels, options):
+    """Without options it is tifffile's own layout: as many pages as rows."""
+    image = values(dtype, 20, 30, channels)
+    assert same(decode_image(tiff(image, **options)), image)
+    assert not drops_alpha(tiff(image, **options))
+
+
+def test_the_pages_of_a_tiff_are_channels():
+    pages = values(np.uint16, 5, 20, 30)
+    assert same(decode_image(tiff(pages)), np.ascontiguousarray(np.moveaxis(pages, 0, 2)))
+
+
+def test_a_stack_of_many_pages_is_refused():
+    assert refusal(decode_image, tiff(np.zeros((70, 80, 90), np.uint8))) == (
+        "an array of shape (70, 80, 90); need height, width and up to 64 channels, first or last"
+    )
+
+
+def test_a_page_of_a_smaller_preview_does_not_matter(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        writer.write(picture(), photometric="rgb")
+        writer.write(picture()[::2, ::2], photometric="rgb", subfiletype=1)
+    assert same(read_image(tmp_path / "a.tif"), picture())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_four_channels_compressed_by_opencv_are_read(dtype):
+    """LZW, which tifffile reads with a further package alone."""
+    four = values(dtype, 20, 30, 4)
+    data = cv2.imencode(".tif", four[:, :, [2, 1, 0, 3]])[1].tobytes()
+    assert same(decode_image(data), four)
+
+
+def test_a_compressed_rgba_tiff_keeps_colours_where_alpha_is_low():
+    four = np.dstack([picture(), np.full((40, 60), 7, np.uint8)])
+    data = saved(four, "TIFF", compression="tiff_lzw")
+    assert same(decode_image(data), picture())
+    assert drops_alpha(data)
+
+
+def test_compressed_pages_are_channels():
+    pages = values(np.uint16, 5, 20, 30)
+    data = cv2.imencodemulti(".tif", list(pages))[1].tobytes()
+    assert same(decode_image(data), np.dstack(list(pages)))
+
+
+def test_a_compression_that_needs_another_package_is_refused_with_both_ways_out():
+    image = values(np.uint16, 20, 30, 5)
+    data = bytearray(tiff(image, planarconfig="contig"))
+    tag = data.index(struct.pack("<HHI", 259, 3, 1))
+    data[tag + 8 : tag + 10] = struct.pack("<H", 5)
+    assert refusal(decode_image, bytes(data)) == (
+        "its compression needs another package; save it without compression, or run pip install imagecodecs"
+    )
+
+
+# Alpha
+
+
+@pytest.mark.parametrize("sample", ["unassalpha", "assocalpha"])
+def test_alpha_of_a_tiff_is_dropped(sample):
+    four = values(np.uint8, 20, 30, 4)
+    data = tiff(four, photometric="rgb", extrasamples=[sample])
+    assert np.array_equal(decode_image(data), four[:, :, :3])
+    assert drops_alpha(data)
+
+
+def test_a_fourth_band_that_is_no_alpha_stays():
+    four = values(np.uint8, 20, 30, 4)
+    data = tiff(four, photometric="rgb", extrasamples=["unspecified"])
+    assert same(decode_image(data), four)
+    assert not drops_alpha(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_grey_with_alpha_is_one_channel(kind):
+    grey, alpha = noise(), noise() // 2
+    data = saved(Image.merge("LA", [Image.fromarray(grey), Image.fromarray(alpha)]), kind)
+    assert same(decode_image(data), grey[:, :, None])
+    assert drops_alpha(data)
+    assert np.array_equal(decode_mask(data), grey)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_alpha_of_a_webp_is_dropped_and_said(lossless):
+    four = np.dstack([picture(), np.full((40, 60), 128, np.uint8)])
+    data = saved(four, "WEBP", lossless=lossless, quality=100)
+    read = decode_image(data)
+    assert read.shape == (40, 60, 3)
+    assert np.abs(read.astype(int) - picture()).mean() < (0.01 if lossless else 6)
+    assert drops_alpha(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF"])
+def test_a_picture_without_alpha_loses_none(kind):
+    assert not drops_alpha(saved(picture(), kind))
+    assert not drops_alpha(npy(picture()))
+
+
+def test_a_cmyk_jpeg_is_read_in_its_colours():
+    colour = Image.fromarray(np.full((40, 60, 3), (200, 50, 20), np.uint8)).convert("CMYK")
+    read = decode_image(saved(colour, "JPEG", quality=95))
+    assert read.shape == (40, 60, 3)
+    assert np.abs(read.astype(int) - [200, 50, 20]).max() < 4
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int64])
+def test_an_array_of_any_depth_keeps_its_values(dtype):
+    grey = values(dtype, 20, 30)
+    assert same(decode_image(npy(grey)), grey[:, :, None])
+    assert same(decode_image(npy(grey.astype(grey.dtype.newbyteorder(">")))), grey[:, :, None])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 64])
+def test_channels_of_an_array_stand_first_or_last(channels):
+    image = values(np.float32, 80, 90, channels)
+    assert same(decode_image(npy(image)), image)
+    assert same(decode_image(npy(np.moveaxis(image, 2, 0))), image)
+    assert same(decode_image(npy(np.asfortranarray(image))), image)
+    assert same(decode_image(npy(image[None])), image[:, :, 0:] if channels > 1 else image)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 40, 3), (65, 80, 65), (80, 90, 70), (2, 3, 40, 50)])
+def test_an_array_of_a_shape_with_several_meanings_is_refused(shape):
+    assert refusal(decode_image, npy(np.zeros(shape, np.float32))) == (
+        f"an array of shape {shape}; need height, width and up to 64 channels, first or last"
+    )
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 5), complex), np.full((4, 5), "a"), np.zeros((0, 5))])
+def test_an_array_of_no_numbers_is_refused(array):
+    for decode in (decode_image, decode_mask):
+        assert refusal(decode, npy(array)) == f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels"
+
+
+class Canary:
+    def __reduce__(self):
+        return exec, ("import builtins; builtins.canary_was_run = True",)
+
+
+def test_an_array_of_python_objects_is_refused_and_nothing_is_run():
+    import builtins
+
+    array = np.empty((2, 2), object)
+    array[:] = Canary()
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    for decode in (decode_image, decode_mask):
+        assert refusal(decode, stream.getvalue()) == "cannot be decoded (it holds Python objects)"
+    assert not hasattr(builtins, "canary_was_run")
+    np.load(io.BytesIO(stream.getvalue()), allow_pickle=True)  # the canary does sing
+    assert builtins.canary_was_run
+    del builtins.canary_was_run
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.99])
+def test_a_truncated_array_is_refused(share):
+    data = npy(values(np.float32, 40, 50))
+    assert refusal(decode_image, data[: int(len(data) * share)]).startswith("cannot be decoded (")
+
+
+@pytest.mark.parametrize("shape", ["(1000000, 1000000000)", "(99999999999999999999, 9)", "(40, 50", "(-4, 5)"])
+def test_an_array_with_an_impossible_header_is_refused(shape):
+    data = npy(values(np.float32, 40, 50)).replace(b"(40, 50), }" + b" " * len(shape), shape.encode() + b", }" + b" " * 8)
+    assert shape.encode() in data
+    assert refusal(decode_image, data).startswith(("cannot be decoded (", "an array of "))
+
+
+# Bombs
+
+
+def test_a_bomb_is_refused_before_it_is_unfolded():
+    data = empty_png(10_000, 10_001)
+    assert len(data) < 50_000
+    assert BOMB_PIXELS < 10_000 * 10_001
+    with pytest.raises(ReadError) as raised:
+        refuse_bomb(data)
+    assert str(raised.value) == f"{len(data) / 1e6:.2g} MB that unfold to 10001×10000 pixels: a decompression bomb"
+    with pytest.raises(ReadError):
+        refuse_bomb(data, (10_001, 10_000))  # lying down
+
+
+def test_an_empty_mask_of_a_picture_as_large_is_no_bomb():
+    refuse_bomb(empty_png(10_000, 10_001), (10_000, 10_001))
+
+
+@pytest.mark.parametrize(
+    "data", [empty_png(100, 100), encode_image(picture(), ".jpg"), npy(picture()), b"no picture", tiff(values(np.float64, 9, 9, 5))]
+)
+def test_other_files_are_no_bombs(data):
+    refuse_bomb(data)
+
+
+# Files that are no images
+
+
+def test_a_truncated_jpeg_is_refused(tmp_path):
+    path = tmp_path / "a.jpg"
+    write_image(path, np.dstack([noise()] * 3))
+    path.write_bytes(path.read_bytes()[:2000])
+    assert reason(read_image, path) == "the file is cut off"
+    assert reason(read_mask, path) == "the file is cut off"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
+def test_a_truncated_png_is_refused(tmp_path, share):
+    path = tmp_path / "a.png"
+    write_image(path, noise())
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    assert reason(read_image, path) == "the file is cut off"
+    assert reason(read_mask, path) == "the file is cut off"
+
+
+def test_a_truncated_palette_mask_is_refused(tmp_path):
+    path = palette_png(tmp_path / "a.png", noise(high=4))
+    path.write_bytes(path.read_bytes()[:-200])
+    assert reason(read_mask, path) == "the file is cut off"
+
+
+def test_a_palette_mask_with_damaged_pixels_is_refused(tmp_path):
+    path = palette_png(tmp_path / "a.png", noise(high=4))
+    data = bytearray(path.read_bytes())
+    middle = data.index(b"IDAT") + 200
+    data[middle : middle + 20] = bytes(20)
+    path.write_bytes(data)
+    assert reason(read_mask, path).startswith("cannot be decoded (")
+
+
+def test_a_png_with_damaged_pixels_is_refused(tmp_path):
+    path = tmp_path / "a.png"
+    write_image(path, noise())
+    data = bytearray(path.read_bytes())
+    middle = data.index(b"IDAT") + 200
+    data[middle : middle + 20] = bytes(20)
+    path.write_bytes(data)
+    for read in (read_image, read_mask):
+        assert reason(read, path) == "not an image that can be decoded"
+
+
+@pytest.mark.parametrize("extension", [".bmp", ".tif", ".webp"])
+def test_other_formats_are_refused_when_truncated(tmp_path, extension):
+    path = tmp_path / f"a{extension}"
+    write_image(path, np.dstack([noise()] * 3))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert reason(read_image, path) == "not an image that can be decoded"
+    assert reason(read_mask, path) == "not an image that can be decoded"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 5])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("options", [{}, {"planarconfig": "contig"}, {"compression": "zlib", "planarconfig": "contig"}])
+def test_a_truncated_tiff_is_refused(channels, share, options):
+    """The directory may stand before the pixels: then all is known of them but what they are."""
+    image = values(np.uint16, 60, 70, channels)
+    options = options if channels > 1 else {name: value for name, value in options.items() if name != "planarconfig"}
+    data = tiff(image[:, :, 0] if channels == 1 else image, **options)
+    assert refusal(decode_image, data[: int(len(data) * share)]).startswith(
+        ("the file is cut off", "cannot be decoded (", "not an image that can be decoded")
+    )
+
+
+def test_a_jpeg_with_fill_bytes_before_its_markers_is_whole():
+    data = encode_image(picture(), ".jpg")
+    marker = data.index(b"\xff\xdb")
+    filled = data[:marker] + b"\xff\xff\xff" + data[marker:]
+    assert np.array_equal(decode_image(filled), decode_image(data))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_damaged_file_of_any_kind_is_read_or_refused_and_nothing_else(seed):
+    """A few bytes changed, most of them in the header, in every format: no other error may come out."""
+    ids = noise(high=4)
+    palette = Image.fromarray(ids)
+    palette.putpalette(RED_GREEN_BLUE)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole = [
+        *(saved(picture(), kind, exif=exif) for kind in ("JPEG", "PNG", "WEBP")),
+        *(saved(palette, kind) for kind in ("PNG", "BMP", "TIFF", "GIF")),
+        tiff(picture(), photometric="rgb"),
+        tiff(values(np.float32, 20, 30, 5)),
+        tiff(values(np.uint8, 20, 30, 5), planarconfig="contig", compression="zlib"),
+        npy(values(np.float32, 20, 30)),
+    ]
+    rng = np.random.default_rng(seed)
+    refusals = []
+    for _ in range(20):
+        for data in whole:
+            broken = bytearray(data)
+            for place in rng.integers(0, 120 if rng.random() < 0.6 else len(data), rng.integers(1, 6)):
+                broken[place] = rng.integers(256)
+            for look in (refuse_bomb, decode_image, decode_mask, drops_alpha, is_turned):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # PIL's, which a scan hides too
+                    try:
+                        look(bytes(broken))
+                    except ReadError as error:
+                        refusals.append(str(error))
+                        if look is refuse_bomb:
+                            break
+    assert len(refusals) > 50
+    assert all(refusals)
+
+
+@pytest.mark.parametrize("read", [read_image, read_mask])
+def test_an_empty_file_is_refused(tmp_path, read):
+    (tmp_path / "a.png").touch()
+    assert reason(read, tmp_path / "a.png") == "the file is empty"
+
+
+@pytest.mark.parametrize("read", [read_image, read_mask])
+def test_text_named_png_is_refused(tmp_path, read):
+    (tmp_path / "a.png").write_text("no picture\n")
+    assert reason(read, tmp_path / "a.png") == "not an image that can be decoded"
+
+
+@pytest.mark.parametrize("read", [read_image, read_mask])
+def test_a_missing_file_and_a_folder_are_refused(tmp_path, read):
+    assert reason(read, tmp_path / "none.png") == "No such file or directory"
+    (tmp_path / "folder.png").mkdir()
+    assert reason(read, tmp_path / "folder.png") == "Is a directory"
+
+
+def test_what_is_refused_is_the_users_to_mend():
+    assert issubclass(ReadError, DataError)
+    assert issubclass(DataError, UserError)
+
+
+# Masks
+
+
+def test_a_grey_mask_keeps_its_values(tmp_path):
+    write_image(tmp_path / "a.png", IDS)
+    mask = read_mask(tmp_path / "a.png")
+    assert (mask.dtype, mask.tolist()) == (np.uint8, IDS.tolist())
+
+
+def test_a_palette_mask_is_read_by_index_and_not_by_colour(tmp_path):
+    path = palette_png(tmp_path / "a.png", IDS)
+    assert read_mask(path).tolist() == IDS.tolist()
+    assert cv2.imread(str(path), cv2.IMREAD_GRAYSCALE).max() > 3  # why: OpenCV gives the grey of the colour
+
+
+def test_a_palette_of_16_colours_is_read_by_index_too(tmp_path):
+    image = Image.new("P", (3, 2))
+    image.putdata(IDS.ravel().tolist())
+    image.putpalette(RED_GREEN_BLUE)
+    image.save(tmp_path / "a.png", bits=4)
+    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
+
+
+def test_a_mask_of_one_bit_is_read_as_0_and_255(tmp_path):
+    Image.fromarray(IDS > 1).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "1"
+    assert read_mask(tmp_path / "a.png").tolist() == [[0, 0, 255], [255, 255, 0]]
+
+
+def test_an_rgb_mask_with_equal_channels_is_read_as_grey(tmp_path):
+    Image.fromarray(np.dstack([IDS] * 3)).save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
+
+
+def test_an_rgba_mask_with_equal_channels_is_read_without_its_alpha(tmp_path):
+    Image.fromarray(np.dstack([IDS, IDS, IDS, np.full_like(IDS, 255)]), "RGBA").save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
+
+
+def test_a_colour_mask_is_read_as_one_number_a_colour(tmp_path):
+    colours = np.array([[[255, 0, 0], [0, 128, 7]], [[0, 0, 0], [255, 255, 255]]], np.uint8)
+    Image.fromarray(colours).save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png").tolist() == [[COLOUR + 0xFF0000, COLOUR + 0x008007], [0, 255]]
+
+
+def test_a_16_bit_colour_mask_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
+    assert reason(read_mask, tmp_path / "a.png") == "a colour mask of uint16; need 8 bit"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_masks_of_few_bits_keep_their_values(bits, tmp_path):
+    """OpenCV stretches them to 255. One bit stays {0, 255}, as every reader has it."""
+    ids = np.arange(2**bits, dtype=np.uint8).reshape(1, -1).repeat(8, 0)
+    packed = np.packbits(np.unpackbits(ids[:, :, None], axis=2)[:, :, 8 - bits :].reshape(8, -1), axis=1)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+
+    header = struct.pack(">IIBBBBB", ids.shape[1], 8, bits, 0, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(content)
+    assert read_mask(tmp_path / "a.png").tolist() == (ids * (255 if bits == 1 else 1)).tolist()
+
+
+def test_a_16_bit_mask_with_small_values_is_read(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), IDS.astype(np.uint16))
+    mask = read_mask(tmp_path / "a.png")
+    assert (mask.dtype, mask.tolist()) == (np.uint8, IDS.tolist())
+
+
+def test_a_16_bit_mask_keeps_large_values(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), IDS.astype(np.uint16) * 300)
+    mask = read_mask(tmp_path / "a.png")
+    assert (mask.dtype, mask.tolist()) == (np.uint16, (IDS.astype(int) * 300).tolist())
+
+
+def test_a_mask_of_fractions_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.float32) / 2)
+    assert reason(read_mask, tmp_path / "a.tif") == "float32 values from 0.0 to 1.5; need whole numbers from 0 to 65535"
+
+
+def test_a_mask_with_negative_values_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.int16) - 1)
+    assert reason(read_mask, tmp_path / "a.tif") == "int16 values from -1 to 2; need whole numbers from 0 to 65535"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_a_palette_mask_of_any_format_is_read_by_index(kind):
+    ids = noise(high=4)
+    image = Image.fromarray(ids)
+    image.putpalette(RED_GREEN_BLUE)
+    data = saved(image, kind)
+    assert same(decode_mask(data), ids)
+    assert decode_image(data)[0, 0].tolist() == np.array(RED_GREEN_BLUE).reshape(4, 3)[ids[0, 0]].tolist()
+
+
+def test_a_grey_bmp_mask_keeps_its_values():
+    """It has a palette as well: of greys in their order."""
+    assert same(decode_mask(saved(noise(), "BMP")), noise())
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64])
+def test_a_mask_of_whole_numbers_in_any_depth_is_read(dtype):
+    for data in (npy(IDS.astype(dtype)), tiff(IDS.astype(dtype)), npy(IDS.astype(dtype)[None]), npy(IDS.astype(dtype)[:, :, None])):
+        assert same(decode_mask(data), IDS)
+
+
+def test_a_mask_of_true_and_false_is_read_as_1_and_0():
+    assert same(decode_mask(npy(IDS > 1)), (IDS > 1).astype(np.uint8))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 70000.0, 0.5])
+def test_a_float_mask_with_other_values_is_refused(bad):
+    mask = np.array([[0.0, 1.0], [bad, 2.0]])
+    assert refusal(decode_mask, npy(mask)).endswith("need whole numbers from 0 to 65535")
+
+
+def test_large_numbers_in_a_mask_are_not_taken_for_colours():
+    mask = np.array([[0, -7], [COLOUR + 5, 3]], np.int32)
+    for data in (npy(mask), tiff(mask)):
+        assert refusal(decode_mask, data) == f"int32 values from -7 to {COLOUR + 5}; need whole numbers from 0 to 65535"
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 30), (20, 30, 4), (20,), (2, 3, 20, 30)])
+def test_a_mask_with_several_values_for_a_pixel_is_refused(shape):
+    said = refusal(decode_mask, npy(np.zeros(shape, np.uint8)))
+    assert said == f"an array of shape {shape}; a mask has one value, or a colour, for each pixel"
+
+
+def test_a_colour_mask_is_read_from_every_lossless_format():
+    colours = np.array([[[255, 0, 0], [0, 128, 7]], [[0, 0, 0], [255, 255, 255]]], np.uint8)
+    expected = [[COLOUR + 0xFF0000, COLOUR + 0x008007], [0, 255]]
+    for data in (
+        *(encode_image(colours, extension) for extension in (".png", ".bmp", ".tif")),
+        npy(colours),
+        tiff(colours, photometric="rgb"),
+    ):
+        assert decode_mask(data).tolist() == expected
+    palette = Image.fromarray(colours).convert("P", palette=Image.Palette.ADAPTIVE)
+    assert decode_mask(saved(palette, "GIF")).tolist() == expected
+
+
+# Writing
+
+
+def test_the_extension_names_the_format():
+    assert encode_image(picture(), ".png").startswith(b"\x89PNG")
+    assert encode_image(picture(), ".jpg").startswith(b"\xff\xd8\xff")
+
+
+def test_reading_leaves_the_files_as_they_are(tmp_path):
+    write_image(tmp_path / "a.jpg", picture())
+    palette_png(tmp_path / "b.png", IDS)
+    before = {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    read_image(tmp_path / "a.jpg")
+    read_image(tmp_path / "b.png")
+    read_mask(tmp_path / "b.png")
+    assert {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
+
+
+def test_a_mask_whose_white_is_0_keeps_its_ids(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", IDS, photometric="miniswhite")
+    assert cv2.imread(str(tmp_path / "a.tif"), cv2.IMREAD_UNCHANGED)[0, 0] == 255  # why
+    assert np.array_equal(read_mask(tmp_path / "a.tif"), IDS)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "least", "factor"),
+    [
+        (400, 600, 100, 4),
+        (400, 600, 50, 8),
+        (400, 600, 101, 2),
+        (400, 600, 201, 1),
+        (404, 602, 100, 2),
+        (403, 601, 100, 1),
+        (64, 64, 64, 1),
+    ],
+)
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_large_jpeg_is_decoded_at_a_fraction_that_is_large_enough(tmp_path, height, width, least, factor, grey):
+    shown = cv2.resize(
+        np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC
+    )
+    Image.fromarray(shown[:, :, 0] if grey else shown).save(tmp_path / "a.jpg", quality=95)
+    reduced = read_image(tmp_path / "a.jpg", least)
+    expected = (-(-height // factor), -(-width // factor))
+    assert reduced.shape == (*expected, 1 if grey else 3)
+    assert is_reduced((height, width), expected)
+    full = read_image(tmp_path / "a.jpg")
+    assert full.shape[:2] == (height, width)
+    padded = np.pad(full, ((0, -height % factor), (0, -width % factor), (0, 0)), mode="edge")  # blocks at the border are cut off
+    small = cv2.resize(padded, expected[::-1], interpolation=cv2.INTER_AREA).reshape(reduced.shape)
+    assert np.abs(small.astype(int) - reduced).mean() < 2
+
+
+@pytest.mark.parametrize("width", [512, 514, 517, 513])
+def test_what_is_decoded_at_a_fraction_lies_where_its_mask_does(width, tmp_path):
+    """A side that is rounded up would be stretched, and an edge far from the corner would lie elsewhere."""
+    shown = np.zeros((512, width, 3), np.uint8)
+    shown[:, width * 7 // 8 :] = 255
+    Image.fromarray(shown).save(tmp_path / "a.jpg", quality=100)
+    mask = np.zeros((512, width), np.uint8)
+    (small, _), (full, _) = (resize_pair(read_image(tmp_path / "a.jpg", least), mask, (32, 32)) for least in (64, None))
+    assert np.abs(small.astype(int) - full).max() < 12
+
+
+def test_a_turned_jpeg_is_turned_at_a_fraction_too(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(picture(400, 600)).save(tmp_path / "a.jpg", exif=exif)
+    assert read_image(tmp_path / "a.jpg", 100).shape == (150, 100, 3)
+
+
+def test_only_sizes_that_a_fraction_gives_count_as_reduced():
+    assert is_reduced((101, 60), (51, 30))
+    assert is_reduced((101, 60), (101, 60))
+    assert not is_reduced((101, 60), (50, 30))
+    assert not is_reduced((101, 60), (51, 60))

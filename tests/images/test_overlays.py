@@ -1,0 +1,168 @@
+"""Pictures for people: what is tinted, what is left, and how a sheet is laid out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.overlays import CELL, COLOURS, GAP, HEADER, contact_sheet, overlay, sample_sheet, to_display
+
+
+def grey(height=24, width=24, value=100):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def square(class_id, height=24, width=24):
+    ids = np.zeros((height, width), np.uint8)
+    ids[6:18, 6:18] = class_id
+    return ids
+
+
+def test_8_bit_pictures_are_shown_as_they_are():
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+    assert np.array_equal(to_display(image), image)
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 1, None]), (4, [0, 1, 2]), (5, [0, 1, 2])])
+def test_any_number_of_channels_is_shown_as_three(channels, shown):
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, channels), np.uint8)
+    displayed = to_display(image)
+    assert (displayed.dtype, displayed.shape) == (np.uint8, (24, 24, 3))
+    for place, channel in enumerate(shown):
+        assert np.array_equal(displayed[:, :, place], np.zeros((24, 24)) if channel is None else image[:, :, channel])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float32, np.float64])
+def test_other_depths_are_stretched_to_what_occurs(dtype):
+    ramp = np.linspace(1000, 3000, 10_001).reshape(1, -1, 1).astype(dtype)
+    displayed = to_display(ramp)
+    assert (displayed.dtype, displayed.shape) == (np.uint8, (1, 10_001, 3))
+    assert displayed[0, 0].tolist() == [0, 0, 0]  # the lowest hundredth is black
+    assert displayed[0, -1].tolist() == [255, 255, 255]
+    assert displayed[0, 5000, 0] == pytest.approx(127, abs=2)
+    assert (np.diff(displayed[0, :, 0].astype(int)) >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float16, np.float64])
+def test_a_flat_picture_of_another_depth_is_shown(dtype):
+    assert to_display(np.full((4, 5, 1), 300, dtype)).tolist() == np.zeros((4, 5, 3)).tolist()
+
+
+def test_an_outlier_does_not_darken_the_rest():
+    image = np.random.default_rng(0).normal(100, 10, (50, 50, 1)).astype(np.float16)
+    image[0, 0] = 60000
+    assert 90 < to_display(image).mean() < 165
+
+
+def test_a_contact_sheet_has_a_cell_for_each_pair_with_its_label():
+    pictures = [(grey(50, 100, 40 * index), square(1, 50, 100)) for index in range(1, 6)]
+    sheet = contact_sheet(pictures, [f"image {index}" for index in range(5)], columns=2)
+    width, height = 2 * CELL + GAP, CELL // 2 + HEADER - 6
+    assert sheet.shape == (3 * height + 2 * 2 * GAP, 2 * width + 3 * GAP, 3)
+    for index in range(5):
+        top, left = (index // 2) * (height + 2 * GAP), (index % 2) * (width + 3 * GAP)
+        cell = sheet[top : top + height, left : left + width]
+        caption, pair = cell[: HEADER - 6], cell[HEADER - 6 :]
+        assert (caption < 150).any()
+        assert pair[2, 2].tolist() == [40 * (index + 1)] * 3
+        assert pair[99, 100].tolist() == [40 * (index + 1)] * 3  # 100×50 is shown at 200×100
+        assert pair[2 * 12, CELL + GAP + 2 * 12].tolist() != pair[2 * 12, 2 * 12].tolist()  # tinted
+    assert (sheet[2 * (height + 2 * GAP) :, width:] == 255).all()  # the place of a sixth
+
+
+def test_a_sheet_of_few_pictures_is_as_narrow_as_they_are():
+    sheet = contact_sheet([(grey(), square(1))], ["a" * 300 + "größe"], columns=4)
+    assert sheet.shape == (CELL + HEADER - 6, 2 * CELL + GAP, 3)
+
+
+def test_pictures_of_any_shape_fit_into_a_sheet():
+    shapes = [(1, 1), (1, 500), (500, 1), (700, 650), (3, 900)]
+    sheet = contact_sheet([(grey(*shape), np.ones(shape, np.uint8)) for shape in shapes], ["x"] * 5, columns=5)
+    assert sheet.shape == (CELL + HEADER - 6, 5 * (2 * CELL + GAP) + 4 * 3 * GAP, 3)
+
+
+def test_a_row_of_a_sheet_is_as_high_as_its_highest_picture():
+    pictures = [(grey(*shape), np.ones(shape, np.uint8)) for shape in [(50, 100), (75, 100), (10, 100)]]
+    sheet = contact_sheet(pictures, ["x"] * 3, columns=2)
+    assert sheet.shape[0] == (150 + HEADER - 6) + 2 * GAP + (20 + HEADER - 6)
+    assert (sheet[HEADER - 6 + 100 : 150 + HEADER - 6, :CELL] == 255).all()  # under the lower one
+
+
+def test_background_is_left_as_it_is():
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+    assert np.array_equal(overlay(image, np.zeros((24, 24), np.uint8)), image)
+    shown = overlay(image, square(1))
+    outside = square(1) == 0
+    assert np.array_equal(shown[outside], image[outside])
+
+
+def test_a_class_is_tinted_inside_and_outlined_in_its_colour():
+    shown = overlay(grey(), square(1))
+    assert shown[12, 12].tolist() == (0.6 * 100 + 0.4 * COLOURS[0]).astype(np.uint8).tolist()
+    assert shown[6, 6].tolist() == COLOURS[0].tolist()
+    assert shown[17, 10].tolist() == COLOURS[0].tolist()
+
+
+def test_classes_have_colours_of_their_own_and_begin_again_after_the_last():
+    outlines = [overlay(grey(), square(class_id))[6, 6].tolist() for class_id in range(1, 10)]
+    assert outlines[:8] == COLOURS.tolist()
+    assert outlines[8] == outlines[0]
+    assert overlay(grey(), square(0), first_shown=0)[0, 0].tolist() == COLOURS[0].tolist()
+
+
+def test_ignored_pixels_are_grey():
+    assert overlay(grey(value=0), square(IGNORED))[12, 12].tolist() == [51, 51, 51]
+    assert overlay(grey(value=0), square(IGNORED))[6, 6].tolist() == [128, 128, 128]
+
+
+def test_an_overlay_leaves_image_and_ids_as_they_are():
+    image, ids = grey(), square(3)
+    image.setflags(write=False)
+    ids.setflags(write=False)
+    overlay(image, ids)
+
+
+def test_a_sheet_shows_image_truth_and_prediction_side_by_side():
+    image = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
+    truth, prediction = np.zeros((160, 160), np.uint8), np.zeros((160, 160), np.uint8)
+    truth[20:60, 20:60] = 1
+    prediction[30:90, 30:90] = 2
+    sheet = sample_sheet([image], [truth], [prediction], columns=1)
+    assert (sheet.dtype, sheet.shape) == (np.uint8, (HEADER + 160, 3 * 160 + 2 * GAP, 3))
+    below = sheet[HEADER:]
+    assert np.array_equal(below[:, :160], image)
+    assert np.array_equal(below[:, 160 + GAP : 320 + GAP], overlay(image, truth))
+    assert np.array_equal(below[:, 320 + 2 * GAP :], overlay(image, prediction))
+    assert (below[:, 160 : 160 + GAP] == 255).all()
+    assert (sheet[:HEADER] < 100).any()  # the words
+
+
+def test_triples_are_laid_out_in_rows_and_the_last_row_is_filled_with_white():
+    images = [grey(160, 160, value) for value in (10, 20, 30)]
+    nothing = [np.zeros((160, 160), np.uint8)] * 3
+    sheet = sample_sheet(images, nothing, nothing, columns=2)
+    width = 3 * 160 + 2 * GAP
+    assert sheet.shape == (HEADER + 160 + GAP + 160, 2 * width + 3 * GAP, 3)
+    assert sheet[HEADER + 5, 5].tolist() == [10] * 3
+    assert sheet[HEADER + 5, width + 3 * GAP + 5].tolist() == [20] * 3
+    assert sheet[HEADER + 160 + GAP + 5, 5].tolist() == [30] * 3
+    assert (sheet[HEADER + 160 + GAP :, width:] == 255).all()
+
+
+def test_a_small_image_is_enlarged_by_a_whole_factor():
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    nothing = np.zeros((32, 32), np.uint8)
+    sheet = sample_sheet([image], [nothing], [nothing], columns=1)
+    assert sheet.shape == (HEADER + 160, 3 * 160 + 2 * GAP, 3)
+    assert np.array_equal(sheet[HEADER:, :160], image.repeat(5, 0).repeat(5, 1))
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [((512, 512), (320, 320)), ((512, 1024), (160, 320)), ((320, 32), (320, 32)), ((96, 192), (96, 192)), ((64, 96), (192, 288))],
+)
+def test_every_shape_is_shown_within_320_pixels_at_its_own_aspect(size, shown):
+    ids = np.zeros(size, np.uint8)
+    sheet = sample_sheet([grey(*size)], [ids], [ids], columns=1)
+    assert sheet.shape == (HEADER + shown[0], 3 * shown[1] + 2 * GAP, 3)

@@ -1,0 +1,304 @@
+"""Each loss against numbers worked out by hand, against torch and smp where those are right, and against what goes wrong."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+import torch.nn.functional as F
+
+from unet_trainer.config.schema import LOSSES
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.model.losses import TERMS, WeightedLoss, class_logits
+
+# One class: the probability of foreground at each of 2×2 pixels, and the truth.
+PROBABILITIES = torch.tensor([[0.9, 0.2], [0.6, 0.1]])
+TRUTH = torch.tensor([[[1, 0], [1, 0]]])
+
+# Three classes: the probabilities of each at 2×2 pixels, and the truth.
+THREE = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], [[0.3, 0.3, 0.4], [0.2, 0.5, 0.3]]])
+THREE_TRUTH = torch.tensor([[[0, 1], [2, 1]]])
+
+EACH_TERM_AND_CLASSES = [(name, 1) for name in LOSSES] + [(name, 3) for name in LOSSES if name != "bce"]
+
+
+def loss_of(name, logits, masks, num_classes=1, class_weights=None):
+    return WeightedLoss({name: 1.0}, num_classes, class_weights)(class_logits(logits), masks)
+
+
+def binary_logits():
+    return torch.logit(PROBABILITIES).view(1, 1, 2, 2)
+
+
+def three_class_logits():
+    return THREE.log().permute(2, 0, 1).unsqueeze(0)
+
+
+def random_case(num_classes, seed=0):
+    """Logits 2,K,4,5 and masks with every class and about a third of the pixels ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, num_classes, 4, 5, generator=generator) * 2
+    masks = torch.randint(0, max(2, num_classes), (2, 4, 5), generator=generator)
+    masks[torch.rand(2, 4, 5, generator=generator) < 0.33] = IGNORED
+    return logits, masks
+
+
+def test_every_loss_of_the_config_is_a_term():
+    assert set(TERMS) == set(LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bce", -(math.log(0.9) + math.log(0.8) + math.log(0.6) + math.log(0.9)) / 4),
+        ("cross_entropy", -(math.log(0.9) + math.log(0.8) + math.log(0.6) + math.log(0.9)) / 4),
+        (
+            "focal",
+            -(0.1**2 * math.log(0.9) + 0.2**2 * math.log(0.8) + 0.4**2 * math.log(0.6) + 0.1**2 * math.log(0.9)) / 4,
+        ),
+        # 1.5 pixels hit, 0.5 missed, 0.3 false, and 1 pixel of smoothing on both sides
+        ("dice", 1 - (1.5 + 1) / (1.5 + 0.5 * 0.5 + 0.5 * 0.3 + 1)),
+        ("iou", 1 - (1.5 + 1) / (1.5 + 0.5 + 0.3 + 1)),
+        ("tversky", 1 - (1.5 + 1) / (1.5 + 0.7 * 0.5 + 0.3 * 0.3 + 1)),
+        # errors 0.4 (true), 0.2 (false), 0.1 and 0.1; the Jaccard loss grows by 1/2, 1/6, 1/3 and 0
+        ("lovasz", 0.4 / 2 + 0.2 / 6 + 0.1 / 3),
+    ],
+)
+def test_a_term_with_one_class_equals_the_hand_computed_value(name, expected):
+    assert loss_of(name, binary_logits(), TRUTH).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cross_entropy", -(math.log(0.7) + math.log(0.8) + math.log(0.4) + math.log(0.5)) / 4),
+        (
+            "focal",
+            -(0.3**2 * math.log(0.7) + 0.2**2 * math.log(0.8) + 0.6**2 * math.log(0.4) + 0.5**2 * math.log(0.5)) / 4,
+        ),
+        # hit, missed, false: class 0 has 0.7, 0.3, 0.6; class 1 has 1.3, 0.7, 0.5; class 2 has 0.4, 0.6, 0.5
+        ("dice", 1 - (1.7 / (1.7 + 0.45) + 2.3 / (2.3 + 0.6) + 1.4 / (1.4 + 0.55)) / 3),
+        ("iou", 1 - (1.7 / (1.7 + 0.9) + 2.3 / (2.3 + 1.2) + 1.4 / (1.4 + 1.1)) / 3),
+        ("tversky", 1 - (1.7 / (1.7 + 0.21 + 0.18) + 2.3 / (2.3 + 0.49 + 0.15) + 1.4 / (1.4 + 0.42 + 0.15)) / 3),
+    ],
+)
+def test_a_term_with_three_classes_equals_the_hand_computed_value(name, expected):
+    assert loss_of(name, three_class_logits(), THREE_TRUTH, 3).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_weights_multiply_pixels_of_cross_entropy_and_classes_of_dice():
+    weights = [1.0, 2.0, 1.0]
+    entropy = -(math.log(0.7) + 2 * math.log(0.8) + math.log(0.4) + 2 * math.log(0.5)) / (1 + 2 + 1 + 2)
+    overlap = (0.45 / 2.15 + 2 * 0.6 / 2.9 + 0.55 / 1.95) / (1 + 2 + 1)
+    assert loss_of("cross_entropy", three_class_logits(), THREE_TRUTH, 3, weights).item() == pytest.approx(entropy, rel=1e-5)
+    assert loss_of("dice", three_class_logits(), THREE_TRUTH, 3, weights).item() == pytest.approx(overlap, rel=1e-5)
+
+
+def test_the_class_weight_of_one_class_is_the_weight_of_foreground_pixels():
+    expected = -(3 * math.log(0.9) + math.log(0.8) + 3 * math.log(0.6) + math.log(0.9)) / (3 + 1 + 3 + 1)
+    assert loss_of("bce", binary_logits(), TRUTH, 1, [3.0]).item() == pytest.approx(expected, rel=1e-5)
+    assert torch.equal(loss_of("dice", binary_logits(), TRUTH, 1, [3.0]), loss_of("dice", binary_logits(), TRUTH))
+
+
+def test_the_loss_is_the_weighted_sum_of_its_terms():
+    total = WeightedLoss({"dice": 2.0, "bce": 0.5}, 1, None)(class_logits(binary_logits()), TRUTH)
+    expected = 2 * loss_of("dice", binary_logits(), TRUTH) + 0.5 * loss_of("bce", binary_logits(), TRUTH)
+    torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0, 3.0]])
+def test_cross_entropy_equals_torchs_with_weights_and_ignored_pixels(weights):
+    logits, masks = random_case(3)
+    per_class = None if weights is None else torch.tensor(weights)
+    expected = F.cross_entropy(logits, masks, weight=per_class, ignore_index=IGNORED)
+    torch.testing.assert_close(loss_of("cross_entropy", logits, masks, 3, weights), expected)
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_bce_equals_torchs_on_the_pixels_that_count(weight):
+    logits, masks = random_case(1)
+    counts = masks != IGNORED
+    truth = masks[counts].float()
+    pixel_weights = torch.where(truth == 1, weight, 1.0)
+    total = F.binary_cross_entropy_with_logits(logits.squeeze(1)[counts], truth, weight=pixel_weights, reduction="sum")
+    torch.testing.assert_close(loss_of("bce", logits, masks, 1, [weight]), total / pixel_weights.sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("dice", lambda mode: smp.losses.DiceLoss(mode, smooth=1.0)),
+        ("iou", lambda mode: smp.losses.JaccardLoss(mode, smooth=1.0)),
+        ("tversky", lambda mode: smp.losses.TverskyLoss(mode, smooth=1.0, alpha=0.3, beta=0.7)),
+    ],
+)
+@pytest.mark.parametrize("num_classes", [1, 3])
+def test_overlap_losses_equal_smps_when_every_class_is_present(name, theirs, num_classes):
+    logits, masks = random_case(num_classes)
+    masks = torch.where(masks == IGNORED, 0, masks)
+    expected = theirs("binary" if num_classes == 1 else "multiclass")(logits, masks)
+    torch.testing.assert_close(loss_of(name, logits, masks, num_classes), expected)
+
+
+def test_focal_equals_smps_binary_focal():
+    logits, masks = random_case(1)
+    masks = torch.where(masks == IGNORED, 0, masks)
+    expected = smp.losses.FocalLoss("binary", gamma=2.0)(logits, masks.unsqueeze(1))
+    torch.testing.assert_close(loss_of("focal", logits, masks), expected)
+
+
+def test_lovasz_equals_smps_when_every_class_is_present():
+    logits, masks = random_case(3)
+    masks = torch.where(masks == IGNORED, 0, masks)
+    expected = smp.losses.LovaszLoss("multiclass", per_image=False)(logits, masks)
+    torch.testing.assert_close(loss_of("lovasz", logits, masks, 3), expected)
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_lovasz_equals_the_integral_of_the_jaccard_loss_over_thresholds(num_classes, seed):
+    """The Lovász extension is ∫ Δ({errors ≥ t}) dt; Δ(wrong) = |wrong| / |truth ∪ wrong|."""
+    logits, masks = random_case(num_classes, seed)
+    counts = masks != IGNORED
+    probabilities = class_logits(logits).softmax(1)
+    per_class = []
+    for class_id in range(1, 2) if num_classes == 1 else range(num_classes):
+        truth = (masks == class_id)[counts].tolist()
+        errors = [abs(t - q) for t, q in zip(truth, probabilities[:, class_id][counts].tolist(), strict=True)]
+        total, below = 0.0, 0.0
+        for threshold in sorted(set(errors)):
+            wrong = [error >= threshold for error in errors]
+            union = sum(t or w for t, w in zip(truth, wrong, strict=True))
+            total += (threshold - below) * sum(wrong) / union
+            below = threshold
+        per_class.append(total)
+    expected = sum(per_class) / len(per_class)
+    assert loss_of("lovasz", logits, masks, num_classes).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_lone_logit_means_the_same_as_two_logits():
+    logits, masks = random_case(1)
+    two = class_logits(logits)
+    assert two.shape == (2, 2, 4, 5)
+    torch.testing.assert_close(two.softmax(1)[:, 1:], logits.sigmoid())
+    shifted = two + 1.7  # a softmax knows differences only
+    for name in ("cross_entropy", "focal"):
+        torch.testing.assert_close(loss_of(name, logits, masks, 1), loss_of(name, shifted, masks, 2))
+
+
+def test_with_one_class_overlap_losses_look_at_the_foreground_alone():
+    """Two classes average background and foreground; one class is the foreground half of that."""
+    logits = class_logits(binary_logits())
+    foreground = loss_of("dice", binary_logits(), TRUTH, 1)
+    background = loss_of("dice", -binary_logits(), 1 - TRUTH, 1)
+    torch.testing.assert_close(loss_of("dice", logits, TRUTH, 2), (foreground + background) / 2)
+
+
+@pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
+def test_ignored_pixels_change_neither_loss_nor_gradient(name, num_classes):
+    logits, masks = random_case(num_classes)
+    counts = masks != IGNORED
+    assert 0 < counts.sum() < counts.numel()
+    logits.requires_grad_()
+    loss = loss_of(name, logits, masks, num_classes)
+    loss.backward()
+
+    alone = logits.detach().permute(0, 2, 3, 1)[counts].T.reshape(1, -1, 1, int(counts.sum())).requires_grad_()
+    loss_alone = loss_of(name, alone, masks[counts].view(1, 1, -1), num_classes)
+    loss_alone.backward()
+    torch.testing.assert_close(loss, loss_alone)
+    gradients = logits.grad.permute(0, 2, 3, 1)
+    torch.testing.assert_close(gradients[counts].T.reshape(alone.shape), alone.grad)
+    assert gradients[~counts].eq(0).all()
+
+    other = torch.where(counts.unsqueeze(1), logits.detach(), 50.0)
+    assert torch.equal(loss_of(name, other, masks, num_classes), loss.detach())
+
+
+@pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
+def test_a_batch_of_ignored_pixels_alone_has_a_finite_loss_and_no_gradient(name, num_classes):
+    logits = torch.randn(2, num_classes, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = loss_of(name, logits, torch.full((2, 4, 4), IGNORED), num_classes)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_false_positive_on_an_empty_mask_costs_something(name):
+    empty = torch.zeros(1, 4, 4, dtype=torch.long)
+    clean = loss_of(name, torch.full((1, 1, 4, 4), -8.0), empty)
+    logits = torch.full((1, 1, 4, 4), 2.0, requires_grad=True)
+    wrong = loss_of(name, logits, empty)
+    wrong.backward()
+    assert clean < 0.01
+    assert wrong > 0.5
+    assert logits.grad.sum() > 0  # a step against it lowers the logits
+
+
+@pytest.mark.parametrize("name", ["dice", "iou", "tversky", "lovasz"])
+def test_a_class_absent_from_the_batch_costs_when_it_is_predicted(name):
+    masks = torch.tensor([[[0, 1], [0, 1]]])
+    quiet = torch.tensor([9.0, 9.0, -9.0]).view(1, 3, 1, 1).expand(1, 3, 2, 2)
+    loud = torch.tensor([9.0, 9.0, 12.0]).view(1, 3, 1, 1).expand(1, 3, 2, 2)
+    assert loss_of(name, loud, masks, 3) > loss_of(name, quiet, masks, 3) + 0.1
+
+
+def test_why_not_smps_dice_a_false_positive_on_an_empty_mask_is_free_there():
+    empty = torch.zeros(1, 4, 4, dtype=torch.long)
+    logits = torch.full((1, 1, 4, 4), 9.0, requires_grad=True)
+    loss = smp.losses.DiceLoss("binary")(logits, empty)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad.eq(0).all()
+    assert loss_of("dice", logits.detach(), empty) > 0.8
+
+
+def test_why_not_smps_bce_its_mean_counts_ignored_pixels():
+    logits = torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]]])
+    masks = torch.tensor([[[1, 0], [IGNORED, IGNORED]]])
+    theirs = smp.losses.SoftBCEWithLogitsLoss(ignore_index=IGNORED)(logits, masks.unsqueeze(1).float())
+    assert theirs.item() == pytest.approx(math.log(2) / 2)
+    assert loss_of("bce", logits, masks).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_logits_of_16_bit_are_reduced_in_float32(name, dtype):
+    assert torch.ones(512, 512, dtype=torch.float16).sum().isinf()  # the sum that must not happen in float16
+    masks = torch.zeros(1, 512, 512, dtype=torch.uint8)
+    masks[:, :, 256:] = 1
+    exact = torch.where(masks.unsqueeze(1) == 1, 1.5, -0.5)  # numbers that both formats hold
+    logits = exact.to(dtype).requires_grad_()
+    loss = loss_of(name, logits, masks)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.detach(), loss_of(name, exact, masks))
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
+@pytest.mark.parametrize("size", [1e4, -1e4])
+def test_extreme_logits_have_finite_losses_and_gradients(name, num_classes, size):
+    masks = torch.tensor([[[0, 1], [1, IGNORED]]])
+    logits = torch.zeros(1, num_classes, 2, 2)
+    logits[:, -1] = size
+    logits.requires_grad_()
+    loss = loss_of(name, logits, masks, num_classes)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+
+
+def test_uint8_masks_give_what_int64_masks_give():
+    logits, masks = random_case(3)
+    for name in ("dice", "cross_entropy", "lovasz"):
+        assert torch.equal(loss_of(name, logits, masks.to(torch.uint8), 3), loss_of(name, logits, masks, 3))
+
+
+def test_class_weights_follow_the_device_and_stay_out_of_checkpoints():
+    loss = WeightedLoss({"dice": 1.0}, 1, [2.0])
+    assert loss.state_dict() == {}
+    assert loss.to("meta").class_weights.device.type == "meta"

@@ -1,0 +1,181 @@
+"""The learning rate at the steps where it can be worked out by hand, and what the optimizers are given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from unet_trainer.config.load import load_config
+from unet_trainer.model.network import parameter_groups
+from unet_trainer.model.optimizer import LearningRate, build_learning_rate, build_optimizer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def small_model():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.LayerNorm(2)
+    )
+
+
+def test_the_warm_up_rises_in_equal_steps_to_the_peak():
+    rate = LearningRate(0.5, "cosine", num_epochs=5, steps_per_epoch=5, warmup_epochs=1)
+    assert [rate.at(step) for step in range(5)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert rate.at(5) == pytest.approx(0.5)
+
+
+def test_a_warm_up_may_last_part_of_an_epoch():
+    rate = LearningRate(1.0, "constant", num_epochs=2, steps_per_epoch=8, warmup_epochs=0.5)
+    assert [rate.at(step) for step in range(6)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+def test_without_a_warm_up_the_first_step_has_the_peak():
+    for scheduler in ("cosine", "poly", "plateau", "constant"):
+        assert LearningRate(0.3, scheduler, num_epochs=4, steps_per_epoch=5).at(0) == 0.3
+
+
+def test_cosine_halves_in_the_middle_and_ends_at_0():
+    rate = LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=5, warmup_epochs=1)  # 20 steps after the warm-up
+    assert rate.at(5 + 5) == pytest.approx(0.5 * (1 + math.sqrt(0.5)))
+    assert rate.at(5 + 10) == pytest.approx(0.5)
+    assert rate.at(5 + 15) == pytest.approx(0.5 * (1 - math.sqrt(0.5)))
+    assert 0 < rate.at(24) < 0.01
+    assert rate.at(25) == pytest.approx(0.0)
+    assert rate.at(40) == pytest.approx(0.0)  # never rises again
+
+
+def test_poly_falls_with_the_power_0_9_and_ends_at_0():
+    rate = LearningRate(2.0, "poly", num_epochs=4, steps_per_epoch=5)
+    assert rate.at(10) == pytest.approx(2 * 0.5**0.9)
+    assert rate.at(15) == pytest.approx(2 * 0.25**0.9)
+    assert rate.at(20) == 0.0
+    assert rate.at(30) == 0.0
+
+
+def test_constant_stays_whatever_the_metric_does():
+    rate = LearningRate(0.1, "constant", num_epochs=50, steps_per_epoch=2, plateau_patience=1)
+    for epochs_since_best in range(20):
+        rate.end_epoch(epochs_since_best)
+    assert rate.at(99) == 0.1
+
+
+def plateau():
+    return LearningRate(1.0, "plateau", num_epochs=50, steps_per_epoch=1, plateau_patience=2, plateau_factor=0.1)
+
+
+def rates_after(rate, epochs_since_best):
+    rates = []
+    for count in epochs_since_best:
+        rate.end_epoch(count)
+        rates.append(rate.at(0))
+    return rates
+
+
+def test_plateau_drops_after_each_patience_without_improvement():
+    assert rates_after(plateau(), [0, 1, 2, 3, 4, 5]) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_plateau_starts_to_wait_anew_after_an_improvement():
+    assert rates_after(plateau(), [0, 1, 0, 1, 2, 0, 1, 2]) == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01])
+
+
+def test_plateau_goes_on_from_its_state_in_the_middle_of_a_wait():
+    epochs = [0, 1, 2, 3, 4, 0, 1, 2]
+    whole = rates_after(plateau(), epochs)
+    first, second = plateau(), plateau()
+    rates = rates_after(first, epochs[:4])
+    second.load_state_dict(first.state_dict())
+    assert second.at(0) == first.at(0)
+    assert rates + rates_after(second, epochs[4:]) == whole
+
+
+def test_the_rate_is_a_function_of_the_step_so_a_resumed_run_needs_no_replay():
+    used, fresh = (LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=4, warmup_epochs=1) for _ in range(2))
+    rates = [used.at(step) for step in range(20)]
+    assert fresh.at(13) == rates[13]
+
+
+def test_the_schedule_takes_its_settings_from_the_config():
+    config = load_config(
+        {
+            "learning_rate": 0.02,
+            "scheduler": "plateau",
+            "num_epochs": 7,
+            "warmup_epochs": 2,
+            "plateau_patience": 3,
+            "plateau_factor": 0.25,
+        }
+    )
+    rate = build_learning_rate(config, steps_per_epoch=10)
+    assert (rate.peak, rate.scheduler, rate.num_steps, rate.num_warmup_steps) == (0.02, "plateau", 70, 20)
+    assert (rate.plateau_patience, rate.plateau_factor) == (3, 0.25)
+
+
+def test_biases_and_normalisation_have_no_weight_decay():
+    model = small_model()
+    decayed, plain = parameter_groups(model, 0.01)
+    conv, norm, _, linear, layer_norm = model
+    assert {id(p) for p in decayed["params"]} == {id(conv.weight), id(linear.weight)}
+    assert {id(p) for p in plain["params"]} == {
+        id(p) for p in (conv.bias, linear.bias, *norm.parameters(), *layer_norm.parameters())
+    }
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.01, 0.0)
+
+
+def test_every_parameter_is_in_one_group():
+    model = small_model()
+    grouped = [id(parameter) for group in parameter_groups(model, 0.1) for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
+    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.02, "weight_decay": 0.3}), small_model())
+    assert type(optimizer) is kind
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.02, 0.3), (0.02, 0.0)]
+
+
+def test_sgd_has_nesterov_momentum():
+    optimizer = build_optimizer(load_config({"optimizer": "sgd"}), small_model())
+    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.9, True)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_every_optimizer_is_fused_because_only_those_can_be_told_to_stay(name):
+    model = small_model()
+    optimizer = build_optimizer(load_config({"optimizer": name}), model)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    before = [parameter.clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    optimizer.found_inf, optimizer.grad_scale = torch.ones(()), None
+    optimizer.step()
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert not any(value.any() for state in optimizer.state.values() for value in state.values())
+
+
+def test_a_lowered_rate_stays_lowered_through_the_schedule_and_a_save():
+    rate = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
+    planned = [rate.at(step) for step in range(10)]
+    rate.factor = 0.1
+    other = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
+    other.load_state_dict(rate.state_dict())
+    assert [other.at(step) for step in range(10)] == pytest.approx([0.1 * value for value in planned])
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_sgd_and_adam_survive_a_first_step_that_the_scaler_skips(name):
+    weight = torch.nn.Parameter(torch.full((4, 1), 0.5))
+    model = torch.nn.Module()
+    model.weight = weight
+    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.1, "weight_decay": 0.0}), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for factor in (math.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    moved = {"sgd": 0.1 * 1.9, "adam": 0.1, "adamw": 0.1}[name]  # one step down a slope of 1; Nesterov looks 0.9 further
+    torch.testing.assert_close(weight.detach(), torch.full((4, 1), 0.5 - moved))

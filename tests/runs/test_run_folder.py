@@ -1,0 +1,135 @@
+"""Where runs are: found by name, folder or file, newest first; and a new one never in an old one's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.runs.run_folder import CheckpointError, find_origin, find_run, new_run_folder, newest_run
+
+
+@pytest.fixture
+def checkpoint_dir(tmp_path, monkeypatch):
+    """./checkpoints with three runs: b the newest, c without a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    for name, age in (("a", 100), ("b", 200)):
+        write_last(Path("checkpoints") / name, age)
+    Path("checkpoints/c").mkdir()
+    return Path("checkpoints")
+
+
+def write_last(folder, written):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "last.pt").touch()
+    os.utime(folder / "last.pt", (written, written))
+
+
+def refusal(name, checkpoint_dir):
+    with pytest.raises(CheckpointError) as raised:
+        find_run(name, checkpoint_dir)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a", "checkpoints/a", "checkpoints/a/"])
+def test_run_is_found_by_name_or_folder(name, checkpoint_dir):
+    assert find_run(name, checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
+    """Where a crash, on a file system without hard links, came between two renames."""
+    (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
+    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
+    assert find_origin("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
+    os.utime(checkpoint_dir / "a" / "previous.pt", (300, 300))
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_what_to_go_on_from_is_nothing_unless_asked_for(checkpoint_dir):
+    assert find_origin(None, "a", checkpoint_dir) is None
+    assert find_origin("auto", "new", checkpoint_dir) is None
+    assert find_origin("auto", "c", checkpoint_dir) is None
+    assert find_origin("b", "a", checkpoint_dir) == checkpoint_dir / "b"
+
+
+def test_any_checkpoint_file_can_be_named(checkpoint_dir):
+    (checkpoint_dir / "a" / "best.pt").touch()
+    assert find_run("checkpoints/a/last.pt", checkpoint_dir) == checkpoint_dir / "a" / "last.pt"
+    assert find_run("checkpoints/a/best.pt", checkpoint_dir) == checkpoint_dir / "a" / "best.pt"
+    assert find_run("a/best.pt", checkpoint_dir) == checkpoint_dir / "a" / "best.pt"
+
+
+def test_run_is_found_by_its_absolute_path(checkpoint_dir):
+    folder = checkpoint_dir.resolve() / "b"
+    assert find_run(str(folder), Path("elsewhere")) == folder
+
+
+def test_folder_of_the_same_name_does_not_hide_a_run(checkpoint_dir):
+    Path("a").mkdir()  # as data/ or docs/ beside checkpoints/
+    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_unknown_run_is_answered_with_those_there_are_newest_first(checkpoint_dir):
+    assert refusal("z", checkpoint_dir) == "no run z; checkpoints holds b, a"
+
+
+def test_no_more_than_five_runs_are_named(checkpoint_dir):
+    for number in range(10):
+        write_last(checkpoint_dir / f"run-{number}", 1000 - number)
+    assert refusal("z", checkpoint_dir) == "no run z; checkpoints holds run-0, run-1, run-2, run-3, run-4"
+
+
+def test_unknown_run_where_there_are_none_is_answered(tmp_path):
+    assert refusal("z", tmp_path / "none") == f"no run z; {tmp_path / 'none'} holds no runs"
+
+
+def test_run_that_saved_nothing_is_answered(checkpoint_dir):
+    assert refusal("c", checkpoint_dir) == "checkpoints/c has no last.pt; there is nothing to go on from"
+
+
+def test_name_that_cannot_be_is_answered(checkpoint_dir):
+    assert refusal("a" * 300, checkpoint_dir) == f"{'a' * 300} cannot be read: File name too long"
+
+
+def test_newest_run_is_the_one_written_last(checkpoint_dir):
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "b"
+    os.utime(checkpoint_dir / "a" / "last.pt", (300, 300))
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_nothing_to_go_on_from_is_answered(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(CheckpointError) as raised:
+            newest_run(folder)
+        assert str(raised.value) == f"nothing to go on from: no last.pt under {folder}"
+
+
+def test_checkpoint_error_is_the_users_to_mend():
+    assert issubclass(CheckpointError, UserError)
+
+
+def test_new_run_is_numbered_when_its_name_is_taken(tmp_path):
+    folders = [new_run_folder(tmp_path / "deep" / "checkpoints", "run") for _ in range(3)]
+    assert [folder.name for folder in folders] == ["run", "run-2", "run-3"]
+    assert all(folder.is_dir() and folder.parent == tmp_path / "deep" / "checkpoints" for folder in folders)
+
+
+def test_new_run_fills_a_gap_but_never_an_existing_folder(tmp_path):
+    for name in ("run", "run-3"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run-2").touch()  # a file takes a name as well
+    assert new_run_folder(tmp_path, "run").name == "run-4"
+
+
+def test_folder_for_runs_that_cannot_be_made_is_an_os_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        new_run_folder(tmp_path / "file", "run")
+
+
+def test_link_to_a_disk_that_is_gone_is_an_error_and_no_endless_search(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "unmounted" / "disk")
+    with pytest.raises(FileExistsError):
+        new_run_folder(tmp_path / "checkpoints", "run")

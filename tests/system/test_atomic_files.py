@@ -1,0 +1,197 @@
+"""A file is written whole or not at all: whatever fails, the old content or the new is there, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.project import ROOT
+from unet_trainer.system import atomic_files as atomic
+from unet_trainer.system.atomic_files import sweep_drafts, write_atomically, write_text_atomically
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file with content to lose."""
+    path = tmp_path / "last.pt"
+    path.write_bytes(b"old")
+    return path
+
+
+def assert_only(file, content):
+    assert file.read_bytes() == content
+    assert list(file.parent.iterdir()) == [file], "a temporary file was left behind"
+
+
+def fail(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_new_file_is_written(tmp_path):
+    write_atomically(tmp_path / "last.pt", lambda file: file.write(b"new"))
+    assert_only(tmp_path / "last.pt", b"new")
+
+
+def test_old_content_is_replaced(file):
+    write_atomically(file, lambda draft: draft.write(b"new"))
+    assert_only(file, b"new")
+
+
+def test_text_is_written_as_utf8_with_its_line_ends_as_they_are(file):
+    write_text_atomically(file, "a\nβ\r\n")
+    assert_only(file, "a\nβ\r\n".encode())
+
+
+def test_writer_sees_the_old_content_in_place_until_it_is_done(file):
+    def write(draft):
+        draft.write(b"new")
+        draft.flush()
+        assert file.read_bytes() == b"old"
+
+    write_atomically(file, write)
+    assert_only(file, b"new")
+
+
+def test_permissions_are_those_of_an_ordinary_file(file):
+    file.chmod(0o600)
+    write_atomically(file, lambda draft: draft.write(b"new"))
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("written", [b"", b"n", b"n" * 1_000_000])
+@pytest.mark.parametrize("error", [ValueError("bad"), OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+def test_old_content_survives_a_writer_that_fails(written, error, file):
+    def write(draft):
+        draft.write(written)
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomically(file, write)
+    assert_only(file, b"old")
+
+
+@pytest.mark.parametrize(("owner", "step"), [(os, "fsync"), (Path, "chmod"), (Path, "replace")])
+def test_old_content_survives_a_failure_at_any_step(owner, step, file, monkeypatch):
+    monkeypatch.setattr(owner, step, fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically(file, lambda draft: draft.write(b"new"))
+    monkeypatch.undo()
+    assert_only(file, b"old")
+
+
+def test_failure_after_the_rename_is_told_and_leaves_the_new_content(file, monkeypatch):
+    monkeypatch.setattr(atomic, "_sync_folder", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically(file, lambda draft: draft.write(b"new"))
+    assert_only(file, b"new")
+
+
+def test_failure_leaves_no_file_where_there_was_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_text_atomically(tmp_path / "config.yaml", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_is_on_disk_before_the_rename_and_the_folder_after_it(file, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(Path, "replace", lambda draft, target: (steps.append("rename"), replace(draft, target)))
+    write_text_atomically(file, "new")
+    assert steps == ["fsync", "rename", "fsync"]
+
+
+def test_draft_lies_in_the_same_folder_because_a_rename_cannot_cross_disks(file):
+    seen = []
+    write_atomically(file, lambda draft: seen.extend(path.name for path in file.parent.iterdir()))
+    (draft_name,) = set(seen) - {file.name}
+    assert draft_name.startswith(".last.pt.")
+
+
+def test_no_handle_stays_open(file, monkeypatch):
+    handles = Path("/proc/self/fd")
+    if not handles.is_dir():
+        pytest.skip("open handles can be counted on Linux only")
+    before = len(list(handles.iterdir()))
+    write_text_atomically(file, "new")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_text_atomically(file, "newer")
+    assert len(list(handles.iterdir())) == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that cannot be caught")
+def test_killed_writer_leaves_the_old_content(file):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from unet_trainer.system.atomic_files import write_atomically\n"
+        "def write(draft):\n"
+        "    draft.write(b'half')\n"
+        "    draft.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_atomically(Path(sys.argv[1]), write)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(file)], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert file.read_bytes() == b"old"
+
+
+def test_missing_folder_is_an_error_of_its_own(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_text_atomically(tmp_path / "none" / "config.yaml", "new")
+
+
+def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
+    previous = file.with_name("previous.pt")
+
+    def verify(draft):
+        assert draft.read_bytes() == b"new"
+        assert file.read_bytes() == b"old"
+        assert not previous.exists()
+
+    write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"new", b"old")
+    write_atomically(file, lambda draft: draft.write(b"newer"), previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"newer", b"new")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_a_draft_that_is_not_good_replaces_nothing(file):
+    def verify(draft):
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=file.with_name("previous.pt"))
+    assert_only(file, b"old")
+
+
+def test_the_old_content_is_kept_on_a_disk_without_hard_links(file, monkeypatch):
+    def no_links(path, target):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    write_atomically(file, lambda draft: draft.write(b"new"), previous=file.with_name("previous.pt"))
+    assert (file.read_bytes(), file.with_name("previous.pt").read_bytes()) == (b"new", b"old")
+
+
+def test_two_names_of_one_file_are_told_apart_again(file):
+    """As a crash between the two renames leaves them."""
+    previous = file.with_name("previous.pt")
+    previous.hardlink_to(file)
+    write_atomically(file, lambda draft: draft.write(b"new"), previous=previous)
+    assert (file.read_bytes(), previous.read_bytes()) == (b"new", b"old")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(file):
+    for name in (".last.pt.k2j3.tmp", ".previous.pt.123.tmp"):
+        (file.parent / name).touch()
+    for name in ("notes.tmp", ".hidden"):
+        (file.parent / name).touch()
+    assert sweep_drafts(file.parent) == 2
+    assert sorted(path.name for path in file.parent.iterdir()) == [".hidden", "last.pt", "notes.tmp"]

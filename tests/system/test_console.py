@@ -1,0 +1,267 @@
+"""What the user reads while training: on a terminal, in a file or a pipe, and in train.log."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from unet_trainer.system.console import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_TRAINING_FAILED,
+    EXIT_USER_ERROR,
+    Console,
+    counted,
+    show_error,
+)
+
+ROW = {
+    "epoch": 3,
+    "train_loss": 0.23449,
+    "val_loss": 0.25671,
+    "train_iou": 0.65432,
+    "val_iou": 0.62341,
+    "val_dice": 0.7,
+    "learning_rate": 0.00025,
+    "seconds": 45.25,
+    "images_per_second": 87.6,
+    "data_wait": 0.034,
+    "skipped_steps": 0,
+    "nan_steps": 0,
+    "peak_memory_gb": 3.14,
+}
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def one_epoch(stream, *, row=ROW, improved=True, on_gpu=False):
+    """What an epoch with a bar of each kind leaves on the stream."""
+    console = Console(stream)
+    console.epoch_begins(3, 100)
+    with console.bar("Epoch 3 [Train]:", 150) as bar:
+        for _ in range(150):
+            bar.tick()
+        bar.show(0.2345, 0.6543)
+    console.epoch_ends(row, 100, improved, on_gpu)
+    return stream.getvalue()
+
+
+# Anywhere but on a terminal
+
+
+def test_epoch_is_one_line_with_all_figures_where_there_is_no_terminal():
+    assert one_epoch(io.StringIO()) == (
+        "Epoch 3/100  train loss 0.2345  val loss 0.2567  train IoU 0.6543  val IoU 0.6234 (best)  lr 2.50e-04"
+        "  45.2 s  88 images/s  data wait 3%\n"
+    )
+
+
+def test_epoch_that_is_not_the_best_does_not_say_so():
+    assert "(best)" not in one_epoch(io.StringIO(), improved=False)
+    assert "(best)" not in one_epoch(Terminal(), improved=False)
+
+
+def test_memory_is_shown_on_a_gpu_and_skipped_steps_when_there_were_any():
+    line = one_epoch(io.StringIO(), row={**ROW, "skipped_steps": 2}, on_gpu=True)
+    assert line.endswith("  data wait 3%  GPU memory: 3.1 GiB  skipped steps: 2\n")
+
+
+# On a terminal
+
+
+def test_epoch_on_a_terminal_has_a_header_a_bar_and_a_summary():
+    header, rule, bar, *summary = one_epoch(Terminal()).removeprefix("\n").split("\n")
+    assert header == "Epoch 3/100"
+    assert rule == "-" * 60
+    last_state = bar.split("\r")[-1]
+    assert re.fullmatch(r"Epoch 3 \[Train\]: 100%\|█+\| 150/150 \[00:\d\d<00:00, .*it/s, loss=0\.234, iou=0\.654\]", last_state)
+    assert summary == [
+        "",
+        "Epoch 3 Summary:",
+        "  Train Loss: 0.2345 | Val Loss: 0.2567",
+        "  Train IoU:  0.6543 | Val IoU:  0.6234 (best)",
+        "  LR: 2.50e-04 | Time: 45.2s | 88 images/s | data wait: 3%",
+        "",
+    ]
+
+
+def test_summary_on_a_gpu_shows_the_memory_and_skipped_steps():
+    shown = one_epoch(Terminal(), row={**ROW, "skipped_steps": 2}, on_gpu=True)
+    assert shown.endswith("  LR: 2.50e-04 | Time: 45.2s | 88 images/s | GPU memory: 3.1 GiB | data wait: 3% | skipped steps: 2\n")
+
+
+def test_bar_on_a_terminal_that_knows_no_blocks_is_drawn_with_ascii():
+    class OldTerminal(Terminal):
+        encoding = "ascii"
+
+    assert "100%|####" in one_epoch(OldTerminal())
+
+
+def test_bar_is_closed_when_the_epoch_breaks_off():
+    stream = Terminal()
+    try:
+        with Console(stream).bar("Epoch 1 [Val]:", 4) as bar:
+            bar.tick()
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert stream.getvalue().endswith("\n")  # what is said next starts on a line of its own
+
+
+def test_bar_that_is_not_kept_leaves_no_line():
+    stream = Terminal()
+    with Console(stream).bar("Reading", 2, keep=False) as bar:
+        bar.tick()
+    assert "\n" not in stream.getvalue()
+
+
+# Notices
+
+
+def test_notices_are_labelled():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.say("U-Net trainer")
+    console.fact("Data", "10 pairs")
+    console.note("bfloat16 on a CPU")
+    console.warn("the GPU waits")
+    console.say()
+    assert stream.getvalue() == "U-Net trainer\n  Data:       10 pairs\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n\n"
+
+
+def test_class_table_shows_an_absent_class_as_a_dash():
+    stream = io.StringIO()
+    Console(stream).class_table({"background": 0.98765, "road": None, "car": 0.0})
+    assert stream.getvalue() == (
+        "  class       IoU\n"
+        "  background  0.9877\n"
+        "  road        –\n"
+        "  car         0.0000\n"
+    )  # fmt: skip
+
+
+def test_class_table_is_as_wide_as_its_heading():
+    stream = io.StringIO()
+    Console(stream).class_table({"a": 0.5})
+    assert stream.getvalue() == "  class  IoU\n  a      0.5000\n"
+
+
+def test_class_table_of_a_run_without_a_best_epoch_is_empty():
+    stream = io.StringIO()
+    Console(stream).class_table({})
+    assert stream.getvalue() == "  class  IoU\n"
+
+
+def test_error_goes_to_stderr(capsys):
+    show_error("no images in data")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Error: no images in data\n")
+
+
+def test_exit_codes_are_those_of_the_manual():
+    assert (EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED) == (0, 2, 3, 130)
+
+
+# The log
+
+
+def test_lines_said_before_the_log_has_a_place_are_in_it(tmp_path):
+    log = tmp_path / "train.log"
+    console = Console(io.StringIO())
+    console.say("U-Net trainer")
+    console.warn("masks hold 0 and 255")
+    console.log_to(log)
+    console.say("Run: checkpoints/run")
+    assert log.read_text(encoding="utf-8") == "U-Net trainer\nWarning: masks hold 0 and 255\nRun: checkpoints/run\n"
+
+
+def test_log_has_the_same_line_an_epoch_on_a_terminal_and_elsewhere(tmp_path):
+    for stream in (Terminal(), io.StringIO()):
+        console = Console(stream)
+        console.log_to(tmp_path / "train.log")
+        console.epoch_begins(3, 100)
+        with console.bar("Epoch 3 [Train]:", 2) as bar:
+            bar.tick()
+        console.epoch_ends(ROW, 100, True, False)
+    first, second = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
+    assert first == second
+    assert first.startswith("Epoch 3/100  train loss 0.2345  val loss 0.2567")
+
+
+def test_log_of_a_resumed_run_goes_on_where_it_ended(tmp_path):
+    for word in ("first start", "second start"):
+        console = Console(io.StringIO())
+        console.say(word)
+        console.log_to(tmp_path / "train.log")
+    assert (tmp_path / "train.log").read_text(encoding="utf-8") == "first start\nsecond start\n"
+
+
+def test_file_name_that_is_not_utf8_does_not_break_the_log(tmp_path):
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "train.log")
+    console.warn("caf\udce9.png is empty")  # as Python reads the name b"caf\xe9.png"
+    assert (tmp_path / "train.log").read_text(encoding="utf-8") == "Warning: caf?.png is empty\n"
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    console = Console(stream)
+    console.log_to(tmp_path / "train.log")
+    (tmp_path / "train.log").unlink()
+    (tmp_path / "train.log").mkdir()
+    console.say("one")
+    console.say("two")
+    assert stream.getvalue() == f"one\nWarning: {tmp_path / 'train.log'} cannot be written to (Is a directory)\ntwo\n"
+
+
+def test_steps_that_were_not_finite_are_told_from_those_that_overflowed():
+    line = one_epoch(io.StringIO(), row={**ROW, "skipped_steps": 3, "nan_steps": 1}, on_gpu=False)
+    assert line.endswith("skipped steps: 3 (1 not finite)\n")
+
+
+def test_what_is_counted_agrees_with_its_number():
+    assert [counted(number, "pair") for number in (0, 1, 2)] == ["0 pairs", "1 pair", "2 pairs"]
+    assert [counted(number, "batch", "batches") for number in (1, 5)] == ["1 batch", "5 batches"]
+
+
+class Gone(io.StringIO):
+    """A terminal that is there for the first line only."""
+
+    def write(self, text):
+        if "\n" in self.getvalue():
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_a_terminal_that_is_gone_ends_nothing_and_the_log_goes_on(tmp_path):
+    stream = Gone()
+    console = Console(stream)
+    console.log_to(tmp_path / "train.log")
+    for line in ("one", "two", "three"):
+        console.say(line)
+    with console.bar("bar", 2) as bar:
+        bar.tick()
+    assert stream.getvalue() == "one\n"
+    warning = "Warning: the terminal cannot be written to (Broken pipe); training goes on, and this file has what is said"
+    assert (tmp_path / "train.log").read_text().splitlines() == ["one", warning, "two", "three"]
+
+
+def test_a_bar_on_a_terminal_that_is_gone_ends_nothing(tmp_path):
+    stream = Gone("\n")
+    stream.isatty = lambda: True
+    console = Console(stream)
+    with console.bar("bar", 2) as bar:
+        bar.tick()
+    assert console.unlogged[0].startswith("Warning: the terminal cannot be written to (Broken pipe)")
+
+
+def test_a_terminal_without_the_letters_shows_others():
+    raw = io.BytesIO()
+    console = Console(io.TextIOWrapper(raw, encoding="ascii"))
+    console.say("✓ done")
+    assert raw.getvalue() == b"? done\n"

@@ -1,0 +1,6 @@
+"""python train_unet.py VERB: one module a verb, with `main(arguments, script)`, imported when it is used."""
+
+COMMANDS = {
+    "check": "unet_trainer.commands.check",
+    "bench": "unet_trainer.commands.bench",
+}

@@ -1,0 +1,274 @@
+"""python train_unet.py bench: the same training in several precisions, each in a process of its own, as a table.
+
+Every row is an ordinary run of the script with a few settings exchanged, so that what it measures is what the user gets:
+loader, validation and checkpoints included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
+from unet_trainer.config.dump import as_dict, to_yaml
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.images.image_files import write_image
+from unet_trainer.images.overlays import bar_chart
+from unet_trainer.runs.history import read_metrics
+from unet_trainer.runs.run_folder import new_run_folder
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.console import EXIT_DONE, Console
+from unet_trainer.system.signals import Signals
+
+LARGE = 4  # times the batch, in the row that shows what memory can buy
+IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is as good
+NUM_EPOCHS, QUICK_EPOCHS = 5, 2
+TERMINATE_SECONDS = 20  # that a run has to finish its step and save
+EPOCH_LINE = re.compile(r"^Epoch \d+/\d+ ")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of the table: what it is called and the settings it exchanges."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial came to; `failure` says why there are no figures."""
+
+    trial: Trial
+    seconds_per_epoch: float = 0.0
+    images_per_second: float = 0.0
+    allocated_gib: float = 0.0
+    reserved_gib: float = 0.0
+    data_wait: float = 0.0
+    val_iou: float = 0.0
+    seconds_in_all: float = 0.0
+    failure: str = ""
+
+
+def main(arguments: Sequence[str], script: Script) -> int:
+    parser = argparse.ArgumentParser("train_unet.py bench", description="Trains in several precisions and compares them.")
+    add_config_words(parser)
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
+    extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
+    given = parser.parse_intermixed_args(arguments)
+    config = read_config_words(given.words, script)
+    console = Console()
+    if given.step:
+        from unet_trainer.commands.step_timing import time_step
+        from unet_trainer.training.build import build_step
+
+        time_step(*build_step(config, console), console)
+        return EXIT_DONE
+    from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
+
+    if is_demo_dir(config.data_dir):
+        ensure_demo(Path(config.data_dir))
+    device = choose_device(config.device)
+    on_gpu = device.type != "cpu"
+    has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
+    bench(config, choose_trials(config.batch_size, on_gpu, has_bfloat16, given.quick), script.path, given.quick, console)
+    return EXIT_DONE
+
+
+def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> list[Trial]:
+    """The rows that make sense on this hardware, the baseline first."""
+    baseline = {"use_amp": False, "compile_model": False, "channels_last": False}
+    amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "channels_last": True}
+    if not on_gpu:
+        trials = [Trial("Baseline (float32)", baseline), Trial("float32 + compiled", {**baseline, "compile_model": True})]
+        return [*trials, Trial("AMP", {**amp, "compile_model": False})] if has_bfloat16 else trials
+    trials = [
+        Trial("Baseline (float32)", baseline),
+        Trial("AMP", {**amp, "compile_model": False}),
+        Trial("AMP + large batch", {**amp, "compile_model": False, "batch_size": batch_size * LARGE}),
+        Trial("AMP + compiled", {**amp, "compile_model": True}),
+    ]
+    if has_bfloat16:
+        trials.append(Trial("AMP float16 + compiled", {**amp, "amp_dtype": "float16", "compile_model": True}))
+    return [trial for trial in trials if not quick or trial.name in ("Baseline (float32)", "AMP", "AMP + compiled")]
+
+
+def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, console: Console) -> list[Outcome]:
+    """Runs every trial, prints the table, writes bench.json and bench.png; raises UserError when none could run."""
+    try:
+        with Signals():
+            return _bench(config, trials, script, QUICK_EPOCHS if quick else NUM_EPOCHS, console)
+    except OSError as error:
+        raise UserError(f"checkpoint_dir: {error.filename or config.checkpoint_dir} cannot be written ({error.strerror})") from None
+
+
+def _bench(config: Config, trials: Sequence[Trial], script: Path, num_epochs: int, console: Console) -> list[Outcome]:
+    folder = new_run_folder(Path(config.checkpoint_dir), "bench")
+    console.say(f"Bench: {len(trials)} runs of {num_epochs} epochs on {config.data_dir}, in {folder}")
+    outcomes = []
+    with console.bar("Training:", len(trials) * num_epochs) as bar:
+        for trial in trials:
+            outcomes.append(_run(trial, config, num_epochs, script, folder, bar.tick))
+            console.note(f"{trial.name}: {_summary(outcomes[-1])}")
+    good = [outcome for outcome in outcomes if not outcome.failure]
+    if not good:
+        raise UserError(f"no run of the bench came to an end; see {folder} ({outcomes[0].failure})")
+    console.say()
+    for line in table_lines(outcomes):
+        console.say(line)
+    winner = choose_winner(good)
+    console.say()
+    console.say(f"Fastest at the same IoU: {winner.trial.name}. Its lines for your config:")
+    for name, value in winner.trial.settings.items():
+        console.say(f"  {name}: {json.dumps(value).strip(chr(34))}")
+    _write(folder, config, outcomes, winner)
+    console.say(f"Table: {folder / 'bench.json'} | picture: {folder / 'bench.png'}")
+    return outcomes
+
+
+def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Path, tick: Callable[[], object]) -> Outcome:
+    """One trial in a process of its own; its output goes into a file beside its run."""
+    name = re.sub(r"\W+", "_", trial.name).strip("_").lower()
+    settings = {
+        **as_dict(config),
+        "num_epochs": num_epochs,
+        "warmup_epochs": min(config.warmup_epochs, num_epochs / 2),
+        "early_stopping_patience": None,
+        "resume": None,
+        "checkpoint_dir": str(folder),
+        "run_name": name,
+        **trial.settings,
+    }
+    path = folder / f"{name}.yaml"
+    write_text_atomically(path, to_yaml(load_config(settings), f"python train_unet.py {path}"))
+    lines: list[str] = []
+    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+        command = [sys.executable, str(script), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as child:
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    log.write(line)
+                    lines.append(line.strip())
+                    if EPOCH_LINE.match(line):
+                        tick()
+            except BaseException:
+                _terminate(child)
+                raise
+    if child.returncode != 0:
+        errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
+        return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
+    if others := _not_as_asked(load_config(settings), folder / name):
+        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {others[0]}: "))
+        return Outcome(trial, failure=next(reasons, f"it could not be run with its {', '.join(others)}"))
+    return _read_outcome(trial, folder / name)
+
+
+def _terminate(child: subprocess.Popen[str]) -> None:
+    """It finishes its step and saves; no bench leaves a run behind."""
+    child.terminate()
+    try:
+        child.communicate(timeout=TERMINATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _not_as_asked(asked: Config, run_dir: Path) -> list[str]:
+    """Keys. A run goes on where it cannot compile or compute as it was asked to; its figures are not those of the row."""
+    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    repeated = load_config(run_dir / "config.yaml")
+    number_format = asked.amp_dtype if asked.use_amp else "float32"
+    differs = {
+        "amp_dtype": result["number_format"] != number_format,
+        "compile_model": result["is_compiled"] != asked.compile_model,
+        "batch_size": repeated.batch_size != asked.batch_size,
+        "batch_parts": repeated.batch_parts != asked.batch_parts,
+    }
+    return [name for name, is_other in differs.items() if is_other]
+
+
+def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
+    rows = read_metrics(run_dir / "metrics.csv")
+    settled = rows[1:] or rows  # the first epoch starts workers and kernels
+    return Outcome(
+        trial,
+        seconds_per_epoch=median(row["seconds"] for row in settled),
+        images_per_second=median(row["images_per_second"] for row in settled),
+        allocated_gib=max(row["peak_memory_gib"] for row in rows),
+        reserved_gib=max(row["peak_reserved_gib"] for row in rows),
+        data_wait=mean(row["data_wait"] for row in settled),
+        val_iou=rows[-1]["val_iou"],
+        seconds_in_all=sum(row["seconds"] for row in rows),
+    )
+
+
+def choose_winner(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of those whose IoU is within the tolerance of the baseline's."""
+    fair = [outcome for outcome in outcomes if outcome.val_iou >= outcomes[0].val_iou - IOU_TOLERANCE]
+    return max(fair, key=lambda outcome: outcome.images_per_second)
+
+
+def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    first = next(outcome for outcome in outcomes if not outcome.failure)
+    header = ("", "s/epoch", "images/s", "speed-up", "memory GiB", "reserved", "data wait", "val IoU")
+    rows = [header]
+    for outcome in outcomes:
+        if outcome.failure:
+            rows.append((outcome.trial.name, "–", "–", "–", "–", "–", "–", "–"))
+            continue
+        rows.append(
+            (
+                outcome.trial.name,
+                f"{outcome.seconds_per_epoch:.2f}",
+                f"{outcome.images_per_second:.0f}",
+                f"{outcome.images_per_second / first.images_per_second:.2f}×",
+                f"{outcome.allocated_gib:.2f}" if outcome.allocated_gib else "–",
+                f"{outcome.reserved_gib:.2f}" if outcome.reserved_gib else "–",
+                f"{outcome.data_wait:.0%}",
+                f"{outcome.val_iou:.4f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    failures = [f"{outcome.trial.name}: {outcome.failure}" for outcome in outcomes if outcome.failure]
+    return [*lines, *failures]
+
+
+def _summary(outcome: Outcome) -> str:
+    if outcome.failure:
+        return f"failed ({outcome.failure})"
+    return f"{outcome.images_per_second:.0f} images/s, val IoU {outcome.val_iou:.4f}"
+
+
+def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
+    rows = [
+        {**dataclasses.asdict(outcome), "trial": outcome.trial.name, "settings": dict(outcome.trial.settings)}
+        for outcome in outcomes
+    ]
+    report = {
+        "data_dir": config.data_dir,
+        "image_size": as_dict(config)["image_size"],
+        "batch_size": config.batch_size,
+        "encoder": config.encoder,
+        "rows": rows,
+        "winner": winner.trial.name,
+    }
+    write_text_atomically(folder / "bench.json", json.dumps(report, indent=2) + "\n")
+    good = [outcome for outcome in outcomes if not outcome.failure]
+    charts = [("images/s", [outcome.images_per_second for outcome in good])]
+    if any(outcome.allocated_gib for outcome in good):
+        charts.append(("peak memory, GiB", [outcome.allocated_gib for outcome in good]))
+    write_image(folder / "bench.png", bar_chart([outcome.trial.name for outcome in good], charts))

@@ -1,0 +1,139 @@
+"""The command line: which command is meant, its config, and the exit code that each error stands for.
+
+Imports no torch, so that a typo is answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from unet_trainer.commands import COMMANDS
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import OTHER_TOOLS_NAMES, load_config
+from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.runs.errors import CheckpointError, TrainingFailed
+from unet_trainer.runs.run_folder import find_run, newest_run
+from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.signals import Interrupted
+
+
+class Trained(Protocol):
+    """What the command line needs to know of a training's result."""
+
+    @property
+    def unwritten(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Script:
+    """train_unet.py, as the commands see it."""
+
+    path: Path
+    description: str | None
+    config: Callable[[Sequence[str] | Mapping[str, Any]], Config]  # its own config, with overrides
+    train: Callable[[Config], Trained]
+
+
+def run_command_line(arguments: Sequence[str], script: Script) -> int:
+    """Trains, or runs the command that comes first; returns the exit code. This is where errors become messages."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? and training goes on
+    try:
+        if arguments and arguments[0] in COMMANDS and not Path(arguments[0]).is_file():
+            return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
+        result = script.train(read_training_command(arguments, script))
+        return EXIT_TRAINING_FAILED if result.unwritten else EXIT_DONE
+    except UserError as error:
+        show_error(str(error))
+        return EXIT_USER_ERROR
+    except TrainingFailed as error:
+        show_error(str(error))
+        return EXIT_TRAINING_FAILED
+    except Interrupted as interruption:
+        show_error(f"interrupted by {interruption}")
+        return 128 + interruption.signal_number
+    except KeyboardInterrupt:
+        show_error("interrupted")
+        return EXIT_INTERRUPTED
+
+
+def read_training_command(arguments: Sequence[str], script: Script) -> Config:
+    """The config that a training command names."""
+    parser = argparse.ArgumentParser(description=script.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_config_words(parser)
+    parser.add_argument("--config", metavar="FILE", help="the YAML file, if not given by position")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="go on with the newest run, or with a run's name, folder or .pt file"
+    )
+    given, unknown = parser.parse_known_intermixed_args(arguments)
+    words = given.words + [word for word in unknown if not word.startswith("-")]  # left over behind an unknown option
+    options = [word for word in unknown if word.startswith("-")]
+    if given.resume is not None and (_is_override(given.resume) or given.resume.endswith((".yaml", ".yml"))):
+        words.append(given.resume)  # --resume key=value: the newest run, with an override
+        given.resume = ""
+    if options:
+        raise UserError("; ".join(_unknown_option(option) for option in options))
+    words += [given.config] if given.config else []
+    if given.resume is None:
+        return read_config_words(words, script)
+    files, overrides = _sort_words(words)
+    return load_config(*_resume_source(given.resume, files, overrides, script))
+
+
+def add_config_words(parser: argparse.ArgumentParser) -> None:
+    """What every command takes: a config file and overrides."""
+    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
+
+
+def read_config_words(words: Sequence[str], script: Script) -> Config:
+    """The config that the words of a command name; the script's own when they name no file."""
+    files, overrides = _sort_words(words)
+    return load_config(Path(files[0]), overrides) if files else script.config(overrides)
+
+
+def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Config files (one at most) and key=value overrides."""
+    overrides = [word for word in words if _is_override(word)]
+    files = [word for word in words if not _is_override(word)]
+    for word in files:
+        if Path(word).is_file():
+            continue
+        if word in FIELDS:
+            raise UserError(f"{word}: settings are given as {word}=VALUE")
+        if (meant := near_miss(word, COMMANDS)) is not None:
+            raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {meant}")
+    if len(files) > 1:
+        raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
+    return files, overrides
+
+
+def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], script: Script) -> tuple[Path, list[str]]:
+    """--resume: the named config, or else the run's own; and what to resume from."""
+    own = dict(override.split("=", 1) for override in overrides)
+    named = load_config(Path(files[0])) if files else script.config(())
+    checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
+    found = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
+    folder = found if found.is_dir() else found.parent
+    own_file = folder / "config.yaml"
+    if not files and not (own_file.is_file() and own_file.stat().st_size):
+        what = f"{own_file} is empty" if own_file.is_file() else f"{folder} has no config.yaml"
+        raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
+    return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
+
+
+def _unknown_option(option: str) -> str:
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    name = OTHER_TOOLS_NAMES.get(name, name)
+    return f"{option}: unknown option" + (f"; settings are given as {name}=VALUE" if name else "")

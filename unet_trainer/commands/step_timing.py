@@ -1,0 +1,69 @@
+"""python train_unet.py bench --step: the training step alone, on a batch that is on the device. The loader's upper bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.console import Console, first_line
+from unet_trainer.training.components import Components
+from unet_trainer.training.out_of_memory import is_out_of_memory, out_of_memory_message, peak_memory_gib
+from unet_trainer.training.state import EpochMetrics
+
+NUM_ROUNDS = 5
+ROUND_SECONDS = 0.3
+NUM_WARM_UP = 10  # on a GPU: kernels are searched, memory is allocated, CUDA graphs are recorded
+
+
+class StepTime(NamedTuple):
+    """Of one step, the median of some rounds; and the fastest and slowest of them."""
+
+    seconds: float
+    fastest: float
+    slowest: float
+    peak_gib: float  # 0 on a CPU
+
+
+def time_step(components: Components, batch: Batch, console: Console) -> StepTime:
+    """Forward, loss, IoU counts, backward, check for finite numbers, optimizer."""
+    device, step = components.numerics.device, components.train_step
+    batch = batch._replace(images=batch.images.to(device), masks=batch.masks.to(device))
+    components.set_training_mode(0)
+    metrics = EpochMetrics(components.state.segmenter.spec.num_classes, device)
+
+    def take_steps(count: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count):
+            step.begin_group(1, 0)
+            step(batch, metrics)
+            step.optimizer_step(metrics, learning_rate=1e-4)
+        metrics.loss()  # waits for the device
+        return (time.perf_counter() - started) / count
+
+    on_gpu = device.type == "cuda"
+    try:
+        times = rounds(take_steps, NUM_WARM_UP if on_gpu else 1)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingFailed(f"{out_of_memory_message(first_line(error), device)}. Try a smaller batch_size") from None
+    peak, _ = peak_memory_gib(device)
+    result = StepTime(median(times), min(times), max(times), peak)
+    size = batch.num_images
+    console.say(
+        f"The step alone: {size / result.seconds:.0f} images/s at batch {size} ({1000 * result.seconds:.2f} ms; "
+        f"{size / result.slowest:.0f} to {size / result.fastest:.0f} in {NUM_ROUNDS} rounds)"
+        + (f", {peak:.2f} GiB at the peak" if on_gpu else "")
+    )
+    return result
+
+
+def rounds(take_steps: Callable[[int], float], num_warm_up: int) -> list[float]:
+    """Seconds of a step in each of some rounds, which are long enough to be measured."""
+    take_steps(num_warm_up)
+    count = max(1, round(ROUND_SECONDS / take_steps(1)))
+    return [take_steps(count) for _ in range(NUM_ROUNDS)]

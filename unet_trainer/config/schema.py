@@ -1,0 +1,292 @@
+"""Every setting of a run: one frozen, flat `Config`, with the default, the parser and a sentence for each key.
+
+Defaults live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from unet_trainer.config import parsers as p
+
+MonitorName = Literal["val_iou", "val_dice", "val_loss"]
+ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
+WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
+LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
+DEMO_DIR = "data/demo"
+MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number
+
+
+def key(default: Any, parser: p.Parser, doc: str, theme: str = "") -> Any:
+    """One config key: its default, what it accepts and a line that explains it. A theme opens a new group of keys."""
+    metadata = {"parse": parser, "doc": doc, "theme": theme}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of a run. The sentence of each key is its comment in configs/default.yaml."""
+
+    data_dir: str = key(
+        DEMO_DIR,
+        p.text("data/mine"),
+        "folder with images/ and masks/, or train/ and val/ that hold them; data/demo is made when missing",
+        theme="Data",
+    )
+    image_dir: str | None = key(
+        None,
+        p.optional(p.text("images")),
+        "folder of the images, inside data_dir or an absolute path; null: found by its name (images, imgs, train, ...)",
+    )
+    mask_dir: str | None = key(
+        None,
+        p.optional(p.text("masks")),
+        "folder of the masks, inside data_dir or an absolute path; null: found by its name (masks, labels, gt, trainannot, ...)",
+    )
+    mask_suffix: str = key(
+        "", p.word_or_empty, "what a mask's name has after the image's, where it cannot be told: _mask pairs a.jpg with a_mask.png"
+    )
+    num_classes: int = key(
+        1,
+        p.integer(minimum=1, maximum=254, example="1"),
+        "1: foreground against background; K: class ids 0 to K-1, background included",
+    )
+    class_names: tuple[str, ...] | None = key(
+        None, p.optional(p.listing(p.text(), example="[background, road]")), "names for the per-class table, one a class"
+    )
+    mask_values: str | tuple[int | tuple[int, int, int], ...] = key(
+        "auto",
+        p.mask_values,
+        "auto: decided from all masks, and said; the value or [red, green, blue] of each class, in class order; nonzero; or above N",
+    )
+    ignore_value: int | None = key(
+        None, p.optional(p.integer(minimum=0, maximum=65535, example="255")), "mask value of pixels that count nowhere"
+    )
+    val_fraction: float = key(
+        0.2, p.number(above=0, below=1, example="0.2"), "share of the pairs held out for validation when there is no val/ folder"
+    )
+    split_file: str | None = key(
+        None,
+        p.optional(p.text("split.csv")),
+        "CSV with the columns image, mask and, if you like, split (train, val, test) and group; paths as seen from data_dir",
+    )
+    group_pattern: str | None = key(
+        None,
+        p.optional(p.pattern),
+        "regular expression on an image's path: what its first bracket matches (a patient, a video) stays on one side of the split",
+    )
+    num_folds: int | None = key(
+        None, p.optional(p.integer(minimum=2, maximum=1000, example="5")), "split into this many folds in place of val_fraction"
+    )
+    fold: int = key(0, p.integer(minimum=0, example="0"), "the fold that validates, counted from 0")
+    image_size: int | tuple[int, int] = key(
+        512,
+        p.either(
+            p.integer(minimum=32, maximum=8192, example="512"),
+            p.listing(p.integer(minimum=32, maximum=8192, example="512"), example="[512, 768]", minimum=2, maximum=2),
+        ),
+        "size of what the model sees: one side, or [height, width]",
+    )
+    fit: Literal["resize", "crop"] = key(
+        "resize",
+        p.choice("resize", "crop"),
+        "resize: each pair to image_size; crop: random crops of it in training, windows at native resolution in validation",
+    )
+    crops_per_image: int | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.integer(minimum=1, maximum=10_000, example="4")),
+        "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into the middle image, at most 16",
+    )
+    rare_class_crops: float = key(
+        0.33, p.number(minimum=0, maximum=1, example="0.33"), "fit: crop centres this share of the crops on a pixel of a rare class"
+    )
+    resize_masks: bool = key(False, p.flag, "bring a mask of another size, but the same shape, to the size of its image")
+    in_channels: int | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.integer(minimum=1, maximum=64, example="3")),
+        "channels of the images; auto: as many as they have",
+    )
+    image_mean: tuple[float, ...] | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.listing(p.number(example="123.7"), example="[123.7, 116.3, 103.5]")),
+        "subtracted from each channel, in the files' own units; auto: ImageNet's for 8-bit RGB, else that of the training images",
+    )
+    image_std: tuple[float, ...] | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.listing(p.number(above=0, example="58.4"), example="[58.4, 57.1, 57.4]")),
+        "each channel is divided by this; auto: likewise",
+    )
+    augmentation: str | tuple[Any, ...] = key(
+        "default",
+        p.either(p.choice("none", "default", "strong"), p.transform_list),
+        "none, default, strong, or a list of albumentations transforms",
+    )
+    num_workers: int | Literal["auto"] = key(
+        "auto",
+        p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4")),
+        "processes that read and augment; auto: by the machine's cores; 0: none beside the main one",
+    )
+
+    cache: Literal["none", "ram", "disk"] = key(
+        "none",
+        p.choice("none", "ram", "disk"),
+        "decoded pairs: ram keeps them in memory, one copy for all workers; disk in a file that later runs find again",
+    )
+
+    architecture: str = key("unet", p.choice(*ARCHITECTURES), f"one of {', '.join(ARCHITECTURES)}", theme="Model")
+    encoder: str = key("resnet34", p.text("resnet34"), "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm")
+    encoder_weights: str | None = key(
+        None, p.optional(p.text("imagenet")), "null: random; imagenet: downloaded once; or a local .pt, .pth or .safetensors file"
+    )
+    decoder_channels: tuple[int, ...] | None = key(
+        None,
+        p.optional(
+            p.listing(p.integer(minimum=1, maximum=4096, example="64"), example="[256, 128, 64, 32, 16]", minimum=5, maximum=5)
+        ),
+        "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16]",
+    )
+    freeze_encoder_epochs: int = key(
+        0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder stays as it is"
+    )
+
+    loss: dict[str, float] = key(
+        {"dice": 1.0, "cross_entropy": 1.0},
+        p.weighted_terms(LOSSES),
+        f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce",
+        theme="Loss",
+    )
+    class_weights: tuple[float, ...] | Literal["auto"] | None = key(
+        None,
+        p.optional(p.either(p.choice("auto"), p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]"))),
+        "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh more, from the masks",
+    )
+
+    batch_size: int = key(8, p.integer(minimum=1, maximum=65536, example="8"), "images in one forward pass", theme="Training")
+    num_epochs: int = key(50, p.integer(minimum=1, maximum=1_000_000, example="50"), "passes over the training images")
+    accumulation_steps: int = key(
+        1,
+        p.integer(minimum=1, maximum=65536, example="4"),
+        "batches added up before the weights move: effective batch = batch_size × this",
+    )
+    optimizer: Literal["adamw", "adam", "sgd"] = key(
+        "adamw", p.choice("adamw", "adam", "sgd"), "adamw, adam or sgd (Nesterov momentum 0.9)"
+    )
+    learning_rate: float = key(1e-3, p.number(above=0, example="1e-3"), "peak learning rate")
+    weight_decay: float = key(1e-4, p.number(minimum=0, example="1e-4"), "on weights; biases and normalisation layers have none")
+    scheduler: Literal["cosine", "poly", "plateau", "constant"] = key(
+        "cosine",
+        p.choice("cosine", "poly", "plateau", "constant"),
+        "how the learning rate falls: cosine or poly to 0 at the end, plateau when monitor stalls, constant never",
+    )
+    warmup_epochs: float = key(0.0, p.number(minimum=0, example="2"), "epochs over which the learning rate rises from 0")
+    plateau_patience: int = key(
+        5, p.integer(minimum=1, example="5"), "scheduler: plateau waits this many epochs without improvement"
+    )
+    plateau_factor: float = key(0.3, p.number(above=0, below=1, example="0.3"), "and then multiplies the learning rate by this")
+    grad_clip: float | None = key(
+        None, p.optional(p.number(above=0, example="1.0")), "largest norm of the gradients; null: no limit"
+    )
+    ema_decay: float | None = key(
+        None,
+        p.optional(p.number(above=0, below=1, example="0.999")),
+        "average the weights over steps and evaluate the average; null: off",
+    )
+    monitor: MonitorName = key(
+        "val_iou",
+        p.choice("val_iou", "val_dice", "val_loss"),
+        "what decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss",
+    )
+    early_stopping_patience: int | None = key(
+        None, p.optional(p.integer(minimum=1, example="20")), "stop after this many epochs without improvement; null: never"
+    )
+    early_stopping_min_delta: float = key(
+        0.0, p.number(minimum=0, example="0.001"), "an improvement smaller than this does not count as one"
+    )
+
+    device: str = key("auto", p.text("cuda"), "auto, cpu, cuda, cuda:1 or mps", theme="Speed and precision")
+    use_amp: bool = key(False, p.flag, "mixed precision: faster and about half the memory on a GPU, at the same IoU")
+    amp_dtype: Literal["bfloat16", "float16"] = key(
+        "bfloat16",
+        p.choice(
+            "bfloat16", "float16", other_spellings={"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
+        ),
+        "bfloat16 (Ampere or newer), or float16 with loss scaling (older GPUs)",
+    )
+    scaler_init_scale: float = key(65536.0, p.number(above=0, example="65536"), "float16: first loss scale")
+    scaler_growth_factor: float = key(2.0, p.number(above=1, example="2"), "float16: the scale grows by this")
+    scaler_backoff_factor: float = key(
+        0.5, p.number(above=0, below=1, example="0.5"), "float16: and shrinks by this after an overflow"
+    )
+    scaler_growth_interval: int = key(
+        2000, p.integer(minimum=1, example="2000"), "float16: steps without overflow before the scale grows"
+    )
+    allow_tf32: bool = key(True, p.flag, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
+    compile_model: bool = key(False, p.flag, "compile the step: faster still after a minute or so of compiling")
+    channels_last: bool = key(True, p.flag, "memory layout that tensor cores prefer")
+    deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
+
+    seed: int = key(42, p.integer(minimum=0, example="42"), "split, weights, order and augmentation follow from it", theme="Run")
+    checkpoint_dir: str = key("checkpoints", p.text("checkpoints"), "where runs are written")
+    run_name: str = key("run", p.text("run"), "name of the run's folder; a number is added when it exists")
+    resume: str | None = key(
+        None, p.optional(p.text("auto")), "auto: go on with run_name if it exists; or a run folder or a .pt file to go on from"
+    )
+    checkpoint_minutes: float | None = key(
+        10.0,
+        p.optional(p.number(above=0, example="10")),
+        "the state is saved this often within an epoch too; null: at the end of each epoch only",
+    )
+    on_save_error: Literal["stop", "continue"] = key(
+        "stop", p.choice("stop", "continue"), "when a checkpoint cannot be written (full disk): stop, or continue and say so"
+    )
+    on_nan: Literal["recover", "stop"] = key(
+        "recover",
+        p.choice("recover", "stop"),
+        "when numbers are not finite: recover skips such steps and, if they repeat, goes back once with a lower learning rate",
+    )
+    on_oom: Literal["stop", "shrink"] = key(
+        "stop", p.choice("stop", "shrink"), "when memory runs out: stop, or shrink: double batch_parts and go on"
+    )
+    batch_parts: int = key(
+        1,
+        p.integer(minimum=1, maximum=65536, example="2"),
+        "parts in which a batch goes through the model: less memory, more time; batch norm and overlap losses see a part at a time",
+    )
+    worker_timeout: float | None = key(
+        600.0,
+        p.optional(p.number(above=0, example="600")),
+        "seconds without a batch after which the worker processes are taken to hang; null: wait for ever",
+    )
+    # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config) if "parse" in field.metadata}
+
+
+def is_demo_dir(data_dir: str | os.PathLike[str]) -> bool:
+    """Whether the path is that of the built-in dataset, however it is spelled: data/demo/, ./data/demo."""
+    return os.path.abspath(data_dir) == os.path.abspath(DEMO_DIR)  # noqa: PTH100 (resolve() would follow links)
+
+
+def image_shape(config: Config) -> tuple[int, int]:
+    """Height and width of a batch."""
+    return config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+
+
+def class_names(config: Config) -> list[str]:
+    """A name for each class that is reported."""
+    if config.class_names is not None:
+        return list(config.class_names)
+    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
+
+
+def id_names(config: Config) -> list[str]:
+    """A name for each class id, background included."""
+    return ["background", *class_names(config)] if config.num_classes == 1 else class_names(config)

@@ -1,0 +1,81 @@
+"""How often each mask value and each class occurs in a dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_value
+
+
+def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
+    """Pixels of each value in all masks."""
+    total: Counter[int] = Counter()
+    for mask in masks:
+        total.update(mask.counts)
+    return total
+
+
+def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
+    """Class id → number of pixels; IGNORED and UNKNOWN included."""
+    values = np.array(sorted(mask.counts))
+    pixels: Counter[int] = Counter()
+    for value, class_id in zip(values.tolist(), coding.encode(values).tolist(), strict=True):
+        pixels[class_id] += mask.counts[value]
+    return dict(pixels)
+
+
+def describe_rarest_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> str:
+    """The rarest values with a mask that holds them: a stray value is found there."""
+    found = []
+    for value, _ in reversed(total_counts(masks).most_common()[-3:]):
+        holders = [pair.mask for pair, mask in zip(pairs, masks, strict=True) if value in mask.counts]
+        found.append(f"{show_value(value)} in {len(holders)} of {len(pairs)} masks, e.g. {holders[0]}")
+    return "Rarest: " + "; ".join(found)
+
+
+def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
+    """Share of each class id among the pixels that count."""
+    total: Counter[int] = Counter()
+    for mask in masks:
+        total.update(class_ids(mask, coding))
+    per_class = [total[class_id] for class_id in range(num_ids)]
+    return [pixels / max(1, sum(per_class)) for pixels in per_class]
+
+
+class ClassRow(NamedTuple):
+    """What values of the files become a class, the class's name, and its share of the pixels that count."""
+
+    values: str
+    name: str
+    share: float
+
+
+def class_table(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
+    """A row for each class id."""
+    shares = class_shares(masks, coding, len(names))
+    return [ClassRow(coding.describe(index), name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
+
+
+def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> str:
+    """The table in a line, with what is ignored and how the values were told apart."""
+    table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
+    ignored = ignored_share(masks, coding)
+    ignores = f"; {show_value(coding.ignore_value or 0)} is ignored, {ignored:.1%} of all pixels" if ignored else ""
+    why = f" ({coding.reason})" if coding.reason != "mask_values" else ""
+    return ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + f" of pixels{ignores}{why}"
+
+
+def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
+    """Of all pixels."""
+    total = sum(sum(mask.counts.values()) for mask in masks)
+    return sum(class_ids(mask, coding).get(IGNORED, 0) for mask in masks) / max(1, total)
+
+
+def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[str]:
+    return [row.name for row in class_table(masks, coding, names) if row.share == 0]

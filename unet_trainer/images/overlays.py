@@ -1,0 +1,152 @@
+"""Pictures for people: image, truth and prediction side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.mask_coding import IGNORED
+
+GAP = 6
+CHART_WIDTH, NAME_WIDTH, NUMBER_WIDTH, BAR_HEIGHT = 720, 210, 80, 32
+CELL = 200  # side of a picture in a contact sheet
+HEADER = 26
+MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
+# Distinct on most images and for most eyes; class ids beyond the list begin again.
+COLOURS = np.array(
+    [[0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60]],
+    np.uint8,
+)
+
+
+BACKGROUND_COLOUR = (0, 0, 0)
+
+
+def class_colours(num_ids: int) -> tuple[tuple[int, int, int], ...]:
+    """RGB of each class id, background first."""
+    shown = [COLOURS[index % len(COLOURS)] for index in range(num_ids - 1)]
+    return (BACKGROUND_COLOUR, *((int(red), int(green), int(blue)) for red, green, blue in shown))
+
+
+def to_display(image: Pixels) -> Pixels:
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; values that are no 8-bit ones stretched to what occurs."""
+    if image.dtype != np.uint8:
+        low, high = np.percentile(image, (1, 99))
+        image = ((image - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
+    if image.shape[2] == 2:
+        return np.dstack([image, np.zeros_like(image[:, :, 0])])
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[:, :, :3])
+
+
+def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
+    """H,W,3 image with each class from `first_shown` on tinted and outlined; ignored pixels grey."""
+    result = image.copy()
+    for class_id in np.unique(ids):
+        if class_id < first_shown:
+            continue
+        inside = ids == class_id
+        colour = np.array([128, 128, 128]) if class_id == IGNORED else COLOURS[(int(class_id) - first_shown) % len(COLOURS)]
+        result[inside] = (0.6 * image[inside] + 0.4 * colour).astype(np.uint8)
+        outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(result, outlines, -1, [int(c) for c in colour], 1)
+    return result
+
+
+def contact_sheet(pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], columns: int = 4) -> Pixels:
+    """Image beside overlay for each pair of image and ids, each under its label; a row is as high as the highest of it."""
+    rows = []
+    num_places = min(columns, len(pictures))
+    for start in range(0, len(pictures), columns):
+        shown = pictures[start : start + columns]
+        height = max(_shape_in_box(image, CELL)[0] for image, _ in shown)
+        cells = [_beside([_into_box(image, CELL, height), _into_box(overlay(image, ids), CELL, height)]) for image, ids in shown]
+        captions = [_caption(label, cells[0].shape[1]) for label in labels[start : start + columns]]
+        cells = [np.vstack(parts) for parts in zip(captions, cells, strict=True)]
+        rows.append(_beside([*cells, *[np.full_like(cells[0], 255)] * (num_places - len(cells))], gap=3 * GAP))
+    return np.vstack([part for row in rows for part in (row, np.full((2 * GAP, row.shape[1], 3), 255, np.uint8))][:-1])
+
+
+def _shape_in_box(picture: Pixels, side: int) -> tuple[int, int]:
+    scale = side / max(picture.shape[:2])
+    height, width = (max(1, round(length * scale)) for length in picture.shape[:2])
+    return height, width
+
+
+def _into_box(picture: Pixels, side: int, box_height: int) -> Pixels:
+    """Scaled to fit into a square, of which the white below is cut off at a height."""
+    height, width = _shape_in_box(picture, side)
+    method = cv2.INTER_AREA if max(picture.shape[:2]) > side else cv2.INTER_NEAREST
+    box = np.full((box_height, side, 3), 255, np.uint8)
+    box[:height, :width] = cv2.resize(picture, (width, height), interpolation=method)
+    return box
+
+
+def _caption(label: str, width: int) -> Pixels:
+    """OpenCV's letters are ASCII; a long name keeps its end."""
+    text = label.encode("ascii", "replace").decode()
+    most = width // 7
+    text = text if len(text) <= most else f"...{text[-(most - 3) :]}"
+    line = np.full((HEADER - 6, width, 3), 255, np.uint8)
+    cv2.putText(line, text, (0, HEADER - 12), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (40, 40, 40), 1, cv2.LINE_AA)
+    return line
+
+
+def sample_sheet(images: Sequence[Pixels], truths: Sequence[Pixels], predictions: Sequence[Pixels], columns: int = 2) -> Pixels:
+    """A sheet of triples image | truth | prediction, `columns` triples in a row, under a header."""
+    triples = [
+        _beside([_fit(image), _fit(overlay(image, truth)), _fit(overlay(image, predicted))])
+        for image, truth, predicted in zip(images, truths, predictions, strict=True)
+    ]
+    triples += [np.full_like(triples[0], 255)] * (-len(triples) % columns)
+    rows = [_beside(triples[start : start + columns], gap=3 * GAP) for start in range(0, len(triples), columns)]
+    sheet = np.vstack([part for row in rows for part in (row, np.full((GAP, row.shape[1], 3), 255, np.uint8))][:-1])
+    return np.vstack([_header(triples[0].shape[1], sheet.shape[1]), sheet])
+
+
+def _header(triple_width: int, width: int) -> Pixels:
+    header = np.full((HEADER, width, 3), 255, np.uint8)
+    for start in range(0, width, triple_width + 3 * GAP):
+        for index, word in enumerate(("image", "truth", "prediction")):
+            x = start + index * (triple_width + GAP) // 3 + 2
+            cv2.putText(header, word, (x, HEADER - 8), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+    return header
+
+
+def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
+    white = np.full((pictures[0].shape[0], gap, 3), 255, np.uint8)
+    return np.hstack([part for picture in pictures for part in (picture, white)][:-1])
+
+
+def _fit(picture: Pixels) -> Pixels:
+    """Small ones by a whole factor, so that pixels stay visible as such."""
+    longest, shortest = max(picture.shape[:2]), min(picture.shape[:2])
+    if longest > MAX_SIDE:
+        return cv2.resize(picture, None, fx=MAX_SIDE / longest, fy=MAX_SIDE / longest, interpolation=cv2.INTER_AREA)
+    factor = max(1, min(-(-MIN_SIDE // shortest), MAX_SIDE // longest))
+    return cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+
+
+def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:
+    """A chart under another, each with its title and a bar for every name."""
+    rows = []
+    for title, values in charts:
+        rows.append(_text_line(title, 0.6))
+        longest = max(*values, 1e-12)
+        for index, (name, value) in enumerate(zip(names, values, strict=True)):
+            row = np.full((BAR_HEIGHT, CHART_WIDTH, 3), 255, np.uint8)
+            end = NAME_WIDTH + max(1, round((CHART_WIDTH - NAME_WIDTH - NUMBER_WIDTH) * value / longest))
+            cv2.rectangle(row, (NAME_WIDTH, 5), (end, BAR_HEIGHT - 5), [int(c) for c in COLOURS[index % len(COLOURS)]], -1)
+            cv2.putText(row, name, (8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+            number = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+            cv2.putText(row, number, (end + 8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
+            rows.append(row)
+    return np.vstack([*rows, np.full((GAP, CHART_WIDTH, 3), 255, np.uint8)])
+
+
+def _text_line(text: str, scale: float) -> Pixels:
+    line = np.full((BAR_HEIGHT + GAP, CHART_WIDTH, 3), 255, np.uint8)
+    cv2.putText(line, text, (8, BAR_HEIGHT - 6), cv2.FONT_HERSHEY_SIMPLEX, scale, (40, 40, 40), 1, cv2.LINE_AA)
+    return line

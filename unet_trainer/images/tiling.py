@@ -1,0 +1,179 @@
+"""Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles.
+
+The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only: the one in which
+it is furthest from the tile's edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import cv2
+import numpy as np
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.mask_coding import IGNORED
+
+Size = tuple[int, int]  # height, width
+
+CROP_STREAM = 4  # keeps the random numbers of crops apart from those of order and augmentation
+OVERLAP = 0.25  # of two neighbouring tiles
+
+
+class Tiling(Protocol):
+    """Which samples a dataset has, and how one is taken from its pair."""
+
+    @property
+    def size(self) -> Size: ...
+
+    def __len__(self) -> int: ...
+
+    def pair_index(self, sample: int) -> int:
+        """The pair that a sample comes from."""
+
+    def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
+        """H,W,C image and H,W class ids of the pair → those of the sample."""
+
+
+@dataclass(frozen=True)
+class WholeImages:
+    """Every pair is one sample, resized."""
+
+    size: Size
+    num_pairs: int
+
+    def __len__(self) -> int:
+        return self.num_pairs
+
+    def pair_index(self, sample: int) -> int:
+        return sample
+
+    def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
+        return resize_pair(image, mask, self.size)
+
+
+@dataclass(frozen=True)
+class RandomCrops:
+    """Several crops of each pair, new ones in every epoch; a share of them is centred on a pixel of a rare class."""
+
+    size: Size
+    num_pairs: int
+    per_image: int
+    rare_ids: Sequence[Sequence[int]]  # of each pair: its classes other than the most common one
+    rare_share: float
+    seed: int
+
+    def __len__(self) -> int:
+        return self.num_pairs * self.per_image
+
+    def pair_index(self, sample: int) -> int:
+        return sample // self.per_image
+
+    def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
+        rng = np.random.default_rng([self.seed, CROP_STREAM, epoch, sample])
+        rare = self.rare_ids[self.pair_index(sample)]
+        candidates = np.empty(0, np.int64)  # flat positions of the pixels that the crop may be centred on
+        if rare and rng.random() < self.rare_share:
+            candidates = np.flatnonzero(mask == rare[int(rng.integers(len(rare)))])
+        if len(candidates):  # none where the class was lost when the mask was made smaller
+            row, column = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
+            corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]
+        else:
+            corner = [int(rng.integers(max(0, have - side) + 1)) for have, side in zip(mask.shape, self.size, strict=True)]
+        top, left = (
+            min(max(0, start), max(0, have - side)) for start, have, side in zip(corner, mask.shape, self.size, strict=True)
+        )
+        return crop_pair(image, mask, top, left, self.size)
+
+
+class Tile(NamedTuple):
+    """Where a tile lies in its image, and the rows and columns of the image that count in it."""
+
+    pair: int
+    top: int
+    left: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Every pair is as many samples as tiles cover it."""
+
+    size: Size
+    tiles: Sequence[Tile]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def pair_index(self, sample: int) -> int:
+        return self.tiles[sample].pair
+
+    def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
+        tile = self.tiles[sample]
+        image, mask = crop_pair(image, mask, tile.top, tile.left, self.size)
+        counted = np.full_like(mask, IGNORED)
+        inside = (
+            slice(tile.rows[0] - tile.top, tile.rows[1] - tile.top),
+            slice(tile.columns[0] - tile.left, tile.columns[1] - tile.left),
+        )
+        counted[inside] = mask[inside]
+        return image, counted
+
+
+def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
+    """Tiles that cover images of these sizes."""
+    tiles = []
+    for pair, (height, width) in enumerate(image_sizes):
+        for top, rows in _spread(height, size[0]):
+            tiles += [Tile(pair, top, left, rows, columns) for left, columns in _spread(width, size[1])]
+    return Tiles(size, tiles)
+
+
+def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
+    """Start of each tile along an axis, and the part that counts in it: neighbours meet in the middle of their overlap."""
+    if length <= tile:
+        return [(0, (0, length))]
+    count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
+    starts = np.linspace(0, length - tile, count).round().astype(int).tolist()
+    borders = [0, *((start + tile + following) // 2 for start, following in pairwise(starts)), length]
+    return [(start, (borders[index], borders[index + 1])) for index, start in enumerate(starts)]
+
+
+def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> tuple[Pixels, Pixels]:
+    """The crop at (top, left). Beyond the image's edge the image is mirrored and the mask is IGNORED."""
+    height, width = size
+    image, mask = image[top : top + height, left : left + width], mask[top : top + height, left : left + width]
+    below, beside = height - mask.shape[0], width - mask.shape[1]
+    if below or beside:
+        image = np.pad(image, ((0, below), (0, beside), (0, 0)), mode="reflect")
+        mask = np.pad(mask, ((0, below), (0, beside)), constant_values=IGNORED)
+    return np.ascontiguousarray(image), np.ascontiguousarray(mask)
+
+
+def resize_pair(image: Pixels, mask: Pixels, size: Size) -> tuple[Pixels, Pixels]:
+    """Image and mask at (height, width). Mask values are ids, so they are never interpolated."""
+    height, width = size
+    if image.shape[:2] != size:
+        shrinks = image.shape[0] > height and image.shape[1] > width
+        image = resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return image, resize_mask(mask, size)
+
+
+def resize_mask(mask: Pixels, size: Size) -> Pixels:
+    """H,W ids at (height, width), by nearest neighbour."""
+    return mask if mask.shape == size else cv2.resize(mask, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+
+
+def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: int) -> Pixels:
+    """H,W,C. OpenCV drops the axis of a single channel, and takes four channels at a time."""
+    if image.shape[2] in (2, 3, 4):
+        return cv2.resize(image, width_height, interpolation=interpolation)
+    parts = [
+        cv2.resize(image[:, :, start : start + 4], width_height, interpolation=interpolation)
+        for start in range(0, image.shape[2], 4)
+    ]
+    return np.concatenate([part if part.ndim == 3 else part[:, :, None] for part in parts], axis=2)

@@ -1,0 +1,207 @@
+"""Augmentation pipelines, by name or as a list from the config. The one module that imports albumentations.
+
+The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its transforms completely, and forked workers
+repeat each other. Each sample gets random states derived from its own key instead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.parsers import near_miss
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_spec import ImageSpec
+
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # or the import asks the network for a newer version
+import albumentations as A
+from albumentations.augmentations.crops.transforms import CropSizeError
+from albumentations.core.composition import BaseCompose
+
+GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
+# They leave uint8 or the image's own format, which the step expects: normalisation happens on the device.
+REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
+ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
+NUM_TRIALS = 8  # a transform of probability p is seen in 1 - (1 - p)^8 of the cases
+REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
+
+
+class Augmentation:
+    """Applies a pipeline to one pair; the result depends on the pair and the key alone."""
+
+    def __init__(
+        self,
+        transforms: Sequence[A.BasicTransform | BaseCompose],
+        jitter: Callable[[Pixels, np.random.Generator], Pixels] | None = None,
+        unit_range: tuple[float, float] | None = None,
+    ) -> None:
+        self.compose = A.Compose(list(transforms), seed=None)
+        self.jitter = jitter  # brightness and noise of images that are no 8-bit ones
+        self.unit_range = unit_range  # the values that the transforms see as 0 to 1
+
+    def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int]) -> tuple[Pixels, Pixels]:
+        generator = np.random.default_rng(key)
+        self.compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        if self.unit_range is not None:
+            low, high = self.unit_range
+            image = (image - np.float32(low)) / np.float32(high - low)
+        result = self.compose(image=image, mask=mask)
+        image, mask = result["image"], result["mask"]
+        if self.unit_range is not None:
+            image = image * np.float32(high - low) + np.float32(low)
+        return (image if self.jitter is None else self.jitter(image, generator)), mask
+
+
+def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
+    """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
+
+    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations takes numbers
+    other than 8-bit ones for 0 to 1 and cuts off the rest: the named pipelines leave values in their own units and vary
+    them by their spread; a list sees the range that occurs as 0 to 1.
+    """
+    if spec == "none" or len(spec) == 0:
+        return None
+    if isinstance(spec, str):
+        if image_spec.is_8bit:
+            return Augmentation([*GEOMETRY[spec](), *COLOUR[spec](image_spec.channels == 3)])
+        return Augmentation(GEOMETRY[spec](), partial(_jitter, strength=JITTER[spec], mean=image_spec.mean, std=image_spec.std))
+    problems: list[str] = []
+    transforms = [_build_transform(item, problems) for item in spec]
+    if problems:
+        raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
+    augmentation = Augmentation(
+        [transform for transform in transforms if transform is not None],
+        unit_range=None if image_spec.is_8bit else (image_spec.low, image_spec.high),
+    )
+    _try_out(augmentation, size, image_spec)
+    return augmentation
+
+
+def _default_geometry() -> list[A.BasicTransform]:
+    return [
+        A.HorizontalFlip(p=0.5),
+        A.VerticalFlip(p=0.5),
+        A.Affine(scale=(0.8, 1.25), translate_percent=(-0.1, 0.1), rotate=(-30, 30), p=0.7, **REFLECT),
+    ]
+
+
+def _strong_geometry() -> list[A.BasicTransform]:
+    return [
+        A.HorizontalFlip(p=0.5),
+        A.VerticalFlip(p=0.5),
+        A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-90, 90), shear=(-8, 8), p=0.8, **REFLECT),
+        A.ElasticTransform(alpha=40, sigma=6, p=0.2, **REFLECT),
+    ]
+
+
+def _default_colour(is_rgb: bool) -> list[A.BasicTransform]:
+    return [A.RandomBrightnessContrast(brightness_limit=0.2, contrast_limit=0.2, p=0.5)]
+
+
+def _strong_colour(is_rgb: bool) -> list[A.BasicTransform]:
+    hue = [A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4)]
+    return [
+        A.RandomBrightnessContrast(brightness_limit=0.3, contrast_limit=0.3, p=0.6),
+        *(hue if is_rgb else []),
+        A.RandomGamma(gamma_limit=(70, 140), p=0.3),
+        A.GaussNoise(std_range=(0.01, 0.06), p=0.25),
+        A.GaussianBlur(blur_limit=(3, 5), p=0.15),
+    ]
+
+
+GEOMETRY = {"default": _default_geometry, "strong": _strong_geometry}
+COLOUR = {"default": _default_colour, "strong": _strong_colour}
+
+
+class Strength(NamedTuple):
+    """How far brightness (in spreads of the data), contrast and noise vary, and how often."""
+
+    brightness: float
+    contrast: float
+    noise: float
+    p: float
+
+
+JITTER = {"default": Strength(0.5, 0.2, 0.0, 0.5), "strong": Strength(0.8, 0.3, 0.25, 0.6)}
+
+
+def _jitter(
+    image: Pixels, generator: np.random.Generator, strength: Strength, mean: Sequence[float], std: Sequence[float]
+) -> Pixels:
+    """Brightness, contrast and noise in units of the data's own spread."""
+    if generator.random() >= strength.p:
+        return image
+    middle, spread = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    gain = np.float32(1 + generator.uniform(-strength.contrast, strength.contrast))
+    shift = np.float32(generator.uniform(-strength.brightness, strength.brightness))
+    image = (image - middle) * gain + middle + shift * spread
+    if strength.noise:
+        amount = np.float32(generator.uniform(0, strength.noise))
+        image = image + generator.standard_normal(image.shape, np.float32) * amount * spread
+    return image
+
+
+def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
+    """One entry, `Name` or `{Name: {parameter: value}}`; a problem is noted and None returned."""
+    name, parameters = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
+    if not isinstance(name, str) or not isinstance(parameters, dict | None):
+        problems.append(f"got {item!r}; need Name or {{Name: {{parameter: value}}}}")
+        return None
+    parameters = dict(parameters or {})
+    if name in REFUSED:
+        problems.append(f"{name} is not for here: batches stay uint8, the device normalises them")
+        return None
+    known = [*GROUPS, *_transform_names()]
+    if name not in known:
+        meant = near_miss(name, [word.lower() for word in known])
+        proper = next((word for word in known if word.lower() == meant), None)
+        problems.append(f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list"))
+        return None
+    if name in GROUPS:
+        inner = parameters.pop("transforms", None)
+        if not isinstance(inner, list) or not inner:
+            problems.append(f"{name} needs transforms: a list")
+            return None
+        parameters["transforms"] = [_build_transform(entry, problems) for entry in inner]
+        if None in parameters["transforms"]:
+            return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a misspelt parameter is only a warning there
+            return getattr(A, name)(**parameters)
+    except (UserWarning, ValueError, TypeError) as error:
+        problems.append(f"{name}: {' '.join(str(error).split())[:200]}")
+        return None
+
+
+def _transform_names() -> list[str]:
+    classes = {name: value for name, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)}
+    return sorted(classes.keys() - ABSTRACT)
+
+
+def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: ImageSpec) -> None:
+    """Runs the pipeline on a made-up pair, so that what cannot work says so before the first step."""
+    height, width = size
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, image_spec.channels), np.uint8)
+    if not image_spec.is_8bit:
+        noise = np.float32(image_spec.low) + noise / np.float32(255) * np.float32(image_spec.high - image_spec.low)
+    square = np.zeros((height, width), np.uint8)
+    square[height // 4 : height // 2, width // 4 : width // 2] = 1
+    for trial in range(NUM_TRIALS):
+        try:
+            image, mask = augmentation(noise, square, (0, trial))
+        except (ValueError, TypeError, KeyError, cv2.error, CropSizeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
+        if image.dtype != noise.dtype or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != image_spec.channels:
+            raise ConfigError(
+                f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as they came in"
+            )

@@ -1,0 +1,233 @@
+"""(seed, epoch, index) → sample → batch. A sample depends on nothing else: not on workers, order or history."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_files import DataError, Pixels, ReadError, is_reduced, read_image, read_mask
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
+from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
+from unet_trainer.loading.augmentation import Augmentation
+from unet_trainer.loading.pixel_cache import PixelCache
+
+Key = tuple[int, int]  # epoch, index
+ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
+MAX_PIECES = 64  # of a batch: their messages fit into the smallest pipe buffer
+
+
+class Batch(NamedTuple):
+    """A batch on the host: uint8 (or float32), channels last; normalisation happens on the device."""
+
+    images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are not 8-bit
+    masks: torch.Tensor  # N,H,W uint8 class ids
+    num_images: int  # without padding
+    read_seconds: float = 0.0  # summed over the workers
+    augment_seconds: float = 0.0
+
+
+class PairSize(NamedTuple):
+    """Height and width of both files when they were scanned."""
+
+    image: Size
+    mask: Size
+
+
+class SegmentationDataset:
+    """Reads a pair, takes the sample from it and augments it."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        sizes: Sequence[PairSize],
+        coding: MaskCoding,
+        image_spec: ImageSpec,
+        tiling: Tiling,
+        augmentation: Augmentation | None,
+        seed: int,
+        resize_masks: bool = False,
+    ) -> None:
+        self.pairs = pairs
+        self.sizes = sizes
+        self.coding = coding  # mask value → class id
+        self.image_spec = image_spec
+        self.tiling = tiling
+        self.augmentation = augmentation
+        self.seed = seed
+        self.resize_masks = resize_masks
+        self.cache: PixelCache | None = None
+        self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
+
+    def __len__(self) -> int:
+        return len(self.tiling)
+
+    def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
+        """H,W,C image and H,W class ids."""
+        image, mask, _, _ = self.timed_sample(key)
+        return image, mask
+
+    def timed_sample(self, key: Key) -> tuple[Pixels, Pixels, float, float]:
+        """A sample and the seconds that reading and augmenting took."""
+        epoch, index = key
+        started = time.perf_counter()
+        image, mask = self.tiling.extract(*self._pixels(self.tiling.pair_index(index)), epoch, index)
+        was_read = time.perf_counter()  # resizing counts as reading: a cache saves it as well
+        if self.augmentation is not None:
+            image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
+            image, mask = resize_pair(image, mask, self.tiling.size)  # the user's list may hold crops
+        return image, mask, was_read - started, time.perf_counter() - was_read
+
+    def clone_for_worker(self) -> SegmentationDataset:
+        """A copy that one thread can use alone: an albumentations pipeline holds the generator that it draws from."""
+        clone = copy.copy(self)
+        clone.augmentation = copy.deepcopy(self.augmentation)
+        return clone
+
+    def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
+        if self.cache is not None and index < len(self.cache):
+            return self.cache.pair(index)
+        last = self._last_read
+        if last is not None and last[0] == index:
+            return last[1:]
+        image, mask = self._read(index)
+        if isinstance(self.tiling, Tiles):
+            self._last_read = (index, image, mask)
+        return image, mask
+
+    def decode(self, index: int) -> tuple[Pixels, Pixels]:
+        """A pair as the cache keeps it: at the size of the batch where whole images are resized, else as it is."""
+        image, mask = self._read(index)
+        return resize_pair(image, mask, self.tiling.size) if isinstance(self.tiling, WholeImages) else (image, mask)
+
+    def _read(self, index: int) -> tuple[Pixels, Pixels]:
+        """Decodes a pair. The files were checked before the first step, but may have changed since."""
+        pair = self.pairs[index]
+        # At least twice the size of the batch, so that it is still averaged down: a JPEG decoded at a fraction is coarser.
+        min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
+        path = pair.image
+        try:
+            image = read_image(path, min_side)
+            path = pair.mask
+            mask = self.coding.encode(read_mask(path))
+        except ReadError as error:
+            raise DataError(f"{path}: {error}") from None
+        if mask.shape != self.sizes[index].mask or (mask == UNKNOWN).any():
+            raise DataError(f"{pair.mask}: changed since the run began")
+        expected = self.sizes[index].image
+        has_size = image.shape[:2] == expected or (min_side is not None and is_reduced(expected, image.shape[:2]))
+        has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
+        if not (has_size and has_kind):
+            raise DataError(f"{pair.image}: changed since the run began")
+        if self.resize_masks:
+            mask = resize_mask(mask, expected)
+        return self.image_spec.to_batch(image), mask
+
+
+class EpochBatches:
+    """The batches of every epoch as lists of (epoch, index)."""
+
+    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle  # training: shuffled, and the last partial batch is dropped to keep shapes static
+        self._last: tuple[int, np.ndarray] | None = None  # the order of the epoch that was asked for last
+
+    def __len__(self) -> int:
+        return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)
+
+    def keys(self, epoch: int, batch: int) -> list[Key]:
+        """The samples of one batch of an epoch."""
+        if self._last is None or self._last[0] != epoch:
+            self._last = epoch, self._order(epoch)
+        order = self._last[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+        return [(epoch, int(index)) for index in order]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return np.random.default_rng([self.seed, ORDER_STREAM, epoch]).permutation(self.num_samples)
+
+
+@dataclass
+class BatchAssembler:
+    """Writes batches of a dataset into memory that it is given."""
+
+    dataset: SegmentationDataset
+    batches: EpochBatches
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        return *self.dataset.tiling.size, self.dataset.image_spec.channels
+
+    @property
+    def itemsize(self) -> int:
+        return 1 if self.dataset.image_spec.is_8bit else 4
+
+    @property
+    def image_bytes(self) -> int:
+        height, width, channels = self.sample_shape
+        return self.batches.batch_size * height * width * channels * self.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        height, width, _ = self.sample_shape
+        return self.image_bytes + self.batches.batch_size * height * width
+
+    def views(self, memory: Pixels) -> tuple[Pixels, Pixels]:
+        """N,H,W,C images and N,H,W masks of a batch that lies in these bytes."""
+        height, width, channels = self.sample_shape
+        size = self.batches.batch_size
+        images = memory[: self.image_bytes].view(np.uint8 if self.itemsize == 1 else np.float32)
+        masks = memory[self.image_bytes : self.num_bytes]
+        return images.reshape(size, height, width, channels), masks.reshape(size, height, width)
+
+    def fill(
+        self, memory: Pixels, epoch: int, batch: int, piece: range, on_start: Callable[[int], object] = lambda position: None
+    ) -> tuple[float, float]:
+        """Writes the samples at these positions of a batch; positions beyond a short batch are padded with ignored pixels.
+
+        Returns the seconds that reading and augmenting took.
+        """
+        keys = self.batches.keys(epoch, batch)
+        images, masks = self.views(memory)
+        read_seconds = augment_seconds = 0.0
+        for position in piece:
+            if position < len(keys):
+                on_start(position)
+                image, mask, reading, augmenting = self.dataset.timed_sample(keys[position])
+                np.copyto(images[position], image)
+                np.copyto(masks[position], mask)
+                read_seconds += reading
+                augment_seconds += augmenting
+            else:
+                images[position] = 0
+                masks[position] = IGNORED
+        return read_seconds, augment_seconds
+
+    def file(self, epoch: int, batch: int, position: int) -> Path:
+        index = self.batches.keys(epoch, batch)[position][1]
+        return self.dataset.pairs[self.dataset.tiling.pair_index(index)].image
+
+    def files(self, epoch: int, batch: int) -> list[Path]:
+        return [self.file(epoch, batch, position) for position in range(len(self.batches.keys(epoch, batch)))]
+
+    def pieces(self, num_workers: int) -> list[range]:
+        """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would decode it."""
+        size = self.batches.batch_size
+        length = -(-size // min(num_workers, MAX_PIECES))
+        if isinstance(self.dataset.tiling, Tiles):
+            length = max(length, min(size, -(-len(self.dataset) // len(self.dataset.pairs))))
+        return [range(start, min(start + length, size)) for start in range(0, size, length)]
+
+    def clone_for_worker(self) -> BatchAssembler:
+        return BatchAssembler(self.dataset.clone_for_worker(), copy.copy(self.batches))

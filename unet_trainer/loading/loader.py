@@ -1,0 +1,85 @@
+"""The batches of an epoch, one after the other, read by a worker pool or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, SegmentationDataset
+from unet_trainer.loading.worker_pool import WorkerPool
+
+
+class Loader:
+    """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
+
+    `timeout`: seconds without a batch after which the workers are taken to hang; None: never.
+    """
+
+    def __init__(
+        self,
+        dataset: SegmentationDataset,
+        batch_size: int,
+        shuffle: bool,
+        pool: WorkerPool | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle)
+        self.assembler = BatchAssembler(dataset, self.batches)
+        self.pool = pool
+        self.number = 0 if pool is None else pool.add(self.assembler)
+        self.timeout = timeout
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def num_workers(self) -> int:
+        return 0 if self.pool is None else self.pool.num_workers
+
+    def prepare(self, epoch: int, first_batch: int = 0) -> None:
+        """Lets the workers begin with an epoch before it is asked for, behind those that were prepared before it."""
+        if self.pool is not None:
+            self.pool.plan(self.number, epoch, first_batch)
+
+    def epoch(
+        self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
+    ) -> Generator[Batch, None, None]:
+        """The batches from `first_batch` on; earlier ones are not read. Ends early when `is_stopping` while it waits."""
+        if self.pool is None:
+            for batch in range(first_batch, len(self)):
+                yield self.read(epoch, batch)
+            return
+        begun = self.pool.begin(self.number, epoch, first_batch)
+        if begun is None:
+            return
+        num_left = len(self) - first_batch
+        try:
+            while num_left:
+                pending = self.pool.take(begun, is_stopping, self.timeout)
+                if pending is None:
+                    return
+                num_left -= 1  # before the yield: whoever has the last batch need not ask for another
+                images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
+                num_images = len(self.batches.keys(epoch, pending.batch))
+                try:
+                    yield Batch(images, masks, num_images, pending.read_seconds, pending.augment_seconds)
+                finally:
+                    self.pool.release(pending)
+        finally:
+            if num_left:
+                self.pool.abandon(begun)
+
+    def read(self, epoch: int, batch: int) -> Batch:
+        """One batch, read in this process into memory of its own."""
+        memory = np.empty(self.assembler.num_bytes, np.uint8)
+        seconds = self.assembler.fill(memory, epoch, batch, range(self.batches.batch_size))
+        images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
+        return Batch(images, masks, len(self.batches.keys(epoch, batch)), *seconds)
+
+    def files(self, epoch: int, batch: int) -> list[Path]:
+        """The images of one batch."""
+        return self.assembler.files(epoch, batch)

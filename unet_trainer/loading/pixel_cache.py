@@ -1,0 +1,220 @@
+"""Decoded pairs kept for the run: in memory that all workers share, or in a file that later runs find again.
+
+A cache is filled before the first step and only read afterwards, so workers need no locks. Its key holds the time and size of
+every file: when a file changes, the cache is built anew. Caches that no run has used for a while are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.system.resources import free_disk, free_host_memory
+
+MAX_SHARE = 0.5  # of the free memory or disk: the rest is for the run
+ALIGNMENT = 64
+SUFFIX, DRAFT_SUFFIX = ".pixels", ".draft"
+DRAFT_SECONDS = 24 * 3600  # an older draft was left by a killed run
+UNUSED_SECONDS = 14 * 24 * 3600  # a cache that no run has used for so long is deleted
+
+Place = Literal["ram", "disk"]
+
+
+class CacheEntry(NamedTuple):
+    """Where a pair lies in the cache: the image, and its mask right after it."""
+
+    start: int
+    shape: tuple[int, int, int]
+    itemsize: int
+
+    @property
+    def num_bytes(self) -> int:
+        height, width, channels = self.shape
+        return height * width * (channels * self.itemsize + 1)
+
+
+@dataclass(frozen=True)
+class PixelCache:
+    """The first pairs of a dataset, decoded: H,W,C images and H,W class ids."""
+
+    entries: Sequence[CacheEntry]
+    content: torch.Tensor  # bytes, in memory that processes share
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def pair(self, index: int) -> tuple[Pixels, Pixels]:
+        """Views that cannot be written to."""
+        image, mask = _views(self.entries[index], self.content.numpy())
+        image.flags.writeable = mask.flags.writeable = False
+        return image, mask
+
+
+def fill_cache(
+    shapes: Sequence[tuple[int, int, int]],
+    itemsize: int,
+    read: Callable[[int], tuple[Pixels, Pixels]],
+    place: Place,
+    folder: Path,
+    stamp: Sequence[object],
+    num_threads: int,
+    tick: Callable[[], object],
+    limit: int | None = None,
+) -> PixelCache:
+    """A cache of as many pairs as there is room for. `stamp` tells whether a file on disk still holds what `read` would give."""
+    if place == "ram":
+        room = free_host_memory() if limit is None else limit
+        entries = lay_out(shapes, itemsize, int(room * MAX_SHARE))
+        content = _shared_memory(_end(entries))
+        _fill(entries, content, read, num_threads, tick)
+        return PixelCache(entries, content)
+    digest = hashlib.sha256(json.dumps([list(stamp), itemsize, list(shapes)], default=str).encode()).hexdigest()[:24]
+    path = folder / f"{digest}{SUFFIX}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _delete_old_files(folder, keep=path)
+        whole = lay_out(shapes, itemsize, sys.maxsize)
+        found = _entries_in(path, whole)
+        room = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
+        if found is None and limit is None and _end(whole) > room:
+            _make_room(folder, _end(whole), keep=path)
+            room = int(free_disk(folder) * MAX_SHARE)
+        entries = lay_out(shapes, itemsize, room)
+        if found is not None and len(found) >= len(entries):
+            os.utime(path)  # it was used now
+            return PixelCache(found, _map(path, _end(found)))
+        content = _build(path, entries, read, num_threads, tick)
+    except OSError as error:
+        raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
+    return PixelCache(entries, content)
+
+
+def _shared_memory(num_bytes: int) -> torch.Tensor:
+    """Anonymous memory that forked workers share. Not under /dev/shm, which containers keep small."""
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8))
+
+
+def _end(entries: Sequence[CacheEntry]) -> int:
+    return entries[-1].start + entries[-1].num_bytes if entries else 0
+
+
+def _entries_in(path: Path, entries: Sequence[CacheEntry]) -> list[CacheEntry] | None:
+    """The entries that the file holds, or None if there is no such file. A file of this name is complete."""
+    if not path.exists():
+        return None
+    num_bytes = path.stat().st_size
+    ends = [0, *(entry.start + entry.num_bytes for entry in entries)]
+    return list(entries[: ends.index(num_bytes)]) if num_bytes in ends else None
+
+
+def _map(path: Path, num_bytes: int) -> torch.Tensor:
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+
+
+def _build(
+    path: Path,
+    entries: Sequence[CacheEntry],
+    read: Callable[[int], tuple[Pixels, Pixels]],
+    num_threads: int,
+    tick: Callable[[], object],
+) -> torch.Tensor:
+    """Written under a temporary name until it is complete: another run may be building the same cache."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=DRAFT_SUFFIX)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if entries and hasattr(os, "posix_fallocate"):  # else a disk that fills up later is a SIGBUS
+                os.posix_fallocate(file.fileno(), 0, _end(entries))
+            file.truncate(_end(entries))
+        content = _map(draft, _end(entries))
+        _fill(entries, content, read, num_threads, tick)
+        _flush(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return content
+
+
+def _delete_old_files(folder: Path, keep: Path) -> None:
+    """Drafts of killed runs, and caches that no run has used for a while. A run that maps a deleted file keeps its pages."""
+    for pattern, max_age in ((f".*{DRAFT_SUFFIX}", DRAFT_SECONDS), (f"*{SUFFIX}", UNUSED_SECONDS)):
+        for file in folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                if file != keep and time.time() - file.stat().st_mtime > max_age:
+                    file.unlink()
+
+
+def _make_room(folder: Path, num_bytes: int, keep: Path) -> None:
+    """Deletes other caches, those used longest ago first, until a file of so many bytes fits."""
+    files = [file for file in folder.glob(f"*{SUFFIX}") if file != keep]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+        if free_disk(folder) * MAX_SHARE >= num_bytes:
+            return
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def lay_out(shapes: Sequence[tuple[int, int, int]], itemsize: int, most: int) -> list[CacheEntry]:
+    """SharedBuffers one behind the other for the first pairs, up to `most` bytes."""
+    entries: list[CacheEntry] = []
+    start = 0
+    for shape in shapes:
+        entry = CacheEntry(start, shape, itemsize)
+        if start + entry.num_bytes > most:
+            break
+        entries.append(entry)
+        start += -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT
+    return entries
+
+
+def _fill(
+    entries: Sequence[CacheEntry],
+    content: torch.Tensor,
+    read: Callable[[int], tuple[Pixels, Pixels]],
+    num_threads: int,
+    tick: Callable[[], object],
+) -> None:
+    raw = content.numpy()
+
+    def fill(index: int) -> None:
+        image, mask = read(index)
+        image_view, mask_view = _views(entries[index], raw)
+        image_view[:] = image
+        mask_view[:] = mask
+
+    with ThreadPoolExecutor(num_threads) as pool:  # decoding releases the GIL
+        for _ in pool.map(fill, range(len(entries))):
+            tick()
+
+
+def _views(entry: CacheEntry, raw: Pixels) -> tuple[Pixels, Pixels]:
+    height, width, channels = entry.shape
+    middle = entry.start + height * width * channels * entry.itemsize
+    image = raw[entry.start : middle].view(np.uint8 if entry.itemsize == 1 else np.float32).reshape(entry.shape)
+    return image, raw[middle : middle + height * width].reshape(height, width)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,362 @@
+"""A pool of workers that fill batches in memory shared with the training process.
+
+The life of a batch:
+
+    planned    its epoch is in `plans`
+    assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
+    filled     no piece is missing any more
+    taken      `take` has handed it to the training loop, which reads it from the buffer
+    copied     on CUDA: the copy to the GPU has ended (`copying` holds buffers until then)
+    free       the buffer is in `free`, for the next batch
+
+The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A piece
+that a worker failed to fill is read again in the training process: if it fails there too, that error ends the run with its
+real reason; if not, it is counted in `failures` for the user to be told.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.loading.dataset import BatchAssembler
+from unet_trainer.loading.transfer import copy_stream, pin, unpin
+from unet_trainer.loading.worker_backends import (
+    CAN_FORK,
+    RESULT,
+    TASK,
+    ForkBackend,
+    Result,
+    Task,
+    ThreadBackend,
+    WorkerBackend,
+    WorkerError,
+)
+
+POLL_SECONDS = 1  # between liveness checks while waiting for a batch
+MIN_BUFFERS = 4
+BUFFERS_AHEAD = 8  # batches: bridges a pause of the workers, or the end of an epoch
+MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
+MAX_OPEN_PIECES = 1024
+ERROR_BYTES = 512  # of a failed worker's message
+
+
+@dataclass
+class EpochPlan:
+    """The batches of an epoch that are to be filled, from one of them to the last."""
+
+    assembler: int
+    epoch: int
+    first: int
+    unassigned: deque[int]  # batch numbers
+    num_to_take: int
+    is_begun: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.assembler, self.epoch, self.first
+
+
+@dataclass
+class Failures:
+    """Pieces that a worker failed to fill and the training process filled instead."""
+
+    num_pieces: int = 0
+    reason: str = ""
+
+
+class SharedBuffers:
+    """Anonymous shared memory: buffers for batches, and what each worker is doing.
+
+    Not under /dev/shm, which containers keep small.
+    """
+
+    def __init__(self, num_buffers: int, buffer_bytes: int, num_workers: int) -> None:
+        memory = np.frombuffer(mmap.mmap(-1, num_buffers * buffer_bytes), np.uint8)
+        self.arrays: list[Pixels] = list(memory.reshape(num_buffers, buffer_bytes))
+        # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
+        self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
+        self.in_progress[:] = -1
+        self.errors = np.frombuffer(mmap.mmap(-1, ERROR_BYTES * num_workers), np.uint8).reshape(num_workers, ERROR_BYTES)
+        self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are handed back unfilled
+        self.memory = torch.from_numpy(memory)
+
+    def pin_for(self, device: torch.device) -> None:
+        """Called after the fork: workers must not inherit registered memory."""
+        if pin(self.memory):
+            weakref.finalize(self, _unpin, self.memory, device)
+
+    def write_error(self, worker: int, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}".encode(errors="replace")[:ERROR_BYTES]
+        self.errors[worker] = 0
+        self.errors[worker, : len(text)] = np.frombuffer(text, np.uint8)
+
+    def read_error(self, worker: int) -> str:
+        return self.errors[worker].tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+@dataclass
+class PendingBatch:
+    """A batch that is assigned to the workers."""
+
+    batch_id: int
+    assembler: int
+    epoch: int
+    batch: int
+    buffers: SharedBuffers
+    buffer: int
+    num_missing: int  # pieces
+    failed: list[int] = field(default_factory=list)  # starts of the pieces that no worker could fill
+    read_seconds: float = 0.0
+    augment_seconds: float = 0.0
+    is_wanted: bool = True
+
+
+def _unpin(memory: torch.Tensor, device: torch.device) -> None:
+    copy_stream(device).synchronize()
+    unpin(memory)
+
+
+class WorkerPool:
+    """Fills the batches of its assemblers in the order in which they are planned. Workers start with the first plan."""
+
+    def __init__(self, num_workers: int, device: torch.device | None = None, with_threads: bool = not CAN_FORK) -> None:
+        self.num_workers = num_workers
+        self.device = device if device is not None and device.type == "cuda" else None
+        self.with_threads = with_threads
+        self.assemblers: list[BatchAssembler] = []
+        self.failures = Failures()
+        self.backend: WorkerBackend | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.backend = None
+        self.buffers: SharedBuffers | None = None
+        self.free: deque[int] = deque()
+        self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
+        self.plans: deque[EpochPlan] = deque()
+        self.pending: deque[PendingBatch] = deque()  # in the order in which they will be taken
+        self.incomplete: dict[int, PendingBatch] = {}  # by batch id: pieces are missing, wanted or not
+        self.next_batch_id = 0
+
+    def close(self) -> None:
+        """Ends the workers; new ones start when they are needed again."""
+        if self.backend is not None:
+            self.drop_plans()  # threads cannot be killed; they hand back the tasks that they have not begun
+            self.backend.close()
+        self._reset()
+
+    def add(self, assembler: BatchAssembler) -> int:
+        """Registers an assembler for workers that start from now on; returns its number."""
+        self.close()
+        self.assemblers.append(assembler)
+        return len(self.assemblers) - 1
+
+    def plan(self, assembler: int, epoch: int, first: int = 0) -> None:
+        """Adds an epoch behind those that are planned already."""
+        batches = range(first, len(self.assemblers[assembler].batches))
+        if batches and (assembler, epoch, first) not in [plan.key for plan in self.plans]:
+            self.plans.append(EpochPlan(assembler, epoch, first, deque(batches), len(batches)))
+            self._assign()
+
+    def begin(self, assembler: int, epoch: int, first: int) -> EpochPlan | None:
+        """Starts taking from this epoch; other plans before it are dropped. None if it has no batch."""
+        if self.plans and (self.plans[0].key != (assembler, epoch, first) or self.plans[0].is_begun):
+            self.drop_plans()
+        self.plan(assembler, epoch, first)
+        if self.plans:
+            self.plans[0].is_begun = True
+        return self.plans[0] if self.plans else None
+
+    def abandon(self, begun: EpochPlan) -> None:
+        """Drops the rest of an epoch, and all plans behind it."""
+        if any(plan is begun for plan in self.plans):  # else another epoch was begun since
+            self.drop_plans()
+
+    def drop_plans(self) -> None:
+        """Workers hand back unfilled what they have not begun."""
+        self.plans.clear()
+        if self.buffers is not None:
+            self.buffers.first_wanted[0] = self.next_batch_id
+        for batch in self.pending:
+            batch.is_wanted = False
+            if not batch.num_missing:
+                self.free.append(batch.buffer)
+        self.pending.clear()
+
+    def take(self, begun: EpochPlan, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
+        """The next batch, filled; `release` must follow. None when the run is asked to stop while waiting."""
+        if not self.plans or self.plans[0] is not begun:
+            raise RuntimeError("another epoch was begun before this one was over")
+        asked = time.monotonic()
+        backend = self._assign()
+        while True:
+            if (dead := backend.dead_worker()) is not None:  # reported even when the other workers could do its work
+                number, how = dead
+                reading = self._describe_reading(number)
+                self.close()
+                raise WorkerError(f"{how}; it may have been reading {reading}")
+            if self.pending and not self.pending[0].num_missing:
+                break
+            if self._collect(backend.receive(POLL_SECONDS)):
+                self._assign()
+                continue
+            if is_stopping():
+                return None
+            if timeout is not None and time.monotonic() - asked > timeout:
+                reading = self._describe_reading()
+                self.close()
+                raise WorkerError(
+                    f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading {reading}"
+                )
+        batch = self.pending.popleft()
+        self.plans[0].num_to_take -= 1
+        if not self.plans[0].num_to_take:
+            self.plans.popleft()
+        self._fill_failed_pieces(batch)
+        return batch
+
+    def view(self, batch: PendingBatch) -> tuple[Pixels, Pixels]:
+        """Images and masks, as they lie in the buffer."""
+        return self.assemblers[batch.assembler].views(batch.buffers.arrays[batch.buffer])
+
+    def release(self, batch: PendingBatch) -> None:
+        """Gives the buffer back, once the copy to the GPU has ended."""
+        if batch.buffers is not self.buffers:  # the workers were restarted since
+            return
+        if self.device is None:
+            self.free.append(batch.buffer)
+        else:
+            copied = torch.cuda.Event()
+            copied.record(copy_stream(self.device))
+            self.copying.append((batch.buffer, copied))
+        self._assign()
+
+    def _started(self) -> tuple[WorkerBackend, SharedBuffers]:
+        """Starts the workers unless they run."""
+        if self.backend is not None and self.buffers is not None:
+            return self.backend, self.buffers
+        # A daemonic process (a worker of somebody else's pool) may not have children.
+        with_threads = self.with_threads or multiprocessing.current_process().daemon
+        num_pieces = [len(assembler.pieces(self.num_workers)) for assembler in self.assemblers]
+        buffer_bytes = -(-max(assembler.num_bytes for assembler in self.assemblers) // mmap.PAGESIZE) * mmap.PAGESIZE
+        wanted = max(BUFFERS_AHEAD, *(-(-2 * self.num_workers // number) for number in num_pieces))
+        num_buffers = max(MIN_BUFFERS, min(wanted, MAX_BUFFER_BYTES // buffer_bytes))
+        buffers = SharedBuffers(num_buffers, buffer_bytes, self.num_workers)
+        worker_main = partial(_worker_main, self.assemblers, buffers)
+        self.backend = (ThreadBackend if with_threads else ForkBackend)(self.num_workers, worker_main)
+        self.buffers = buffers
+        self.free.extend(range(num_buffers))
+        if self.device is not None:
+            buffers.pin_for(self.device)
+        return self.backend, buffers
+
+    def _assign(self) -> WorkerBackend:
+        """Gives the workers as many planned batches as there are free buffers."""
+        backend, buffers = self._started()
+        while (plan := next((plan for plan in self.plans if plan.unassigned), None)) is not None:
+            pieces = self.assemblers[plan.assembler].pieces(self.num_workers)
+            num_open = sum(batch.num_missing for batch in self.incomplete.values())
+            if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, backend.capacity):
+                break  # a full pipe would block both ends for ever
+            buffer = self._free_buffer()
+            if buffer is None:
+                break
+            batch = PendingBatch(
+                self.next_batch_id, plan.assembler, plan.epoch, plan.unassigned.popleft(), buffers, buffer, len(pieces)
+            )
+            self.next_batch_id += 1
+            self.pending.append(batch)
+            self.incomplete[batch.batch_id] = batch
+            for piece in pieces:
+                task = Task(batch.batch_id, batch.assembler, batch.epoch, batch.batch, buffer, piece.start, piece.stop)
+                backend.send(TASK.pack(*task))
+        return backend
+
+    def _free_buffer(self) -> int | None:
+        while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
+            buffer, copied = self.copying.popleft()
+            copied.synchronize()  # returns at once, unless there is nothing else to do
+            self.free.append(buffer)
+        return self.free.popleft() if self.free else None
+
+    def _collect(self, messages: bytes) -> bool:
+        """Notes what the workers have done; whether there was anything."""
+        for message in RESULT.iter_unpack(messages):
+            result = Result(*message)
+            batch = self.incomplete[result.batch_id]
+            batch.num_missing -= 1
+            batch.read_seconds += result.read_seconds
+            batch.augment_seconds += result.augment_seconds
+            if not result.is_filled:
+                batch.failed.append(result.start)
+                if batch.is_wanted:
+                    self.failures.reason = batch.buffers.read_error(result.worker)
+            if not batch.num_missing:
+                del self.incomplete[result.batch_id]
+                if not batch.is_wanted:
+                    self.free.append(batch.buffer)
+        return bool(messages)
+
+    def _fill_failed_pieces(self, batch: PendingBatch) -> None:
+        assembler = self.assemblers[batch.assembler]
+        try:
+            for piece in assembler.pieces(self.num_workers):
+                if piece.start in batch.failed:
+                    assembler.fill(batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
+                    self.failures.num_pieces += 1
+        except BaseException:
+            self.release(batch)
+            raise
+
+    def _describe_reading(self, number: int | None = None) -> str:
+        """The files that one worker is reading, or those of the batch that is waited for."""
+        if self.buffers is None or not (self.pending or self.incomplete):
+            return "nothing"
+        wanted = self.pending[0] if self.pending else next(iter(self.incomplete.values()))
+        in_progress = self.buffers.in_progress
+        files = []
+        for batch_id, position in in_progress.tolist() if number is None else [in_progress[number].tolist()]:
+            batch = self.incomplete.get(batch_id)
+            if batch is not None and (number is not None or batch is wanted):
+                files.append(self.assemblers[batch.assembler].file(batch.epoch, batch.batch, position))
+        files = files or self.assemblers[wanted.assembler].files(wanted.epoch, wanted.batch)
+        return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+
+
+def _worker_main(
+    assemblers: Sequence[BatchAssembler],
+    buffers: SharedBuffers,
+    receive: Callable[[], bytes],
+    send: Callable[[bytes], object],
+    number: int,
+) -> None:
+    """Worker main loop."""
+    own = [assembler.clone_for_worker() for assembler in assemblers]
+    while message := receive():
+        task = Task(*TASK.unpack(message))
+        on_start = partial(_note_position, buffers.in_progress[number], task.batch_id)
+        is_filled, seconds = 0, (0.0, 0.0)
+        if task.batch_id >= buffers.first_wanted[0]:
+            piece = range(task.start, task.stop)
+            try:
+                seconds = own[task.assembler].fill(buffers.arrays[task.buffer], task.epoch, task.batch, piece, on_start)
+                is_filled = 1
+            except Exception as error:  # of any kind: the training process tries the piece again and raises what it meets
+                buffers.write_error(number, error)
+        buffers.in_progress[number] = -1
+        send(RESULT.pack(*Result(task.batch_id, task.start, number, is_filled, *seconds)))
+
+
+def _note_position(place: np.ndarray, batch_id: int, position: int) -> None:
+    place[:] = batch_id, position

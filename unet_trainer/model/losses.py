@@ -1,0 +1,193 @@
+"""Name → loss, and their weighted sum, all in float32 and with shapes that depend on no value.
+
+Written here and not taken from segmentation-models-pytorch because its Dice and Jaccard drop a class that is absent from the
+batch (a false positive on an empty mask costs nothing), its BCE divides by ignored pixels too, and its focal and Lovász
+losses index by mask, which a CUDA graph cannot hold.
+
+Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a batch; in
+validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class that is not predicted costs nothing
+FOCAL_GAMMA = 2.0
+TVERSKY_MISSED, TVERSKY_FALSE = 0.7, 0.3  # a missed pixel costs more than a false one
+
+
+class Target:
+    """What the losses compare with, computed once for all terms."""
+
+    def __init__(self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> None:
+        ids = torch.arange(logits.shape[1], device=masks.device).view(1, -1, 1, 1)
+        self.one_hot = (masks.unsqueeze(1) == ids).float()  # N,K,H,W; all zero where ignored
+        self.valid = self.one_hot.sum(1)  # N,H,W: 1 where a class is known
+        self.logits = logits
+        self.log_probabilities = F.log_softmax(logits, 1)
+        self.probabilities = self.log_probabilities.exp()
+        self.pixel_weights = (self.one_hot * class_weights.view(1, -1, 1, 1)).sum(1)  # N,H,W
+        self.class_weights = class_weights
+        self.first_class = first_class
+
+
+class Term(NamedTuple):
+    """One loss: sums over the pixels of a target, and the loss that such sums amount to."""
+
+    sums: Callable[[Target], torch.Tensor]  # → S
+    value: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]  # S, class weights, first class → scalar
+    is_pixel_mean: bool  # a mean over pixels: exact for a batch that is computed in parts
+    eval_sums: Callable[[Target], torch.Tensor] | None = None  # where validation needs others
+
+
+def _cross_entropy_sums(target: Target) -> torch.Tensor:
+    """Over one-hot: CUDA's own kernel (NLLLoss2d) has no deterministic form."""
+    return _pixel_sums(-(target.one_hot * target.log_probabilities).sum(1), target)
+
+
+def _focal_sums(target: Target) -> torch.Tensor:
+    """Cross-entropy with easy pixels turned down."""
+    log_true = (target.one_hot * target.log_probabilities).sum(1)
+    return _pixel_sums(-((1 - log_true.exp()) ** FOCAL_GAMMA) * log_true, target)
+
+
+def _pixel_sums(per_pixel: torch.Tensor, target: Target) -> torch.Tensor:
+    return torch.stack([(per_pixel * target.pixel_weights).sum(), target.pixel_weights.sum()])
+
+
+def _mean(sums: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> torch.Tensor:
+    return sums[0] / sums[1].clamp_min(1e-6)
+
+
+def _overlap_sums(target: Target) -> torch.Tensor:
+    """3,K: probability on true pixels, true pixels, probability on all pixels; of each class, over known pixels."""
+    probabilities = target.probabilities * target.valid.unsqueeze(1)
+    hits = (probabilities * target.one_hot).sum((0, 2, 3))
+    return torch.stack([hits, target.one_hot.sum((0, 2, 3)), probabilities.sum((0, 2, 3))])
+
+
+def _overlap_value(missed: float, false: float) -> Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]:
+    """1 - hits / (hits + missed · missed pixels + false · false ones), per class, then the weighted mean."""
+
+    def value(sums: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> torch.Tensor:
+        hits, in_truth, predicted = sums.view(3, -1)
+        ratio = (hits + SMOOTH) / (hits + missed * (in_truth - hits) + false * (predicted - hits) + SMOOTH)
+        return _class_mean((1 - ratio)[first_class:], class_weights[first_class:])
+
+    return value
+
+
+def _class_mean(per_class: torch.Tensor, class_weights: torch.Tensor) -> torch.Tensor:
+    return (per_class * class_weights).sum() / class_weights.sum()
+
+
+def _lovasz_sums(target: Target) -> torch.Tensor:
+    """The loss of the batch and a count of 1: pixels are sorted over the whole batch, so there are no sums that add up."""
+    loss = _lovasz(target, target.one_hot, target.probabilities, target.valid)
+    return torch.stack([loss, torch.ones_like(loss)])
+
+
+def _lovasz_eval_sums(target: Target) -> torch.Tensor:
+    """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not count."""
+    total, count = torch.zeros((), device=target.valid.device), torch.zeros((), device=target.valid.device)
+    for index in range(len(target.valid)):
+        is_counted = (target.valid[index].sum() > 0).float()
+        image = slice(index, index + 1)
+        total = total + is_counted * _lovasz(target, target.one_hot[image], target.probabilities[image], target.valid[image])
+        count = count + is_counted
+    return torch.stack([total, count])
+
+
+def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing."""
+    losses = []
+    for class_id in range(target.first_class, one_hot.shape[1]):
+        truth = one_hot[:, class_id].reshape(-1)
+        errors = ((truth - probabilities[:, class_id].reshape(-1)) * valid.reshape(-1)).abs()
+        ordered, order = errors.sort(descending=True)
+        truth = truth[order]
+        missed = truth.sum() - truth.cumsum(0)
+        union = truth.sum() + (1 - truth).cumsum(0)
+        jaccard = 1 - missed / union
+        gain = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        losses.append((ordered * gain).sum())
+    return _class_mean(torch.stack(losses), target.class_weights[target.first_class :])
+
+
+TERMS: dict[str, Term] = {
+    "dice": Term(_overlap_sums, _overlap_value(missed=0.5, false=0.5), is_pixel_mean=False),
+    "iou": Term(_overlap_sums, _overlap_value(missed=1.0, false=1.0), is_pixel_mean=False),
+    "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True),
+    "bce": Term(_cross_entropy_sums, _mean, is_pixel_mean=True),  # with one class they are the same
+    "focal": Term(_focal_sums, _mean, is_pixel_mean=True),
+    "tversky": Term(_overlap_sums, _overlap_value(missed=TVERSKY_MISSED, false=TVERSKY_FALSE), is_pixel_mean=False),
+    "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, eval_sums=_lovasz_eval_sums),
+}
+
+
+class WeightedLoss(torch.nn.Module):
+    """Weighted sum of the named terms."""
+
+    class_weights: torch.Tensor
+
+    def __init__(self, weights: Mapping[str, float], num_classes: int, class_weights: Sequence[float] | None) -> None:
+        super().__init__()
+        self.weights = dict(weights)
+        self.first_class = 1 if num_classes == 1 else 0  # of those that overlap losses average
+        per_id = [1.0] * max(2, num_classes) if class_weights is None else list(class_weights)
+        per_id = [1.0, *per_id] if len(per_id) == 1 else per_id
+        self.register_buffer("class_weights", torch.tensor(per_id), persistent=False)
+        self.host_class_weights = tuple(per_id)  # for sums on the host: reading the buffer would wait for the device
+
+    def forward(self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None) -> torch.Tensor:
+        """N,K,H,W float32 logits of every class id and N,H,W ids → scalar.
+
+        `batch_masks`: the images are part of a batch with these masks. The losses of its parts add up to that of the batch:
+        exactly for means over pixels, and for overlap losses as the mean of the parts' own.
+        """
+        target = self.target(logits, masks)
+        values = {name: self.value(name, TERMS[name].sums(target)) for name in self.weights}
+        if batch_masks is not None:
+            share = len(masks) / len(batch_masks)
+            pixel_share = target.pixel_weights.sum() / self.pixel_weights(batch_masks).sum().clamp_min(1e-6)
+            values = {name: value * (pixel_share if TERMS[name].is_pixel_mean else share) for name, value in values.items()}
+        return torch.stack([weight * values[name] for name, weight in self.weights.items()]).sum()
+
+    def target(self, logits: torch.Tensor, masks: torch.Tensor) -> Target:
+        return Target(logits, masks, self.class_weights, self.first_class)
+
+    def value(self, name: str, sums: torch.Tensor) -> torch.Tensor:
+        return TERMS[name].value(sums, self.class_weights, self.first_class)
+
+    def pixel_weights(self, masks: torch.Tensor) -> torch.Tensor:
+        """N,H,W ids → the weight of each pixel; 0 where ignored."""
+        weights = torch.zeros(masks.shape, device=masks.device)
+        for class_id, weight in enumerate(self.class_weights):
+            weights = weights + (masks == class_id) * weight
+        return weights
+
+    def eval_sums(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        """One row of sums for all terms; the rows of several batches add up to that of the set."""
+        target = self.target(logits, masks)
+        return torch.cat([(TERMS[name].eval_sums or TERMS[name].sums)(target).reshape(-1) for name in self.weights])
+
+    def num_sums(self) -> int:
+        return sum(self._num_sums(name) for name in self.weights)
+
+    def _num_sums(self, name: str) -> int:
+        return 3 * len(self.host_class_weights) if TERMS[name].sums is _overlap_sums else 2
+
+    def from_sums(self, sums: torch.Tensor) -> float:
+        """The loss of a set, from its summed row on the host."""
+        total, start = 0.0, 0
+        class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)
+        for name, weight in self.weights.items():
+            stop = start + self._num_sums(name)
+            total += weight * float(TERMS[name].value(sums[start:stop], class_weights, self.first_class))
+            start = stop
+        return total

@@ -1,0 +1,155 @@
+"""Builds a network of segmentation-models-pytorch, loads encoder weights, freezes the encoder."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+
+import segmentation_models_pytorch as smp
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.parsers import near_miss
+from unet_trainer.model.segmenter import SegmenterSpec
+
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the outcome is told in one line
+
+WEIGHT_FILES = (".pt", ".pth", ".safetensors")
+WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that other tools put before an encoder's own names
+
+
+def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
+    """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
+    check_encoder_name(spec.encoder)
+    file = None if encoder_weights is None or not _is_weight_file(encoder_weights) else Path(encoder_weights)
+    options = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
+    named: str | bool | None = None if file is not None else encoder_weights
+    if named is not None and spec.encoder.startswith("tu-"):
+        if named != "imagenet":
+            need = f"need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
+            raise ConfigError(f"encoder_weights: got {encoder_weights!r}; {need}")
+        named = True  # timm encoders name their weights in the encoder's name
+    try:
+        network = smp.create_model(
+            spec.architecture, spec.encoder, named, in_channels=spec.image.channels, classes=spec.num_classes, **options
+        )
+    except Exception as error:  # smp, timm and the download clients share no base class
+        if named is not None and _is_download_error(error):
+            raise _no_download(spec.encoder, encoder_weights, error) from None
+        if isinstance(error, KeyError):
+            raise ConfigError(f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}") from None
+        if isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
+            raise ConfigError(f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}") from None
+        raise
+    if file is not None:
+        load_encoder_weights(network.encoder, file)
+    return network
+
+
+def _is_weight_file(weights: str) -> bool:
+    return Path(weights).suffix in WEIGHT_FILES or Path(weights).is_file()
+
+
+def check_encoder_name(name: str) -> None:
+    """Raises ConfigError for a name that does not exist."""
+    known = list(smp.encoders.encoders)
+    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
+        return
+    names = [f"tu-{model}" for model in timm.list_models()] if name.startswith("tu-") else known
+    meant = near_miss(name, names) or near_miss(f"tu-{name}", [f"tu-{model}" for model in timm.list_models()])
+    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
+    raise ConfigError(f"encoder: got {name!r}; {hint}")
+
+
+def _is_download_error(error: BaseException) -> bool:
+    """Whether the error came out of fetching weights: the client libraries share no base class."""
+    roots = {type(cause).__module__.split(".")[0] for cause in _chain(error)}
+    return bool(
+        roots & {"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib", "urllib3", "socket"}
+    ) or any(isinstance(cause, OSError) for cause in _chain(error))
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _no_download(encoder: str, weights: str | None, error: BaseException) -> UserError:
+    return UserError(
+        f"encoder_weights: {weights} for {encoder} could not be downloaded ({type(error).__name__}); "
+        f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors) that you brought here"
+    )
+
+
+def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
+    """Every tensor of the encoder must be in the file; what the file has beyond (a classifier) is left."""
+    in_file = {_encoder_tensor_name(name): tensor for name, tensor in _read_weights(path).items()}
+    wanted = encoder.state_dict()
+    found = {
+        name: in_file[_encoder_tensor_name(name)] for name in wanted if _encoder_tensor_name(name) in in_file
+    }  # timm encoders' own names begin with model.
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(
+            f"encoder_weights: {path} lacks {len(missing)} of the encoder's {len(wanted)} tensors, e.g. {missing[0]}; "
+            "is it another encoder's?"
+        )
+    wrong = [name for name in wanted if name in found and found[name].shape != wanted[name].shape]
+    if wrong:
+        shapes = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}, need {tuple(wanted[wrong[0]].shape)}"
+        raise UserError(f"encoder_weights: {path} has {len(wrong)} tensors of another shape, e.g. {shapes}")
+    bad = [name for name in wanted if name in found and found[name].is_floating_point() and not found[name].isfinite().all()]
+    if bad:
+        raise UserError(f"encoder_weights: {path} holds NaN or infinite values, e.g. in {bad[0]}")
+    encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in wanted.items()})
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise UserError(f"encoder_weights: no file {path}")
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
+    for inner in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(inner), dict):
+            content = content[inner]
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {name: value for name, value in items if isinstance(name, str) and torch.is_tensor(value)}
+    if not tensors:
+        raise UserError(f"encoder_weights: {path} holds no tensors by name")
+    return tensors
+
+
+def _encoder_tensor_name(name: str) -> str:
+    """The name of a tensor within the encoder, whatever wrappers it was saved from."""
+    while (prefix := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), None)) is not None:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def parameter_groups(network: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Weight decay for matrices and kernels; none for biases and normalisation, which it would only shrink."""
+    decayed = [parameter for parameter in network.parameters() if parameter.ndim > 1]
+    plain = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+
+
+def set_training_mode(network: torch.nn.Module, encoder_frozen: bool) -> None:
+    """Training mode. A frozen encoder has no gradients and keeps its normalisation statistics as well."""
+    network.train()
+    encoder = network.get_submodule("encoder")
+    encoder.train(not encoder_frozen)
+    for parameter in encoder.parameters():
+        parameter.requires_grad_(not encoder_frozen)
+    for parameter in network.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = None

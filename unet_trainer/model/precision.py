@@ -1,0 +1,94 @@
+"""Device, number format and torch's process-wide switches: what a forward pass computes on and in."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolve import HardwareFacts, NumberFormat, ResolvedConfig
+from unet_trainer.system.resources import count_cores
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How a forward pass computes."""
+
+    device: torch.device
+    number_format: NumberFormat
+    channels_last: bool
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, DTYPES[self.number_format], enabled=self.number_format != "float32")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device: {name} is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: {name} does not exist; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device: mps is not available here; use device: cpu or auto")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events, pinned memory and random states follow it
+    return device
+
+
+def inspect_hardware(device: torch.device) -> HardwareFacts:
+    """What decides about precision and workers."""
+    cores = count_cores()
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        has_bfloat16 = major >= 8 if torch.version.hip is None else torch.cuda.is_bf16_supported(including_emulation=False)
+        has_float16 = (major, minor) >= (5, 3) or torch.version.hip is not None
+        return HardwareFacts(str(device), torch.cuda.get_device_name(device), has_bfloat16, has_float16, cores)
+    if device.type == "mps":
+        return HardwareFacts("mps", "Apple GPU", has_bfloat16=_mps_release() >= 14, has_float16=True, num_cores=cores)
+    name = platform.processor() or platform.machine()
+    return HardwareFacts("cpu", name, has_bfloat16=True, has_float16=False, num_cores=cores)
+
+
+def cpu_computes_bfloat16() -> bool:
+    """Whether the processor has bfloat16 instructions; assumed where it cannot be asked (no /proc/cpuinfo)."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return True
+    flags = {word for line in path.read_text().splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
+
+
+def _mps_release() -> int:
+    return int(platform.mac_ver()[0].split(".")[0] or 0)
+
+
+def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.GradScaler:
+    """Loss scaling for float16; for the other formats it is disabled and passes everything through."""
+    return torch.amp.GradScaler(
+        device.type,
+        init_scale=config.scaler_init_scale,
+        growth_factor=config.scaler_growth_factor,
+        backoff_factor=config.scaler_backoff_factor,
+        growth_interval=config.scaler_growth_interval,
+        enabled=config.number_format == "float16",
+    )
+
+
+def set_backends(allow_tf32: bool, deterministic: bool, search_kernels: bool = False) -> None:
+    """Process-wide switches of torch, set from the config at each start of a run."""
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+    torch.backends.cudnn.benchmark = search_kernels and not deterministic  # 5 % for a search of up to half a minute
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may differ from run to run
+    torch.use_deterministic_algorithms(deterministic)

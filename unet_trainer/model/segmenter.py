@@ -1,0 +1,148 @@
+"""The deployable model: a network together with all that is needed to use it.
+
+    images in the files' own units, N,H,W,C  →  Segmenter  →  logits of every class id at the images' own size, N,K,H,W float32
+
+Training, evaluation, prediction and export use this one module. It refuses to guess: without a spec there is no Segmenter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.schema import id_names, image_shape
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.overlays import class_colours
+
+STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
+
+
+@dataclass(frozen=True)
+class SegmenterSpec:
+    """What a network was trained for: images, classes and sizes. Saved in every checkpoint."""
+
+    image: ImageSpec
+    coding: MaskCoding  # mask value ↔ class id
+    num_classes: int  # 1: foreground against background
+    id_names: tuple[str, ...]  # a name for each class id, background included
+    id_colours: tuple[tuple[int, int, int], ...]  # a colour for each class id
+    image_size: tuple[int, int]  # height and width of training samples
+    fit: Literal["resize", "crop"]
+    architecture: str
+    encoder: str
+    decoder_channels: tuple[int, ...] | None
+
+    @property
+    def num_ids(self) -> int:
+        return max(2, self.num_classes)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Of the classes that are reported: with one class, the foreground alone."""
+        return list(self.id_names[1:] if self.num_classes == 1 else self.id_names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a checkpoint holds them."""
+        return {
+            "image": self.image.to_dict(),
+            "coding": self.coding.to_dict(),
+            "num_classes": self.num_classes,
+            "id_names": list(self.id_names),
+            "id_colours": [list(colour) for colour in self.id_colours],
+            "image_size": list(self.image_size),
+            "fit": self.fit,
+            "architecture": self.architecture,
+            "encoder": self.encoder,
+            "decoder_channels": None if self.decoder_channels is None else list(self.decoder_channels),
+        }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
+        channels = content["decoder_channels"]
+        height, width = content["image_size"]
+        return SegmenterSpec(
+            image=ImageSpec.from_dict(content["image"]),
+            coding=MaskCoding.from_dict(content["coding"]),
+            num_classes=content["num_classes"],
+            id_names=tuple(content["id_names"]),
+            id_colours=tuple((red, green, blue) for red, green, blue in content["id_colours"]),
+            image_size=(height, width),
+            fit=content["fit"],
+            architecture=content["architecture"],
+            encoder=content["encoder"],
+            decoder_channels=None if channels is None else tuple(channels),
+        )
+
+
+def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> SegmenterSpec:
+    names = tuple(id_names(config))
+    return SegmenterSpec(
+        image=image,
+        coding=coding,
+        num_classes=config.num_classes,
+        id_names=names,
+        id_colours=class_colours(len(names)),
+        image_size=image_shape(config),
+        fit=config.fit,
+        architecture=config.architecture,
+        encoder=config.encoder,
+        decoder_channels=config.decoder_channels,
+    )
+
+
+class Segmenter(torch.nn.Module):
+    """Normalises, pads to a multiple of STRIDE, runs the network, cuts the padding off again."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, spec: SegmenterSpec, network: torch.nn.Module, channels_last: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.network = network
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        # Not persistent: the spec holds them, and a checkpoint's weights are those of the bare network.
+        self.register_buffer("mean", torch.tensor(spec.image.mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("scale", 1 / torch.tensor(spec.image.std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C images of any height and width → N,K,H,W float32 logits."""
+        height, width = images.shape[1:3]
+        pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+        normalised = (pixels.float() - self.mean) * self.scale
+        if height % STRIDE or width % STRIDE:
+            normalised = F.pad(normalised, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
+        return class_logits(self.network(normalised)[:, :, :height, :width])
+
+
+def class_logits(logits: torch.Tensor) -> torch.Tensor:
+    """N,C,H,W of the network → N,K,H,W float32, a logit for every class id.
+
+    One class and many are one case from here on: a lone foreground logit z stands for the two-class logits (0, z), whose
+    softmax is the sigmoid. Float32, because sums over pixels exceed what 16 bits can hold.
+    """
+    logits = logits.float()
+    return torch.cat([torch.zeros_like(logits), logits], 1) if logits.shape[1] == 1 else logits
+
+
+def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
+    """The network's state under its own names, without the prefixes of compiled and distributed wrappers."""
+    return {_without_wrappers(name): tensor for name, tensor in segmenter.network.state_dict().items()}
+
+
+def load_network_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:
+    own_names = {_without_wrappers(name): name for name in segmenter.network.state_dict()}
+    segmenter.network.load_state_dict({own_names.get(name, name): tensor for name, tensor in weights.items()})
+
+
+def _without_wrappers(name: str) -> str:
+    name = name.replace("_orig_mod.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name

@@ -1,0 +1,232 @@
+"""Saves a run in its folder: the state, the best weights, the metrics, the settings; and restores the last good state.
+
+Files are written in the background. What cannot be written ends the run or is reported, as `on_save_error` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolve import Settings
+from unet_trainer.datasets.split_csv import split_csv_text
+from unet_trainer.datasets.splits import Split
+from unet_trainer.images.image_files import Pixels, write_image
+from unet_trainer.model.segmenter import Segmenter, network_weights
+from unet_trainer.runs.checkpoint_file import read_run, write_checkpoint
+from unet_trainer.runs.errors import NonFinite, TrainingFailed
+from unet_trainer.runs.history import Row, write_metrics
+from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.runs.resume_checks import split_names
+from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SPLIT_CSV, has_checkpoint
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.background_writer import BackgroundWriter, Job
+from unet_trainer.system.console import Console, first_line
+
+RETRY_SECONDS = 60  # within an epoch, after a save that failed
+
+
+class SavedState(Protocol):
+    """What the checkpointer needs of the state of training."""
+
+    segmenter: Segmenter
+    epoch: int
+    history: list[Row]
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Checkpointer:
+    """Writes a run's files, each complete or as it was before.
+
+    Files wait in one ordered list, `waiting`, for the next save of the state: those of an epoch that ended while the disk was
+    busy, and those that a disk error kept from being written. best.pt comes before the last.pt that tells of it, and never
+    without it: a crash in between repeats an epoch, and a rollback never meets a best.pt of an epoch that was rolled back.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, state: SavedState, split: Split, console: Console) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.state = state
+        self.split = split
+        self.console = console
+        self.writer = BackgroundWriter()
+        self.waiting: dict[str, Job] = {}
+        self.saved_at = time.monotonic()
+        self.failed_at: float | None = None  # when a save failed last, until one succeeds
+        self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
+
+    def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
+        return HostCopy({**self._about_run(), "split": split_names(self.split), **self.state.state_dict()}, best)
+
+    def _about_run(self) -> dict[str, Any]:
+        """What every checkpoint of the run holds."""
+        return {
+            "spec": self.state.segmenter.spec.to_dict(),
+            "config": self.settings.repeatable_dict(),
+            "decisions": self.settings.decisions_dict(),
+        }
+
+    @property
+    def resume_command(self) -> str:
+        return f"python train_unet.py --resume {shlex.quote(str(self.folder))}"
+
+    def describe_saved(self) -> str:
+        """What there is to go on from."""
+        if not self.folder.is_dir():
+            return f"{self.folder} is no longer there"
+        state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
+        return "nothing is saved" if state is None else f"{state} is whole; to go on: {self.resume_command}"
+
+    def write_config(self) -> None:
+        """What the run is trained with, to repeat it or to go on with it."""
+        self.attempt(self._write_config)
+
+    def _write_config(self) -> None:
+        header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(self.folder / 'config.yaml'))}"
+        text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
+        write_text_atomically(self.folder / "config.yaml", text)
+
+    def write_split(self) -> None:
+        """Which pairs train and which validate, so that a resumed run keeps to it."""
+        text = split_csv_text(self.split.train, self.split.val, Path(self.settings.taken.data_dir))
+        self.attempt(lambda: write_text_atomically(self.folder / SPLIT_CSV, text))
+
+    def save_epoch(self, row: Row, best: Segmenter | None, draw_samples: Callable[[], Callable[[], Pixels]]) -> None:
+        """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far."""
+        best_copy = None
+        if best is not None:
+            content = {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": network_weights(best)}
+            best_copy = HostCopy(content)
+            self.waiting[BEST] = Job(partial(_write_copy, self.folder / BEST, best_copy))
+            draw = self._draw(draw_samples)
+            if draw is not None:
+                picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
+                self.waiting["samples"] = Job(partial(_write_picture, picture, draw))
+        history = [dict(row) for row in self.state.history]
+        self.waiting["metrics.csv"] = Job(partial(write_metrics, self.folder / "metrics.csv", history))
+        if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
+            self.save_state(best=best_copy)
+
+    def _draw(self, draw_samples: Callable[[], Callable[[], Pixels]]) -> Callable[[], Pixels] | None:
+        """A picture that fails does not end the epoch that it shows."""
+        try:
+            return draw_samples()
+        except (RuntimeError, MemoryError, UserError) as error:
+            self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
+            return None
+
+    def save_state(self, best: HostCopy | None = None, with_config: bool = True) -> None:
+        """The state as it is now, with all that waits for it. Waits for a save under way."""
+        self.writer.wait()
+        self._collect()
+        copy = self._copy_state(best)
+
+        def write_last() -> None:
+            write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
+            self.initial = None
+
+        jobs = {**self.waiting, LAST: Job(write_last, requires=BEST)}
+        if with_config:
+            jobs["config.yaml"] = Job(self._write_config)
+        self.waiting = {}
+        self.saved_at = time.monotonic()
+        self.failed_at = None
+        self.attempt(lambda: self.writer.start(jobs))
+
+    def save_if_due(self) -> None:
+        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a minute later."""
+        if self.writer.is_busy():
+            return
+        self._collect()
+        minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
+        is_due = bool(self.waiting) or (minutes is not None and now - self.saved_at > 60 * minutes)
+        if self.failed_at is not None:
+            is_due = now - self.failed_at > RETRY_SECONDS
+        if is_due:
+            self.save_state()
+
+    def finish(self) -> None:
+        """Waits until everything is written; what could not be written is tried once more."""
+        if self.waiting:
+            self.save_state()
+        self.writer.wait()
+        if self.writer.unwritten:  # not reported yet: the second try may succeed
+            unwritten, _ = self.writer.collect()
+            self.attempt(lambda: self.writer.start(unwritten))
+            self.writer.wait()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Handles what became of the last save: unwritten files wait for the next one."""
+        unwritten, error = self.writer.collect()
+        self.waiting = {**unwritten, **self.waiting}
+        if error is not None:
+            self.attempt(partial(_raise, error))
+
+    def unwritten(self) -> list[str]:
+        """Those of best.pt and last.pt that are not on disk."""
+        return [name for name in (BEST, LAST) if name in self.waiting]
+
+    def save_on_failure(self, state_is_whole: bool) -> None:
+        """Before a run fails: the state as it is, or, if there is nothing else to go on from, that of the start."""
+        initial = self.initial
+        try:
+            if state_is_whole:
+                self.save_state()
+            else:
+                self.waiting = {}
+            self.finish()
+        except NonFinite as error:
+            self.console.warn(str(error))
+        if initial is not None and not has_checkpoint(self.folder):
+            self.attempt(lambda: write_checkpoint(self.folder / LAST, initial.content()))
+
+    def restore_last(self) -> None:
+        """Loads the state that was saved last, or else that of the start."""
+        self.waiting = {}
+        self.writer.wait()
+        with contextlib.suppress(NonFinite):  # that is what it is restored from
+            self._collect()
+        self.waiting = {}
+        initial = self.initial
+        # A copy, because the state that is loaded changes in place.
+        content = read_run(self.folder, self.console.warn) if initial is None else HostCopy(initial.content()).content()
+        self.state.load_state_dict(content)
+
+    def attempt(self, write: Callable[[], object]) -> None:
+        """Writes, or does what on_save_error says."""
+        try:
+            write()
+        except OSError as error:
+            self.failed_at = time.monotonic()
+            reason = str(error)
+            if error.strerror is not None:
+                reason = f"{error.filename or self.folder} could not be written ({error.strerror})"
+            if self.settings.taken.on_save_error == "stop":
+                self.writer.cancel()
+                advice = "Make room, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set"
+                raise TrainingFailed(f"{reason}; {self.describe_saved()}. {advice} on_save_error: continue to train on") from None
+            self.console.warn(f"{reason}; training goes on (on_save_error: continue)")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _write_copy(path: Path, copy: HostCopy) -> None:
+    write_checkpoint(path, copy.content())
+
+
+def _write_picture(path: Path, draw: Callable[[], Pixels]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_image(path, draw())

@@ -1,0 +1,29 @@
+"""Errors of a run: what ends it, and why it cannot be gone on with."""
+
+from __future__ import annotations
+
+from unet_trainer.config.errors import UserError
+
+
+class TrainingFailed(RuntimeError):
+    """Training cannot go on; the message says why, what is saved and what to try. Exit code 3."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+class NewerFormat(CheckpointError):
+    """A checkpoint of a later version: undamaged, but not for this one."""
+
+
+class NonFinite(RuntimeError):
+    """NaN or infinite numbers that skipping steps does not cure: in a training batch, in validation, or in the weights.
+
+    `batch_number` counts training batches over the whole run; `val_batch` is a batch of validation.
+    """
+
+    def __init__(self, what: str, batch_number: int | None = None, val_batch: int | None = None) -> None:
+        super().__init__(what)
+        self.batch_number = batch_number
+        self.val_batch = val_batch

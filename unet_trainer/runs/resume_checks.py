@@ -1,0 +1,93 @@
+"""What may change between two starts of a run, and what must not. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unet_trainer.config.schema import FIELDS
+from unet_trainer.datasets.splits import Split
+from unet_trainer.runs.errors import CheckpointError
+
+# Changing these between two starts would make the result meaningless; the text says what they decide.
+MUST_STAY = {
+    "num_classes": "the classes",
+    "mask_values": "the classes",
+    "ignore_value": "the classes",
+    "architecture": "the model",
+    "encoder": "the model",
+    "decoder_channels": "the model",
+    "optimizer": "the optimizer's state",
+    "seed": "the order of the images",
+    "monitor": "which epoch was best",
+    "image_size": "which epoch was best, since IoU is measured at that size",
+    "num_folds": "which images validate",
+    "fold": "which images validate",
+    "fit": "which epoch was best, since IoU is measured at that size",
+    "in_channels": "the model",
+    "image_mean": "what the model sees",
+    "image_std": "what the model sees",
+}
+# And these with monitor: val_loss, or values of two different losses would be compared.
+MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
+# Changing these does not affect the result.
+MAY_CHANGE_SILENTLY = frozenset(
+    [
+        "resume",
+        "num_workers",
+        "checkpoint_dir",
+        "run_name",
+        "checkpoint_minutes",
+        "on_save_error",
+        "on_nan",
+        "on_oom",
+        "worker_timeout",
+    ]
+)
+
+
+def split_names(split: Split) -> dict[str, list[str]]:
+    return {"train": [pair.name for pair in split.train], "val": [pair.name for pair in split.val]}
+
+
+def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What changed between the checkpoint's config and the one at hand, a line each; raises for what must not.
+
+    `asked` is the config at hand before anything was decided: what is `auto` in both has not changed.
+    """
+    changed = [
+        name
+        for name in FIELDS
+        if name in before and before[name] not in (now[name], asked[name]) and name not in MAY_CHANGE_SILENTLY
+    ]
+    fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
+    refused = [
+        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
+    ]
+    if refused:
+        raise CheckpointError(
+            "cannot go on with other settings than the run began with:\n  "
+            + "\n  ".join(refused)
+            + "\n  Keep them, or start a new run"
+        )
+    return [f"{name}: {before[name]} → {now[name]}" for name in changed]
+
+
+def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
+    """Refuses another split by name: images that trained may not validate, and the score must stay comparable."""
+    if all(set(before[part]) == set(now[part]) for part in ("train", "val")):
+        return
+    leaked = sorted(set(before["train"]) & set(now["val"]))
+    val_changed = sorted(set(before["val"]) ^ set(now["val"]))
+    train_changed = sorted(set(before["train"]) ^ set(now["train"]))
+    problems = []
+    if leaked:
+        problems.append(f"{len(leaked)} images trained on would now validate, e.g. {leaked[0]}")
+    elif val_changed:
+        problems.append(f"{len(val_changed)} validation images differ, e.g. {val_changed[0]}")
+    elif train_changed:
+        problems.append(f"{len(train_changed)} training images differ, e.g. {train_changed[0]}")
+    if problems:
+        raise CheckpointError(
+            f"cannot go on with another data split: {problems[0]} (data_dir, val_fraction and seed decide it); start a new run"
+        )

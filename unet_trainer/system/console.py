@@ -1,0 +1,190 @@
+"""All that the user reads on the terminal, and the exit codes. What is said goes into the run's train.log as well.
+
+On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
+
+RULE = "-" * 60
+BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """1 image, 2 images."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's message; its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class Bar:
+    """A progress bar; off where nobody would see it move."""
+
+    def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True, num_done: int = 0) -> None:
+        self.tqdm = tqdm(
+            total=total,
+            initial=num_done,
+            desc=label,
+            file=stream,
+            disable=not visible,
+            leave=keep,
+            bar_format=BAR_FORMAT,
+            dynamic_ncols=True,
+            mininterval=0.2,
+        )
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.tqdm.close()
+
+    def tick(self) -> None:
+        self.tqdm.update()
+
+    def show(self, loss: float, iou: float) -> None:
+        self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
+
+
+class Lasting:
+    """A stream that no run ends with: what its reader, or the disk that it lies on, does not take is told once and dropped."""
+
+    def __init__(self, stream: TextIO, tell: Callable[[str], object]) -> None:
+        self.stream = stream
+        self.tell: Callable[[str], object] | None = tell
+
+    def write(self, text: str) -> int:
+        try:
+            with contextlib.suppress(UnicodeEncodeError):
+                return self.stream.write(text)
+            return self.stream.write(text.encode("ascii", "replace").decode())
+        except (OSError, ValueError) as error:
+            self._tell(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except (OSError, ValueError) as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError | ValueError) -> None:
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            reason = getattr(error, "strerror", None) or str(error)
+            tell(f"Warning: the terminal cannot be written to ({reason}); training goes on, and this file has what is said")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class Console:
+    """Speaks to the user. Lines said before the run has a folder are kept and go into its log later."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stdout
+        self.interactive = stream.isatty()
+        self.stream: Any = Lasting(stream, self._record)
+        self.log: Path | None = None
+        self.unlogged: list[str] = []
+        self.log_has_failed = False
+
+    def log_to(self, path: Path) -> None:
+        """Raises OSError if the file cannot be written to."""
+        with path.open("a"):
+            self.log = path
+        self._append(self.unlogged)
+        self.unlogged = []
+
+    def say(self, text: str = "") -> None:
+        print(text, file=self.stream, flush=True)
+        self._record(text)
+
+    def log_only(self, text: str) -> None:
+        """For what the caller shows in its own way."""
+        if self.log is not None:
+            self._append([text])
+
+    def fact(self, label: str, text: str) -> None:
+        self.say(f"  {label + ':':<11} {text}")
+
+    def warn(self, text: str) -> None:
+        self.say(f"Warning: {text}")
+
+    def note(self, text: str) -> None:
+        self.say(f"Note: {text}")
+
+    def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
+        return Bar(self.stream, label, total, self.interactive, keep, num_done)
+
+    def epoch_begins(self, epoch: int, num_epochs: int) -> None:
+        if self.interactive:
+            print(f"\nEpoch {epoch}/{num_epochs}\n{RULE}", file=self.stream, flush=True)
+
+    def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
+        best = " (best)" if improved else ""
+        memory = f"GPU memory: {row['peak_memory_gib']:.1f} GiB" if on_gpu else ""
+        not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
+        skipped = f"skipped steps: {row['skipped_steps']}{not_finite}" if row["skipped_steps"] else ""
+        line = (
+            f"Epoch {row['epoch']}/{num_epochs}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}"
+            f"  train IoU {row['train_iou']:.4f}  val IoU {row['val_iou']:.4f}{best}  lr {row['learning_rate']:.2e}"
+            f"  {row['seconds']:.1f} s  {row['images_per_second']:.0f} images/s  data wait {row['data_wait']:.0%}"
+        )
+        line += "".join(f"  {part}" for part in (memory, skipped) if part)
+        self._record(line)
+        if not self.interactive:
+            print(line, file=self.stream, flush=True)
+            return
+        details = [f"LR: {row['learning_rate']:.2e}", f"Time: {row['seconds']:.1f}s", f"{row['images_per_second']:.0f} images/s"]
+        details += [part for part in (memory, f"data wait: {row['data_wait']:.0%}", skipped) if part]
+        print(
+            f"\nEpoch {row['epoch']} Summary:\n"
+            f"  Train Loss: {row['train_loss']:.4f} | Val Loss: {row['val_loss']:.4f}\n"
+            f"  Train IoU:  {row['train_iou']:.4f} | Val IoU:  {row['val_iou']:.4f}{best}\n"
+            f"  {' | '.join(details)}",
+            file=self.stream,
+            flush=True,
+        )
+
+    def class_table(self, scores: Mapping[str, float | None]) -> None:
+        """A class that does not occur shows as –."""
+        width = max(len(name) for name in ("class", *scores))
+        self.say(f"  {'class':<{width}}  IoU")
+        for name, value in scores.items():
+            self.say(f"  {name:<{width}}  {'–' if value is None else f'{value:.4f}'}")
+
+    def _record(self, text: str) -> None:
+        if self.log is None:
+            self.unlogged.append(text)
+        else:
+            self._append([text])
+
+    def _append(self, lines: list[str]) -> None:
+        if self.log is None or not lines:
+            return
+        try:
+            with self.log.open("a", encoding="utf-8", errors="replace") as file:
+                file.write("\n".join(lines) + "\n")
+        except OSError as error:  # a full disk: what is saved is told elsewhere, and training need not end for the log
+            if not self.log_has_failed:
+                print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+            self.log_has_failed = True
+
+
+def show_error(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        print(f"Error: {text}", file=sys.stderr, flush=True)

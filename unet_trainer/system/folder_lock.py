@@ -1,0 +1,93 @@
+"""A lock on a run's folder: one process at a time trains in it. The system releases it when the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from unet_trainer.config.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Tiles
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+WAIT_SECONDS = 30  # a run that was asked to end may still be saving
+POLL_SECONDS = 0.2
+
+
+class FolderLock:
+    """Held from `acquire` until the end of the block. Forked workers do not hold it: POSIX locks belong to one process."""
+
+    def __init__(self) -> None:
+        self.path = Path()
+        self.file: TextIO | None = None
+        self.is_held = False
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.is_held:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        if self.file is not None:
+            self.file.close()
+
+    def acquire(self, folder: Path, notify: Callable[[str], object]) -> None:
+        """Waits a while for a process that holds it, then raises UserError. Where nothing can be locked, goes on."""
+        if self.file is not None or fcntl is None:
+            return
+        self.path = folder / NAME
+        asked, has_notified = time.monotonic(), False
+        while True:
+            try:
+                self.is_held = self._try_lock()
+            except OSError:  # a file system without locks, or a folder that cannot be written to: told when the run opens it
+                return
+            if self.is_held:
+                return
+            owner = self._owner()
+            if time.monotonic() - asked > WAIT_SECONDS:
+                raise UserError(f"{folder} is in use: {owner} trains there; end it first, or choose another run_name")
+            if not has_notified:
+                notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
+                has_notified = True
+            time.sleep(POLL_SECONDS)
+
+    def _try_lock(self) -> bool:
+        if self.file is not None:
+            self.file.close()
+        self.file = self.path.open("a+")
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        if not _is_same(self.file, self.path):  # the previous holder has deleted the file meanwhile
+            return False
+        self.file.truncate(0)
+        self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self.file.flush()
+        return True
+
+    def _owner(self) -> str:
+        assert self.file is not None
+        self.file.seek(0)
+        return self.file.read().strip() or "another process"
+
+
+def _is_same(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

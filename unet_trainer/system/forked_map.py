@@ -1,0 +1,171 @@
+"""Calls a function on many items in forked child processes.
+
+Native code that crashes costs one item, not the run, and its message is not lost. What it prints to standard error is caught
+in the child alone, so that the messages of this process go where they belong. While it waits, this process hears signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import IO, Generic, TypeVar
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+CAN_FORK = sys.platform == "linux"
+MAX_MESSAGE = 300  # characters of a crashed child's last words
+POLL_SECONDS = 1.0
+
+ReadStderr = Callable[[], str]  # what native code has printed since the last call
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The child that worked on an item died; `reason` is the signal and what it printed."""
+
+    reason: str
+
+
+@dataclass
+class _Child(Generic[Item]):
+    process: BaseProcess
+    connection: Connection
+    stderr: IO[bytes]
+    index: int | None = None  # of the item that it works on
+
+
+def forked_map(
+    function: Callable[[Item, ReadStderr], Outcome],
+    items: Sequence[Item],
+    num_children: int,
+    set_up: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[int, Outcome | Crash]]:
+    """Index and outcome of each item, as they are done. An exception in `function` is raised here, with its traceback as text.
+
+    `set_up` is called once in each child. Where processes cannot be forked, threads do the work: nothing is caught from
+    standard error, and a crash is a crash.
+    """
+    if not items:
+        return
+    if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
+        with ThreadPoolExecutor(num_children) as threads:
+            yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
+        return
+    waiting = deque(range(len(items)))
+    children: list[_Child[Item]] = []
+    try:
+        for _ in range(min(num_children, len(items))):
+            children.append(_start(function, items, set_up, children))
+            _assign(children[-1], waiting)
+        num_done = 0
+        while num_done < len(items):
+            ready = multiprocessing.connection.wait([child.connection for child in children], POLL_SECONDS)
+            for number, child in enumerate(children):
+                if child.connection not in ready or child.index is None:
+                    continue
+                index = child.index
+                try:
+                    outcome, error = child.connection.recv()
+                except (EOFError, OSError):
+                    yield index, Crash(_last_words(child))
+                    _end(child)
+                    children[number] = _start(function, items, set_up, [one for one in children if one is not child])
+                else:
+                    if error is not None:
+                        raise RuntimeError(f"a child process failed:\n{error}")
+                    yield index, outcome
+                num_done += 1
+                _assign(children[number], waiting)
+    finally:
+        for child in children:
+            _end(child)
+
+
+def _start(
+    function: Callable[[Item, ReadStderr], Outcome],
+    items: Sequence[Item],
+    set_up: Callable[[], object],
+    others: Sequence[_Child[Item]],
+) -> _Child[Item]:
+    here, there = multiprocessing.Pipe()
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+    # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
+    inherited = [here, *(other.connection for other in others)]
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_work, args=(function, items, set_up, there, inherited, stderr), daemon=True)
+    with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        process.start()
+    there.close()
+    return _Child(process, here, stderr)
+
+
+def _assign(child: _Child[Item], waiting: deque[int]) -> None:
+    child.index = waiting.popleft() if waiting else None
+    if child.index is not None:
+        with contextlib.suppress(OSError):  # it died while idle; noticed when its answer does not come
+            child.connection.send(child.index)
+
+
+def _end(child: _Child[Item]) -> None:
+    child.process.kill()
+    child.process.join()
+    child.connection.close()
+    child.stderr.close()
+
+
+def _last_words(child: _Child[Item]) -> str:
+    child.process.join()
+    code = child.process.exitcode or 0
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    child.stderr.seek(0)
+    said = " ".join(child.stderr.read().decode(errors="replace").split())
+    return f"{how}: {said[-MAX_MESSAGE:]}" if said else how
+
+
+def _work(
+    function: Callable[[Item, ReadStderr], Outcome],
+    items: Sequence[Item],
+    set_up: Callable[[], object],
+    connection: Connection,
+    inherited: Sequence[Connection],
+    stderr: IO[bytes],
+) -> None:
+    """Child main loop."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides what these mean
+        signal.signal(name, signal.SIG_IGN)
+    for other in inherited:
+        other.close()
+    os.dup2(stderr.fileno(), 2)
+    set_up()
+
+    def read_stderr() -> str:
+        stderr.seek(0)
+        text = stderr.read().decode(errors="replace")
+        stderr.seek(0)
+        stderr.truncate()
+        return text
+
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            index = connection.recv()
+            answer: tuple[Outcome | None, str | None]
+            try:
+                answer = function(items[index], read_stderr), None
+            except Exception:
+                answer = None, traceback.format_exc()
+            connection.send(answer)

@@ -1,0 +1,84 @@
+"""SIGINT, SIGTERM and SIGHUP. In training they are noted, so that the step can finish and the state be saved; a second SIGINT
+leaves at once. Outside of it, while a run starts, each ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from unet_trainer.system.background_writer import is_any_busy
+
+WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Tiles has no SIGHUP
+
+
+class Interrupted(KeyboardInterrupt):
+    """Asked to stop; the state is saved if there was one. `signal_number` says by what."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+
+class Signals:
+    """Handles signals while entered; only in the main thread, where Python delivers them."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.is_deferred = False
+        self.earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in WATCHED:
+                if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:  # else nohup set it
+                    self.earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self.earlier.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, signals are noted and raised by `check`: for work that must finish, or that swallows exceptions."""
+        self.is_deferred = True
+        try:
+            yield
+        finally:
+            self.is_deferred = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_second = number == signal.SIGINT and self.received == signal.SIGINT
+        self.received = number
+        if not self.is_deferred:
+            raise Interrupted(number)
+        if is_second:
+            raise KeyboardInterrupt
+
+    def is_stopping(self) -> bool:
+        return self.received is not None
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came; for places where the state can be saved."""
+        if self.received is not None:
+            raise Interrupted(self.received)
+
+
+def exit_process(code: int) -> NoReturn:
+    """Ends the process; at once, when a second Ctrl-C came while the disk is still at a save."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it; the interpreter would try once more, complain and end with another code
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if is_any_busy():
+        os._exit(code)
+    sys.exit(code)

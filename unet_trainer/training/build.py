@@ -1,0 +1,378 @@
+"""Config → the parts of a run: device, dataset, loaders, model, steps. Says what it chose for the user, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolve import DatasetFacts, HardwareFacts, ResolvedConfig, Settings, choose_number_format, resolve
+from unet_trainer.config.schema import FIELDS, Config, class_names, id_names, image_shape, is_demo_dir
+from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, describe_classes
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.image_kind import IMAGENET_REASON
+from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.scan import file_stamp
+from unet_trainer.datasets.split_csv import read_split_csv
+from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
+from unet_trainer.loading.augmentation import build_augmentation
+from unet_trainer.loading.dataset import Batch, PairSize, SegmentationDataset
+from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.model.ema import Ema
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.network import build_network, check_encoder_name
+from unet_trainer.model.optimizer import build_learning_rate, build_optimizer
+from unet_trainer.model.precision import (
+    Numerics,
+    build_scaler,
+    choose_device,
+    cpu_computes_bfloat16,
+    inspect_hardware,
+    set_backends,
+)
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
+from unet_trainer.runs.run_folder import SPLIT_CSV
+from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.resources import count_cores
+from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
+from unet_trainer.training.components import Components, Loaders
+from unet_trainer.training.early_stopping import EarlyStopping
+from unet_trainer.training.evaluation import EvalStep, build_eval_forward
+from unet_trainer.training.finite_guard import MAX_BAD_STEPS
+from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
+from unet_trainer.training.state import EpochMetrics, TrainState
+from unet_trainer.training.step import TrainStep, build_train_forward
+
+
+def build_hardware(config: Config, console: Console) -> HardwareFacts:
+    """The device that the config names, ready to compute."""
+    device = choose_device(config.device)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
+    hardware = inspect_hardware(device)
+    cores = f", {counted(hardware.num_cores, 'core')}" if device.type == "cpu" else ""
+    console.fact("Device", f"{device} ({hardware.name}{cores}), torch {torch.__version__}")
+    _say_precision(config, hardware, console)
+    return hardware
+
+
+def _say_precision(config: Config, hardware: HardwareFacts, console: Console) -> None:
+    number_format, reason = choose_number_format(config.amp_dtype, hardware) if config.use_amp else ("float32", "use_amp is false")
+    if config.use_amp and number_format != config.amp_dtype:
+        console.warn(reason)
+    if number_format != "float32":
+        console.say(f"Mixed Precision Training: {number_format}")
+        console.say(f"✓ AMP enabled with {number_format}: {reason}")
+        if hardware.kind == "cpu" and not cpu_computes_bfloat16():
+            console.warn("this CPU has no bfloat16 instructions: it works, several times slower than use_amp=false")
+        return
+    tf32 = " with TF32 matrix products" if hardware.kind == "cuda" and config.allow_tf32 else ""
+    console.say(f"Mixed Precision Training: off, float32{tf32} ({reason})")
+    if hardware.kind == "cuda" and not config.use_amp and (hardware.has_bfloat16 or hardware.has_float16):
+        console.say("  use_amp=true trains faster in about half the memory")
+
+
+def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
+    """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
+    check_encoder_name(config.encoder)  # before minutes are spent on reading
+    if is_demo_dir(config.data_dir) and ensure_demo(Path(config.data_dir)):
+        console.say(f"Made the demo dataset in {config.data_dir}")
+    earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
+    try:
+        return build_dataset_report(config, console, earlier).checked()
+    except DataError as error:
+        raise DataError(f"{error}\nTo see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}") from None
+
+
+def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundPairs | None:
+    """The split that the run began with, from its split.csv; files that were added since are left out."""
+    table = run_folder / SPLIT_CSV
+    if not table.is_file():
+        return None
+    try:
+        earlier = read_split_csv(table, Path(config.data_dir))
+    except DataError as error:
+        raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
+    try:
+        now = find_dataset(config)
+    except DataError:
+        return earlier  # what was added may not pair up yet
+    known = {pair.image for pair in earlier.pairs}
+    added = [pair for pair in now.pairs if pair.image not in known]
+    if added:
+        console.note(
+            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
+        )
+    return dataclasses.replace(earlier, rule=f"as the run began, {table}")
+
+
+def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console) -> Settings:
+    """Decides what the config leaves open, and says it."""
+    settings = resolve(config, hardware, dataset.facts(config.num_classes))
+    _say_dataset(settings.taken, dataset, console)
+    if config.num_workers == "auto":
+        num_workers = settings.taken.num_workers
+        who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
+        console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
+    if config.class_weights == "auto" and settings.taken.class_weights is not None:
+        weights = zip(class_names(config), settings.taken.class_weights, strict=True)
+        console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
+    return settings
+
+
+def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
+    split, (height, width) = dataset.split, image_shape(config)
+    console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
+    how = f"→ {width}×{height}"
+    if config.fit == "crop":
+        how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, windows at native resolution in validation"
+    statistics = "normalised with ImageNet's statistics"
+    if dataset.statistics_reason != IMAGENET_REASON:
+        mean, std = _numbers(config.image_mean), _numbers(config.image_std)
+        statistics = f"normalised with mean {mean}, std {std} ({dataset.statistics_reason})"
+    console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
+    console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
+    for notice in dataset.notices:
+        console.note(notice)
+    unused = [
+        name
+        for name, neutral in (("crops_per_image", 1), ("rare_class_crops", FIELDS["rare_class_crops"].default))
+        if getattr(config, name) != neutral
+    ]
+    if config.fit == "resize" and unused:
+        verb = "is" if len(unused) == 1 else "are"
+        console.note(f"{' and '.join(unused)} {verb} for fit: crop; with fit: resize there are no crops")
+    absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
+    if absent:
+        console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
+
+
+def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console) -> Loaders:
+    train_tiling, val_tiling = _build_tilings(config, dataset)
+    if len(train_tiling) < config.batch_size:
+        most = len(train_tiling)
+        raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
+    augmentation = build_augmentation(config.augmentation, image_shape(config), dataset.image_spec)
+    train_dataset, val_dataset = (
+        SegmentationDataset(
+            pairs,
+            _pair_sizes(dataset, pairs),
+            dataset.coding,
+            dataset.image_spec,
+            tiling,
+            augmentation if pairs is dataset.split.train else None,
+            config.seed,
+            config.resize_masks,
+        )
+        for pairs, tiling in ((dataset.split.train, train_tiling), (dataset.split.val, val_tiling))
+    )
+    if config.cache != "none":
+        _fill_caches(config, (train_dataset, val_dataset), console)
+    pool = WorkerPool(config.num_workers, device) if config.num_workers else None
+    build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
+    return Loaders(
+        build_loader(train_dataset, config.batch_size, shuffle=True),
+        build_loader(val_dataset, _eval_batch_size(config, device), shuffle=False),
+        pool,
+    )
+
+
+def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize]:
+    images, masks = dataset.facts_of(pairs)
+    return [PairSize(image.size, mask.size) for image, mask in zip(images, masks, strict=True)]
+
+
+def _eval_batch_size(config: Config, device: torch.device) -> int:
+    """Without gradients, twice the images take less memory than a training batch."""
+    return config.batch_size * (2 if device.type == "cuda" else 1)
+
+
+def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Tiling, Tiling]:
+    """How samples are taken for training and for validation."""
+    size, split = image_shape(config), dataset.split
+    if config.fit == "resize":
+        return WholeImages(size, len(split.train)), WholeImages(size, len(split.val))
+    _, masks = dataset.facts_of(split.train)
+    val_images, _ = dataset.facts_of(split.val)
+    common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
+    rare_ids = [[class_id for class_id in class_ids(mask, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks]
+    crops = RandomCrops(size, len(masks), config.crops_per_image, rare_ids, config.rare_class_crops, config.seed)
+    return crops, tile_images([image.size for image in val_images], size)
+
+
+def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console) -> None:
+    """Decodes every pair into memory or into a file; what there is no room for is read from its files as before."""
+    num_cached = num_bytes = 0
+    folder = Path(config.checkpoint_dir) / ".cache"
+    for dataset in datasets:
+        spec, tiling = dataset.image_spec, dataset.tiling
+        sizes = [tiling.size if isinstance(tiling, WholeImages) else size.image for size in dataset.sizes]
+        stamp = [dataset.coding, spec.channels, spec.is_8bit, type(tiling).__name__, tiling.size, config.resize_masks]
+        files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
+        stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
+        with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
+            dataset.cache = fill_cache(
+                [(*size, spec.channels) for size in sizes],
+                1 if spec.is_8bit else 4,
+                dataset.decode,
+                "ram" if config.cache == "ram" else "disk",
+                folder,
+                stamp,
+                count_cores(),
+                bar.tick,
+            )
+        num_cached += len(dataset.cache)
+        num_bytes += dataset.cache.content.numel()
+    num_pairs = sum(len(dataset.pairs) for dataset in datasets)
+    where = "memory" if config.cache == "ram" else str(folder)
+    console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
+    if num_cached < num_pairs:
+        console.warn(f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch")
+
+
+def build_components(
+    config: ResolvedConfig,
+    spec: SegmenterSpec,
+    device: torch.device,
+    num_batches: int,
+    console: Console,
+    resumes: bool = False,
+) -> Components:
+    """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none."""
+    if config.encoder_weights == "imagenet" and not resumes:
+        console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
+    torch.manual_seed(config.seed)
+    numerics = Numerics(device, config.number_format, config.channels_last)
+    segmenter = Segmenter(spec, build_network(spec, None if resumes else config.encoder_weights), config.channels_last)
+    segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
+    loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
+    ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
+    state = TrainState(
+        segmenter=segmenter,
+        optimizer=build_optimizer(config, segmenter.network),
+        scaler=build_scaler(config, device),
+        learning_rate=build_learning_rate(config, -(-num_batches // config.accumulation_steps)),
+        early_stopping=EarlyStopping(config.monitor != "val_loss", config.early_stopping_min_delta),
+        ema=ema,
+        metrics=EpochMetrics(config.num_classes, device),
+    )
+    num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
+    weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
+    console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
+    effective = f"{config.batch_size} × {config.accumulation_steps} = {config.batch_size * config.accumulation_steps} effective"
+    console.fact("Batch", f"{effective}, {counted(num_batches, 'batch', 'batches')} an epoch")
+    return Components(
+        state=state,
+        train_step=TrainStep(
+            forward=build_train_forward(segmenter, loss, numerics),
+            segmenter=segmenter,
+            optimizer=state.optimizer,
+            scaler=state.scaler,
+            device=device,
+            grad_clip=config.grad_clip,
+            ema=ema,
+            num_parts=config.batch_parts,
+            max_bad_steps=1 if config.on_nan == "stop" else MAX_BAD_STEPS,
+        ),
+        eval_step=EvalStep(
+            build_eval_forward(state.eval_segmenter, loss, numerics), state.eval_segmenter, loss, device, config.batch_parts
+        ),
+        loss=loss,
+        numerics=numerics,
+        accumulation_steps=config.accumulation_steps,
+        freeze_encoder_epochs=config.freeze_encoder_epochs,
+    )
+
+
+def try_components(settings: Settings, components: Components, console: Console) -> None:
+    """One step of each kind on a random batch: what the model cannot run, or memory cannot hold, is told before the run has a
+    folder. Raises UserError or TrainingFailed."""
+
+    def try_once() -> None:
+        config = settings.taken
+        batches = _random_batches(config, components)
+        try:
+            with restoring_model(components.train_step):
+                try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+        except (ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            names = ("architecture", "encoder", "batch_size", "image_size")
+            described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
+            raise UserError(f"the model cannot run with {described}: {first_line(error)[:300]}") from None
+
+    fit_into_memory(try_once, settings, components, console, "nothing was begun")
+
+
+def compile_components(settings: Settings, components: Components, console: Console, saved: str) -> None:
+    """Compiles the steps of every phase before the first epoch; where that fails, says so and leaves them as they are."""
+
+    def compile_once() -> None:
+        batches = _random_batches(settings.taken, components)
+        failure = compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+        if failure is not None:
+            console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
+            settings.change(f"compiling failed ({failure})", compile_model=False)
+
+    fit_into_memory(compile_once, settings, components, console, saved)
+
+
+def fit_into_memory(attempt: Callable[[], None], settings: Settings, components: Components, console: Console, saved: str) -> None:
+    """Tries until it fits: in smaller parts where memory runs out and on_oom allows it."""
+    while True:
+        try:
+            attempt()
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        # Not in the handler, where the error still holds the memory of the step.
+        components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
+        release_device_memory(components.numerics.device, settings.taken.compile_model)
+
+
+def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
+    """The step of a config without its data, on random RGB images, to be timed."""
+    hardware = build_hardware(config, console)
+    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [image_shape(config)])
+    settings = resolve(dataclasses.replace(config, in_channels=3, class_weights=None), hardware, facts)
+    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    components = build_components(settings.taken, spec, torch.device(hardware.device), 1, console)
+    if settings.taken.compile_model:
+        console.say("Compiling the step ...")
+        compile_components(settings, components, console, "nothing was begun")
+    return components, _random_batch(settings.taken, RGB_8BIT, config.batch_size)
+
+
+def _random_batches(config: ResolvedConfig, components: Components) -> tuple[Batch, Batch]:
+    """One of training's size and one of evaluation's."""
+    spec = components.state.segmenter.spec.image
+    eval_size = _eval_batch_size(config, components.numerics.device)
+    return _random_batch(config, spec, config.batch_size), _random_batch(config, spec, eval_size)
+
+
+def _random_batch(config: Config, spec: ImageSpec, batch_size: int) -> Batch:
+    height, width = image_shape(config)
+    shape = (batch_size, height, width, spec.channels)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    if not spec.is_8bit:
+        images = images / 255 * (spec.high - spec.low) + spec.low
+    return Batch(images, torch.zeros(batch_size, height, width, dtype=torch.uint8), batch_size)

@@ -1,0 +1,99 @@
+"""The parts of a run that learn, and the loaders that feed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.network import set_training_mode
+from unet_trainer.model.precision import Numerics
+from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.training.evaluation import EvalStep, predict
+from unet_trainer.training.state import TrainState
+from unet_trainer.training.step import TrainStep
+
+NUM_SAMPLES = 4  # validation images shown in samples/
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The batches of training and validation, and the workers that fill them."""
+
+    train: Loader
+    val: Loader
+    pool: WorkerPool | None
+
+    def prepare(self, epoch: int, first_batch: int, is_last: bool) -> None:
+        """Lets the workers go on from this epoch to validation and into the next epoch without a gap."""
+        self.train.prepare(epoch, first_batch)
+        self.val.prepare(0)
+        if not is_last:
+            self.train.prepare(epoch + 1)
+
+    def take_failures(self) -> tuple[int, str]:
+        """Pieces that workers failed to fill since the last call, and the reason of the last one."""
+        if self.pool is None:
+            return 0, ""
+        failures = self.pool.failures
+        found = failures.num_pieces, failures.reason
+        failures.num_pieces = 0
+        return found
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        if self.pool is not None:
+            self.pool.close()
+
+    @cached_property
+    def samples(self) -> tuple[list[Pixels], list[Pixels]]:
+        """A few validation pairs, spread over the set; the same in every epoch."""
+        dataset: SegmentationDataset = self.val.dataset
+        indices = np.unique(np.linspace(0, len(dataset) - 1, NUM_SAMPLES).round().astype(int))
+        pairs = [dataset[0, int(index)] for index in indices]
+        return [image for image, _ in pairs], [mask for _, mask in pairs]
+
+
+@dataclass(frozen=True)
+class Components:
+    """Model, loss, optimizer and steps of a run."""
+
+    state: TrainState
+    train_step: TrainStep
+    eval_step: EvalStep
+    loss: WeightedLoss
+    numerics: Numerics
+    accumulation_steps: int
+    freeze_encoder_epochs: int
+
+    def set_training_mode(self, epoch: int) -> None:
+        """For an epoch, counted from 0."""
+        set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
+
+    def begin_phases(self) -> Sequence[Callable[[], None]]:
+        """Calls that put the model into each mode that it will train in from here on: encoder frozen, and not."""
+        epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
+        return [partial(self.set_training_mode, epoch) for epoch in epochs]
+
+    def set_num_parts(self, num_parts: int) -> None:
+        """From here on a batch goes through the model in so many parts."""
+        self.train_step.set_num_parts(num_parts)
+        self.eval_step.num_parts = num_parts
+
+    def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
+        """Predicts a few samples now; what comes back draws them, once the device is done."""
+        images, truths = loaders.samples
+        size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
+        parts = torch.from_numpy(np.stack(images)).split(size)
+        ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
+        copy = HostCopy(ids)
+        return lambda: sample_sheet([to_display(image) for image in images], truths, list(copy.content().numpy()))

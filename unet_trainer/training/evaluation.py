@@ -1,0 +1,125 @@
+"""Evaluates a model on a dataset: loss and scores of the whole set, from sums over all of its pixels."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.transfer import to_device
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix, predicted_ids
+from unet_trainer.model.precision import Numerics
+from unet_trainer.model.segmenter import Segmenter
+from unet_trainer.training.async_reader import AsyncReader
+from unet_trainer.training.state import wide_float
+from unet_trainer.training.step import micro_batches
+
+# N,H,W,C images, N,H,W masks → sums for the loss, confusion matrix
+EvalForward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics) -> EvalForward:
+    def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with numerics.autocast():
+            logits = segmenter(images)
+        return loss.eval_sums(logits, masks), confusion_matrix(predicted_ids(logits), masks, logits.shape[1])
+
+    return forward
+
+
+@torch.no_grad()
+def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+    """N,H,W,C images on any device → N,H,W class ids."""
+    segmenter.eval()
+    was_searching, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # does not pay for a few images
+    try:
+        with numerics.autocast():
+            return predicted_ids(segmenter(images.to(numerics.device)))
+    finally:
+        torch.backends.cudnn.benchmark = was_searching
+
+
+class EvalMetrics:
+    """Sums for the loss and the confusion matrix of a dataset, on the device."""
+
+    def __init__(self, loss: WeightedLoss, num_classes: int, device: torch.device) -> None:
+        num_ids = max(2, num_classes)
+        self.loss = loss
+        self.num_classes = num_classes
+        self.loss_sums = torch.zeros(loss.num_sums(), dtype=wide_float(device), device=device)
+        self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
+        self.num_images = 0
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)  # images before the first batch that is not finite
+        self._reader = AsyncReader(device)
+
+    def add(self, loss_sums: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+        is_bad = ~torch.isfinite(loss_sums).all() & (self.first_bad < 0)
+        self.first_bad.copy_(torch.where(is_bad, self.num_images, self.first_bad))
+        self.loss_sums += loss_sums
+        self.matrix += counts
+        self.num_images += num_images
+
+    def peek(self) -> tuple[float, float] | None:
+        """Loss and IoU as they were a moment ago, None when there is nothing new. Never waits for the device."""
+        seen = self._reader.poll([self.loss_sums, self.matrix], 0)
+        if seen is None:
+            return None
+        loss_sums, matrix = seen[0]
+        return self.loss.from_sums(loss_sums), compute_scores(matrix, self.num_classes).iou
+
+
+@dataclass
+class EvalStep:
+    """Forward without gradients, for a model in evaluation mode."""
+
+    forward: EvalForward
+    segmenter: Segmenter
+    loss: WeightedLoss
+    device: torch.device
+    num_parts: int = 1
+
+    def new_metrics(self) -> EvalMetrics:
+        return EvalMetrics(self.loss, self.segmenter.spec.num_classes, self.device)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, metrics: EvalMetrics) -> None:
+        for part in micro_batches(batch, self.num_parts):
+            images, masks = to_device((part.images, part.masks), self.device)
+            metrics.add(*self.forward(images, masks), part.num_images)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of a whole dataset. `first_bad_batch`: the first whose loss is not finite; the loss is NaN then."""
+
+    loss: float
+    scores: Scores
+    first_bad_batch: int | None
+
+
+def evaluate(
+    step: EvalStep,
+    loader: Loader,
+    on_batch: Callable[[EvalMetrics], object] = lambda metrics: None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """One pass over a loader. `on_batch` may show progress, or raise to end it."""
+    metrics = step.new_metrics()
+    step.segmenter.eval()
+    with contextlib.closing(loader.epoch(0, is_stopping=is_stopping)) as batches:
+        for batch in batches:
+            step(batch, metrics)
+            on_batch(metrics)
+    first_bad = int(metrics.first_bad)  # waits for the device
+    is_finite = first_bad < 0
+    return Evaluation(
+        loss=metrics.loss.from_sums(metrics.loss_sums.cpu()) if is_finite else math.nan,
+        scores=compute_scores(metrics.matrix, metrics.num_classes),
+        first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,
+    )

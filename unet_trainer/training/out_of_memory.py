@@ -1,0 +1,89 @@
+"""Out of memory: how it is recognised, what the user is told, and how a batch is made to fit."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from unet_trainer.config.resolve import Settings
+from unet_trainer.config.schema import Config
+from unet_trainer.model.losses import TERMS
+from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.console import Console
+
+MESSAGES = (  # parts of a RuntimeError's text, in lower case
+    "out of memory",
+    "not enough memory",
+    "defaultcpuallocator",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "unable to find an engine",  # cuDNN, when no algorithm gets the memory that it asks for
+)
+
+PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Allocators, drivers, cuBLAS, cuDNN and compilers each have their own message for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(message in text for message in MESSAGES)
+
+
+def peak_memory_gib(device: torch.device) -> tuple[float, float]:
+    """Allocated and reserved since the start of the run; (0, 0) without a GPU. A CUDA graph takes its memory when it is recorded
+    and shows nothing when it is replayed, so a peak of one epoch would be too low."""
+    if device.type != "cuda":
+        return 0.0, 0.0
+    return torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30
+
+
+def out_of_memory_message(reason: str, device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"out of memory ({reason})"
+    peak, _ = peak_memory_gib(device)
+    there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
+    said = "" if reason.startswith("CUDA out of memory") else f" ({reason})"
+    return f"out of memory on {device}{said}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
+
+
+def release_device_memory(device: torch.device, is_compiled: bool) -> None:
+    """Returns cached memory to the device: it would be fragmented for the next try. CUDA graphs never give back the memory of
+    the batches that they were recorded with, so compiled steps are dropped and compiled again for smaller ones."""
+    if is_compiled:
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def shrink(settings: Settings, reason: str, device: torch.device, console: Console, saved: str) -> int:
+    """After memory ran out: doubles batch_parts and returns it, or raises TrainingFailed, as on_oom says.
+
+    `saved` says what there is to go on from.
+    """
+    config = settings.taken
+    message = out_of_memory_message(reason, device)
+    num_parts = min(2 * config.batch_parts, config.batch_size)
+    if config.on_oom == "stop" or num_parts == config.batch_parts:
+        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
+        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
+        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
+        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
+    console.warn(f"{message}. From here on {describe_parts(config, num_parts)}")
+    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
+    return num_parts
+
+
+def describe_parts(config: Config, num_parts: int) -> str:
+    """What batch_parts changes: means over pixels are exact, statistics and overlaps are those of a part."""
+    size = -(-config.batch_size // num_parts)
+    overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
+    what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
+    return (
+        f"a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} are computed over "
+        f"{size} {'image' if size == 1 else 'images'} at a time, all else over the whole batch"
+    )

@@ -1,0 +1,134 @@
+"""What is done when an epoch cannot be finished. This is the one place that turns errors of training into a decision.
+
+`Recovery` wraps an epoch. Non-finite numbers send the run back to the last saved state, once, with a tenth of the learning
+rate. Out of memory continues with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
+epoch again where the state stands. All else ends the run, and saves first what was trained: a dead worker, a signal, a file that
+went bad, a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from types import TracebackType
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.runs.errors import NonFinite, TrainingFailed
+from unet_trainer.system.console import first_line
+from unet_trainer.system.signals import Interrupted
+from unet_trainer.training.compilation import restoring_model
+from unet_trainer.training.diagnosis import explain
+from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
+from unet_trainer.training.resume_messages import describe_position
+from unet_trainer.training.run import Run
+
+ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
+
+
+class Recovery:
+    """`with Recovery(run):` around an epoch."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """True when the loop may go on."""
+        if error is None:
+            return False
+        if isinstance(error, NonFinite):
+            roll_back(self.run, error)
+            return True
+        if is_out_of_memory(error):
+            _clear_frames(error)
+            handle_out_of_memory(self.run, first_line(error))
+            return True
+        if isinstance(error, TrainingFailed) or not isinstance(error, Exception | Interrupted):
+            return False  # reported and saved where it was raised; or a second Ctrl-C, which waits for nothing
+        if isinstance(error, Interrupted | UserError | WorkerError):
+            save_on_failure(self.run)
+        else:  # a bug: it must not be hidden by trouble in saving
+            with contextlib.suppress(Exception):
+                save_on_failure(self.run)
+        saved = self.run.checkpointer.describe_saved()
+        if isinstance(error, WorkerError):
+            raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {saved}") from None
+        if isinstance(error, UserError):  # a file that went bad
+            raise UserError(f"{error}; {saved}") from None
+        return False
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Their local variables hold the memory of the step."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def save_on_failure(run: Run) -> None:
+    run.checkpointer.save_on_failure(state_is_whole=not run.components.train_step.mid_accumulation)
+
+
+def roll_back(run: Run, error: NonFinite) -> None:
+    """Once, with a lower learning rate; the second time training ends."""
+    state, config, checkpointer = run.state, run.config, run.checkpointer
+    where = _locate(run, error)
+    if config.on_nan == "stop" or state.num_rollbacks:
+        checkpointer.save_on_failure(state_is_whole=False)
+        ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if config.use_amp else [])
+        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {checkpointer.describe_saved()}") from None
+    checkpointer.restore_last()
+    run.components.train_step.abandon_group()
+    state.num_rollbacks += 1
+    state.learning_rate.factor *= ROLLBACK_FACTOR
+    run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
+    checkpointer.save_state(with_config=False)  # settings that failed are not saved
+
+
+def _locate(run: Run, error: NonFinite) -> str:
+    """Where the numbers went bad: step, files, layer, term of the loss."""
+    components, loaders = run.components, run.loaders
+    num_batches = len(loaders.train)
+    if error.val_batch is not None:
+        segmenter, loader, epoch, batches = components.state.eval_segmenter, loaders.val, 0, [error.val_batch]
+        place = f"in epoch {components.state.epoch + 1}"
+    elif error.batch_number is not None:
+        epoch, first = divmod(error.batch_number, num_batches)
+        segmenter, loader = components.state.segmenter, loaders.train
+        batches = list(range(first, min(first + components.accumulation_steps, num_batches)))
+        step = epoch * components.state.learning_rate.steps_per_epoch + first // components.accumulation_steps + 1
+        place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
+    else:
+        return str(error)
+    with restoring_model(components.train_step):
+        for batch in batches:
+            files = loader.files(epoch, batch)
+            try:
+                found = explain(segmenter, components.loss, components.numerics, loader.read(epoch, batch), files)
+            except (RuntimeError, MemoryError) as failure:
+                if not is_out_of_memory(failure):
+                    raise
+                break  # layer by layer a batch takes more memory than a step does
+            if found:
+                names = ", ".join(str(file) for file in files)
+                return f"{error} {place}: {found} (images of the batch: {names})"
+    return f"{error} {place}"
+
+
+def handle_out_of_memory(run: Run, reason: str) -> None:
+    """Smaller parts, from the last state that is whole; or the end, if that is what on_oom says."""
+    components, checkpointer = run.components, run.checkpointer
+    is_whole = not components.train_step.mid_accumulation
+    if run.config.on_oom == "stop":
+        checkpointer.save_on_failure(is_whole)
+    device = components.numerics.device
+    components.set_num_parts(shrink(run.settings, reason, device, run.console, checkpointer.describe_saved()))
+    release_device_memory(device, run.config.compile_model)
+    if not is_whole:
+        checkpointer.restore_last()
+        components.train_step.abandon_group()
+    run.console.note(f"going on from {describe_position(components.state)}")
+    checkpointer.save_state()

@@ -1,0 +1,90 @@
+"""What a run came to: the result, its JSON, and what the user reads at the end."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.config.schema import class_names
+from unet_trainer.runs.history import Row, write_result
+from unet_trainer.runs.run_folder import BEST, LAST
+from unet_trainer.system.console import Console, counted
+from unet_trainer.training.run import Run
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to. `history` has a dict for each epoch, with the columns of metrics.csv."""
+
+    run_dir: Path
+    best_epoch: int
+    best_val_iou: float
+    per_class_iou: dict[str, float | None]
+    epochs: int
+    stopped_early: bool
+    seconds: float
+    images_per_second: float
+    history: list[Row]
+    unwritten: list[str] = field(default_factory=list)  # best.pt, last.pt: what the disk did not take (on_save_error: continue)
+    number_format: str = "float32"  # that the forward pass was computed in
+    is_compiled: bool = False
+
+
+def build_result(run: Run) -> TrainResult:
+    """From the state of a run that has ended."""
+    config, state = run.config, run.state
+    has_best = state.early_stopping.best_epoch > 0
+    best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
+    per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
+    return TrainResult(
+        run_dir=run.checkpointer.folder,
+        best_epoch=int(best["epoch"]),
+        best_val_iou=float(best["val_iou"]),
+        per_class_iou=dict(zip(class_names(config), per_class, strict=True)),
+        epochs=state.epoch,
+        stopped_early=state.epoch < config.num_epochs,
+        seconds=round(state.seconds, 3),
+        images_per_second=len(state.history) / sum(1 / row["images_per_second"] for row in state.history),
+        history=state.history,
+        unwritten=run.checkpointer.unwritten(),
+        number_format=config.number_format,
+        is_compiled=config.compile_model,
+    )
+
+
+def result_dict(result: TrainResult) -> dict[str, Any]:
+    """result.json: all but what metrics.csv has."""
+    content = asdict(result)
+    del content["run_dir"], content["history"]
+    return content
+
+
+def report(run: Run) -> TrainResult:
+    """Writes result.json and says what came of the run."""
+    result = build_result(run)
+    run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
+    has_best = run.state.early_stopping.best_epoch > 0
+    say_result(result, run.config.monitor, run.config.early_stopping_patience, run.config.num_epochs, has_best, run.console)
+    return result
+
+
+def say_result(result: TrainResult, monitor: str, patience: int | None, num_epochs: int, has_best: bool, console: Console) -> None:
+    folder = result.run_dir
+    console.say()
+    if result.stopped_early:
+        console.say(f"Stopped early: no better {monitor} in {counted(patience or 0, 'epoch')}")
+    if has_best:
+        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
+    else:
+        console.warn(f"{monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}")
+    console.class_table(result.per_class_iou)
+    console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
+    if result.unwritten:
+        names = " and ".join(str(folder / name) for name in result.unwritten)
+        console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
+        return
+    weights = folder / (BEST if has_best else LAST)
+    console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
+    console.say(f"Next: python train_unet.py --resume {shlex.quote(str(folder))} num_epochs={num_epochs * 2}   (trains on)")

@@ -1,0 +1,52 @@
+"""A resumed run: what changed settings mean for the loaded state, and what the user is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unet_trainer.config.schema import Config
+from unet_trainer.system.console import Console, counted
+from unet_trainer.training.state import TrainState
+
+BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image")  # they decide which batches and steps an epoch has
+
+
+def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
+    others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
+    if state.batch and others:
+        state.restart_epoch()
+        console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
+    if before["learning_rate"] != config.learning_rate:  # the user has chosen another
+        state.learning_rate.factor, state.num_rollbacks = 1.0, 0
+
+
+def describe_position(state: TrainState) -> str:
+    if state.batch == 0:
+        return f"epoch {state.epoch}" if state.epoch else "the start"
+    return f"batch {state.batch} of epoch {state.epoch + 1}"
+
+
+def say_resumed(config: Config, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], console: Console) -> None:
+    best = f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch {state.early_stopping.best_epoch})"
+    console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
+    for change in changes:
+        console.note(f"changed since then: {change}")
+    if state.learning_rate.factor != 1:
+        console.note(f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned")
+    horizon = before["num_epochs"]
+    if horizon != config.num_epochs and state.epoch < config.num_epochs:
+        rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
+        how = (
+            "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
+        )
+        console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
+
+
+def say_already_finished(num_epochs: int, state: TrainState, command: str, console: Console) -> None:
+    if state.epoch >= num_epochs:
+        console.note(
+            f"this run had finished its {counted(num_epochs, 'epoch')}; to train on: {command} num_epochs={num_epochs * 2}"
+        )
+    else:
+        console.note(f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null")

@@ -1,0 +1,105 @@
+"""A run under way: its parts, and what happens between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.wait_advice import EpochTimes, advise
+from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.model.metrics import Scores
+from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.runs.history import Row
+from unet_trainer.system.console import Console, counted
+from unet_trainer.system.resources import count_cores
+from unet_trainer.system.signals import Signals
+from unet_trainer.training.components import Components, Loaders
+from unet_trainer.training.state import TrainState
+
+
+@dataclass
+class Run:
+    """Everything that belongs to one run."""
+
+    settings: Settings
+    loaders: Loaders
+    components: Components
+    checkpointer: Checkpointer
+    console: Console
+    signals: Signals
+    worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
+    times: EpochTimes | None = None  # of the last epoch's training
+    was_advised: bool = False  # about waiting for data
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self.settings.taken
+
+    @property
+    def state(self) -> TrainState:
+        return self.components.state
+
+    def is_finished(self) -> bool:
+        """All epochs are done, or patience has run out."""
+        patience = self.config.early_stopping_patience
+        return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.is_out_of_patience(patience)
+
+    def next_batch(self, batches: Iterator[Batch], index: int) -> Batch:
+        """The next training batch. A run that is asked to end finishes its accumulation group without the workers."""
+        batch = None
+        if self.worker_error is None and not self.signals.is_stopping():
+            try:
+                batch = next(batches, None)
+            except WorkerError as error:
+                self.worker_error = error
+        if batch is not None:
+            return batch
+        if not self.components.train_step.mid_accumulation:
+            self._raise_if_ending()
+        return self.loaders.train.read(self.state.epoch, index)
+
+    def between_steps(self) -> None:
+        """Whether it is time to worry, to leave or to save. Nothing here waits for the device."""
+        self.components.train_step.guard.poll()
+        self._raise_if_ending()
+        self.checkpointer.save_if_due()
+
+    def _raise_if_ending(self) -> None:
+        self.signals.check()
+        if self.worker_error is not None:
+            raise self.worker_error
+
+    def judge(self, row: Row, scores: Scores) -> bool:
+        """Completes the state after an epoch; whether it is the best so far. The state is final from here on."""
+        state = self.state
+        state.begin_next_epoch()
+        state.seconds += row["seconds"]
+        improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch)
+        state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
+        state.history.append(row)
+        if improved:
+            state.per_class_iou = scores.per_class_iou
+        return improved
+
+    def save_epoch(self, row: Row, improved: bool) -> None:
+        best = self.state.eval_segmenter if improved else None
+        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders))
+
+    def say_epoch(self, row: Row, improved: bool) -> None:
+        """The epoch's line; what workers failed to read; and once, what waiting for data costs."""
+        on_gpu = self.components.numerics.device.type == "cuda"
+        self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
+        num_failed, reason = self.loaders.take_failures()
+        if num_failed:
+            self.console.warn(
+                f"workers could not fill {counted(num_failed, 'part')} of a batch in this epoch ({reason}); "
+                "the training process read them instead, which is slower"
+            )
+        if self.times is None or self.was_advised or self.state.epoch < 2:  # the first epoch starts the workers
+            return
+        advice = advise(self.times, count_cores(), self.config.cache, on_cpu=not on_gpu)
+        if advice is not None:
+            self.console.note(advice)
+            self.was_advised = True

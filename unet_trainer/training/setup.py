@@ -1,0 +1,117 @@
+"""From a config to a run that is ready for its first epoch, new or resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet_trainer.config.dump import as_dict
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import Config
+from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.model.segmenter import build_spec
+from unet_trainer.runs.checkpoint_file import read_run
+from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.runs.resume_checks import compare_configs, compare_splits, split_names
+from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
+from unet_trainer.system.atomic_files import delete_drafts
+from unet_trainer.system.console import Console, counted
+from unet_trainer.training.build import (
+    build_components,
+    build_dataset,
+    build_hardware,
+    build_loaders,
+    build_settings,
+    compile_components,
+    try_components,
+)
+from unet_trainer.training.resume_messages import adapt_to_changes, say_already_finished, say_resumed
+from unet_trainer.training.run import Run
+from unet_trainer.training.session import Session
+from unet_trainer.training.state import TrainState
+
+
+def set_up(config: Config, session: Session) -> Run:
+    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
+    started = time.perf_counter()
+    console, signals = session.console, session.signals
+    console.say("U-Net trainer")
+    checkpoint_dir = Path(config.checkpoint_dir)
+    source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
+    folder = source if source is None or source.is_dir() else source.parent
+    if folder is not None:
+        session.lock.acquire(folder, console.note)
+    earlier = None if source is None else read_run(source, console.warn)
+
+    hardware = build_hardware(config, console)
+    dataset = build_dataset(config, console, folder)
+    settings = build_settings(config, hardware, dataset, console)
+    device = torch.device(hardware.device)
+    loaders = build_loaders(settings.taken, dataset, device, console)
+    session.on_exit(loaders.close)
+    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding)
+    components = build_components(settings.taken, spec, device, len(loaders.train), console, resumes=earlier is not None)
+    state = components.state
+
+    changes: list[str] = []
+    if earlier is not None:
+        changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
+        compare_splits(earlier["split"], split_names(dataset.split))
+        _load_state(state, earlier, settings.taken.num_epochs, folder)
+    else:
+        try_components(settings, components, console)
+    if folder is None:
+        folder = start_folder(config.resume, config.run_name, checkpoint_dir)
+        session.lock.acquire(folder, console.note)
+        if has_checkpoint(folder):
+            raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
+    _open_folder(folder, console)
+    checkpointer = Checkpointer(folder, settings, state, dataset.split, console)
+    run = Run(settings, loaders, components, checkpointer, console, signals)
+    if earlier is not None:
+        adapt_to_changes(settings.taken, earlier["config"], state, console)
+        say_resumed(settings.taken, earlier["config"], state, changes, console)
+    console.fact("Run", str(folder))
+    if run.is_finished():
+        say_already_finished(settings.taken.num_epochs, state, checkpointer.resume_command, console)
+        return run
+
+    # The workers read while the step is compiled. Deferred, because a fork would swallow what a signal raises; an error of the
+    # workers is raised when the epoch begins, and there is something to save.
+    with signals.deferred(), contextlib.suppress(WorkerError):
+        loaders.train.prepare(state.epoch, state.batch)
+    signals.check()
+    if settings.taken.compile_model:
+        _compile(run)
+    if earlier is None:
+        checkpointer.write_config()
+        checkpointer.write_split()
+    console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
+    return run
+
+
+def _load_state(state: TrainState, earlier: Mapping[str, Any], num_epochs: int, folder: Path | None) -> None:
+    state.load_state_dict(earlier)
+    if num_epochs < state.epoch:
+        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {folder} has; need more")
+
+
+def _open_folder(folder: Path, console: Console) -> None:
+    try:
+        delete_drafts(folder)
+        console.log_to(folder / "train.log")
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be written to ({error.strerror}); a run needs its folder") from None
+
+
+def _compile(run: Run) -> None:
+    started = time.perf_counter()
+    run.console.say("Compiling the step (once; a minute or two) ...")
+    compile_components(run.settings, run.components, run.console, run.checkpointer.describe_saved())
+    if run.config.compile_model:
+        run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")

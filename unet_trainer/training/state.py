@@ -1,0 +1,189 @@
+"""The state of training: weights, optimizer, position within the epoch, metrics so far. What a checkpoint saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unet_trainer.model.ema import Ema
+from unet_trainer.model.metrics import Scores, compute_scores
+from unet_trainer.model.optimizer import LearningRate, fill_momentum
+from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
+from unet_trainer.runs.history import Row
+from unet_trainer.training.async_reader import AsyncReader
+from unet_trainer.training.early_stopping import EarlyStopping
+
+
+class EpochMetrics:
+    """Loss and confusion matrix of an epoch of training, summed on the device and read late and seldom."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        num_ids = max(2, num_classes)
+        self.num_classes = num_classes
+        self.loss_sum = torch.zeros((), dtype=wide_float(device), device=device)
+        self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
+        self.num_skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps that changed nothing
+        self.num_nan = torch.zeros((), dtype=torch.int64, device=device)  # those of them that were no float16 overflow
+        self.num_bad = torch.zeros((), dtype=torch.int64, device=device)  # images whose loss was not finite
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)  # number of images before the first of them
+        self.num_images = 0
+        self._num_seen = torch.zeros((), dtype=torch.int64, device=device)  # num_images, on the device
+        self._reader = AsyncReader(device)
+
+    def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+        """On the device only: the caller counts `num_images` on the host, since this may be replayed by a CUDA graph."""
+        is_finite = torch.isfinite(loss)  # a skipped batch must not spoil the epoch's mean
+        self.first_bad.copy_(torch.where(~is_finite & (self.num_bad == 0), self._num_seen, self.first_bad))
+        self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
+        self.num_bad += ~is_finite * num_images
+        self.matrix += counts * is_finite
+        self._num_seen += num_images
+
+    def _saved_tensors(self) -> dict[str, torch.Tensor]:
+        names = ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad")
+        return {name: getattr(self, name) for name in names}
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self._saved_tensors().values(), self._num_seen]
+
+    def reset(self) -> None:
+        for tensor in self.tensors():
+            tensor.zero_()
+        self.num_images = 0
+        self._reader.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._saved_tensors(), "num_images": self.num_images}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, tensor in self._saved_tensors().items():
+            tensor.copy_(state[name])
+        self.num_images = state["num_images"]
+        self._num_seen.fill_(self.num_images)
+        self._reader.clear()
+
+    def loss(self) -> float:
+        """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
+        return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
+
+    def scores(self) -> Scores:
+        """Waits for the device."""
+        return compute_scores(self.matrix, self.num_classes)
+
+    def peek(self) -> tuple[float, float] | None:
+        """Loss and IoU as they were a moment ago, None when there is nothing new. Never waits for the device."""
+        seen = self._reader.poll([self.loss_sum, self.num_bad, self.matrix], self.num_images)
+        if seen is None:
+            return None
+        (loss_sum, num_bad, matrix), num_images = seen
+        return _mean_loss(loss_sum, num_bad, num_images), compute_scores(matrix, self.num_classes).iou
+
+
+def wide_float(device: torch.device) -> torch.dtype:
+    """For sums over an epoch; MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
+    num_good = num_images - int(num_bad)
+    return float(loss_sum) / num_good if num_good else math.nan
+
+
+@dataclass
+class TrainState:
+    """Everything that a run needs to go on, at the next epoch or within one, as if it had never stopped."""
+
+    segmenter: Segmenter
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    learning_rate: LearningRate
+    early_stopping: EarlyStopping
+    ema: Ema | None
+    metrics: EpochMetrics  # of the current epoch
+    epoch: int = 0  # epochs finished
+    batch: int = 0  # batches of the current epoch that the weights have seen: whole accumulation groups
+    history: list[Row] = field(default_factory=list)
+    per_class_iou: list[float | None] = field(default_factory=list)  # of the best epoch
+    seconds: float = 0.0  # in finished epochs
+    train_seconds: float = 0.0  # in training in the current epoch
+    wait_seconds: float = 0.0  # of them: the device was idle for want of a batch
+    num_rollbacks: int = 0  # after non-finite numbers
+
+    @property
+    def eval_segmenter(self) -> Segmenter:
+        """The one that is evaluated and kept: the average where there is one."""
+        return self.segmenter if self.ema is None else self.ema.segmenter
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.segmenter.parameters()).device
+
+    def begin_next_epoch(self) -> None:
+        self.epoch += 1
+        self.restart_epoch()
+
+    def restart_epoch(self) -> None:
+        self.batch = 0
+        self.train_seconds = self.wait_seconds = 0.0
+        self.metrics.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": network_weights(self.segmenter),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "learning_rate": self.learning_rate.state_dict(),
+            "progress": self.early_stopping.state_dict(),
+            "ema": None
+            if self.ema is None
+            else {"model": network_weights(self.ema.segmenter), "num_updates": self.ema.num_updates},
+            "totals": self.metrics.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "history": self.history,
+            "per_class_iou": self.per_class_iou,
+            "seconds": self.seconds,
+            "train_seconds": self.train_seconds,
+            "wait_seconds": self.wait_seconds,
+            "num_rollbacks": self.num_rollbacks,
+            # The generators that a run draws from. Samples have their own, made from (seed, epoch, index).
+            "random_state": torch.get_rng_state(),
+            "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_network_weights(self.segmenter, state["model"])
+        # Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
+        # optimizer needs its step counts on the device.
+        groups = [
+            {**group, "params": saved["params"]}
+            for group, saved in zip(self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
+        ]
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        if isinstance(self.optimizer, torch.optim.SGD):
+            fill_momentum(self.optimizer)
+        if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
+            found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **found})
+        self.learning_rate.load_state_dict(state["learning_rate"])
+        self.early_stopping.load_state_dict(state["progress"])
+        if self.ema is not None:
+            saved = state["ema"] or {"model": state["model"], "num_updates": 0}
+            load_network_weights(self.ema.segmenter, saved["model"])
+            self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
+        self.metrics.load_state_dict(state["totals"])
+        self.epoch = state["epoch"]
+        self.batch = state["batch"]
+        self.history = [dict(row) for row in state["history"]]
+        self.per_class_iou = list(state["per_class_iou"])
+        self.seconds = state["seconds"]
+        self.train_seconds = state["train_seconds"]
+        self.wait_seconds = state["wait_seconds"]
+        self.num_rollbacks = state["num_rollbacks"]
+        torch.set_rng_state(state["random_state"])
+        if state["cuda_random_state"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
