@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import Script, run_command_line
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import DEMO_DIR, Config, is_demo_dir
 from unet_trainer.loading.wait_advice import EpochTimes
-from unet_trainer.system.signals import exit_process
+from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.signals import Interrupted, exit_process
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.model.metrics import Scores
@@ -42,6 +44,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.training.evaluation import EvalMetrics
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
+
+__all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "main", "train"]
 
 # What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
 CONFIG: dict[str, Any] = {

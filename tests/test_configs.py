@@ -66,7 +66,7 @@ def test_default_yaml_lists_every_key_in_order_and_is_the_defaults():
 
 def test_demo_yaml_is_the_dict_of_the_script():
     assert set(parse_yaml(read("demo"))) == {**train_unet.DEMO, **train_unet.CONFIG}.keys()
-    assert load_config(ROOT / "configs" / "demo.yaml") == train_unet.own_config()
+    assert load_config(ROOT / "configs" / "demo.yaml") == train_unet.script_config()
 
 
 def test_every_file_is_known_here():

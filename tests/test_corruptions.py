@@ -181,7 +181,7 @@ def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(tmp_path, cap
     assert [len(by_kind[kind]) for kind in ("form", "sizes", "values")] == [3, 3, 2]
     assert len(lines) == len(bad)
     assert all(problem["fix"] for problem in report["problems"])
-    assert (report["undecided"], report["notices"]) == ([], [])
+    assert (report["questions"], report["notices"]) == ([], [])
 
 
 def test_training_refuses_the_same_files_in_one_message(tmp_path, tiny_config):
@@ -324,7 +324,7 @@ def test_a_thousand_clean_files_of_many_encoders_raise_no_alarm(tmp_path, capsys
         (folder / f"masks/n{index}.{mask_end.rpartition('.')[2]}").write_bytes(write_mask(square(size=size)))
     assert len(list(folder.rglob("*.*"))) == 1000
     code, said, report, named = check(folder, tmp_path, capsys)
-    assert (report["problems"], report["undecided"], named) == ([], [], set())
+    assert (report["problems"], report["questions"], named) == ([], [], set())
     assert code == 0
     assert "Nothing stands in the way of training." in said
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (500, 400, 100)

@@ -19,14 +19,16 @@ from helpers.project import ROOT
 from test_train_unet import digest, stop_after, words
 from train_unet import train
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.image_kind import RGB
+from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build as assemble
-from unet_trainer.training.step import EpochMetrics, TrainStep, compile_steps
+from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,12 +48,12 @@ def make_machine(compiled=False, batch_size=8, side=128, floats=False, **setting
         {"encoder": "resnet18", "in_channels": 3, "device": "cuda", "batch_size": batch_size, "image_size": side, **settings}
     )
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, RGB, 8, Console(io.StringIO()))
+    machine = assemble.build_machine(config, numerics, RGB_8BIT, 8, Console(io.StringIO()))
     if compiled:
         use_fast_layers(machine.state.model)
         batch = make_batch(batch_size, side, floats=floats)
         assert compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases()) is None
-    machine.set_training(0)
+    machine.set_training_mode(0)
     return machine
 
 
@@ -120,7 +122,7 @@ def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, se
             machine.train_step.recorder = None
         totals = EpochMetrics(1, machine.numerics.device)
         for index in range(12):
-            machine.set_training(0 if index < 6 else 1)
+            machine.set_training_mode(0 if index < 6 else 1)
             machine.train_step.guard.batch_number = index
             machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3 / (1 + index))
         tensors = [*machine.state.model.state_dict().values(), *totals.state_dict().values(), machine.state.scaler.get_scale()]
@@ -257,7 +259,7 @@ def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
 def test_memory_that_really_runs_out_shrinks_the_batch(compiled, tiny_config, capsys):
     """The process may have a little more than half of what the batch needs."""
     config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "image_size": 512, "batch_size": 8, "num_epochs": 2}
-    needed = train(config, run_name="whole").history[-1]["peak_memory_gb"]
+    needed = train(config, run_name="whole").history[-1]["peak_memory_gib"]
     gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -297,7 +299,7 @@ def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
     config = {**tiny_config, "device": "cuda", "use_amp": True, "compile_model": True, "image_size": 256, "encoder": "resnet18"}
     result = train(config)
     assert load_config(result.run_dir / "config.yaml").compile_model is True
-    assert 0.2 < result.history[-1]["peak_memory_gb"] < 8
+    assert 0.2 < result.history[-1]["peak_memory_gib"] < 8
     assert math.isfinite(result.best_val_iou)
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 
 from train_unet import train
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.image_kind import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.image_files import DataError
-from unet_trainer.runs.run_folder import CheckpointError
+from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
+from unet_trainer.runs.errors import CheckpointError
 
 SIDE = 48
 NUM_PAIRS = 8

@@ -28,9 +28,9 @@ from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
-from unet_trainer.model.network import build_model
+from unet_trainer.model.network import build_network
 from unet_trainer.runs.history import COLUMNS
-from unet_trainer.training.step import EpochMetrics
+from unet_trainer.training.state import EpochMetrics
 
 
 def digest(run_dir, name="last.pt"):
@@ -441,7 +441,7 @@ def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monke
 
 def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
     weights = tmp_path / "encoder.pt"
-    model = build_model(load_config({**tiny_config, "in_channels": 3}))
+    model = build_network(load_config({**tiny_config, "in_channels": 3}))
     torch.save(model.get_submodule("encoder").state_dict(), weights)
     run = train(tiny_config, encoder_weights=str(weights), num_epochs=1)
     weights.unlink()

@@ -28,7 +28,8 @@ from unet_trainer.model import losses
 from unet_trainer.runs.checkpoint_file import read_last
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build as assemble
-from unet_trainer.training.step import EvalStep, TrainStep
+from unet_trainer.training.evaluation import EvalStep
+from unet_trainer.training.step import TrainStep
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
 
@@ -98,7 +99,7 @@ def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_
 
 def short_of_memory(monkeypatch, limit, first_call):
     """The model takes at most `limit` images at once, from a call on."""
-    real, calls = assemble.build_model, []
+    real, calls = assemble.build_network, []
 
     def build(config):
         def refuse(module, inputs):
@@ -110,7 +111,7 @@ def short_of_memory(monkeypatch, limit, first_call):
         model.register_forward_pre_hook(refuse)
         return model
 
-    monkeypatch.setattr(assemble, "build_model", build)
+    monkeypatch.setattr(assemble, "build_network", build)
 
 
 def test_memory_that_runs_out_ends_with_three_things_to_try_and_the_state_saved(tiny_config, monkeypatch, capsys):
@@ -238,7 +239,7 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, m
 
 
 def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
-    from unet_trainer.training.step import EvalStep
+    from unet_trainer.training.evaluation import EvalStep
 
     straight = train(tiny_config, run_name="straight")
     real = EvalStep.__call__

@@ -129,7 +129,7 @@ if settings["compile_model"]:
     settings["compile_model"] = False
 (folder / "config.yaml").write_text(yaml.safe_dump(settings))
 (folder / "metrics.csv").write_text(
-    "epoch,seconds,images_per_second,peak_memory_gb,peak_reserved_gb,data_wait,val_iou\\n1,2.0,9.0,0.0,0.0,0.1,0.5\\n"
+    "epoch,seconds,images_per_second,peak_memory_gib,peak_reserved_gib,data_wait,val_iou\\n1,2.0,9.0,0.0,0.0,0.1,0.5\\n"
 )
 """
 

@@ -97,7 +97,7 @@ def test_good_data_give_exit_code_0_and_a_report_of_what_is_there(check, data, t
     assert [row["values"] for row in report["classes"]] == ["0", "1", "2", "3"]
     assert [row["name"] for row in report["classes"]] == ["class 0", "class 1", "class 2", "class 3"]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
-    assert (report["problems"], report["undecided"], report["notices"]) == ([], [], [])
+    assert (report["problems"], report["questions"], report["notices"]) == ([], [], [])
     assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     assert report["contact_sheet"] == str(tmp_path / "runs/check/my_data.png")
     assert report["data_dir"] == str(data)
@@ -224,7 +224,7 @@ def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(chec
 def test_a_question_that_only_the_user_can_answer_is_asked_with_its_lines(check):
     code, said, report = check("num_classes=1")
     assert code == 2
-    (question,) = report["undecided"]
+    (question,) = report["questions"]
     assert question in said
     assert "    num_classes: 4\n" in question
     assert "0 problems with files, 1 open questions." in said
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_told_is_one_message(tmp_path, capsys):
     assert main(["check", f"data_dir={tmp_path / 'nowhere'}", "--json", str(tmp_path / "report.json")]) == 2
     report = json.loads((tmp_path / "report.json").read_text())
     assert not report["ok"]
-    assert "does not exist" in report["undecided"][0]
+    assert "does not exist" in report["questions"][0]
     captured = capsys.readouterr()
     assert captured.err == (f"Error: data_dir: {tmp_path / 'nowhere'} does not exist; need a folder with images/ and masks/\n")
     assert captured.out == ""

@@ -13,7 +13,7 @@ import pytest
 
 import train_unet
 from helpers.project import ROOT
-from train_unet import CONFIG, DEMO, TrainingFailed, main, own_config
+from train_unet import CONFIG, DEMO, TrainingFailed, main, script_config
 from unet_trainer.commands.command_line import read_command_line
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
@@ -170,10 +170,10 @@ def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained, c
 
 def test_what_config_says_itself_wins_over_what_the_demo_adds(monkeypatch):
     monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "image_size": 64})
-    assert (own_config().image_size, own_config().num_epochs) == (64, DEMO["num_epochs"])
-    assert (own_config({"num_epochs": 3}).num_epochs, own_config(["num_epochs=3"]).num_epochs) == (3, 3)
+    assert (script_config().image_size, script_config().num_epochs) == (64, DEMO["num_epochs"])
+    assert (script_config({"num_epochs": 3}).num_epochs, script_config(["num_epochs=3"]).num_epochs) == (3, 3)
     monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "data_dir": "data/mine"})
-    assert own_config() == load_config(train_unet.CONFIG)
+    assert script_config() == load_config(train_unet.CONFIG)
 
 
 # Mistakes
@@ -347,4 +347,4 @@ def test_a_word_that_was_meant_otherwise_is_answered(arguments, said, capsys):
 def test_a_config_without_a_suffix_is_one_when_it_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_text("batch_size: 3\n")
-    assert read_command_line(["mine"], None, own_config).batch_size == 3
+    assert read_command_line(["mine"], None, script_config).batch_size == 3

@@ -11,7 +11,7 @@ from helpers.project import TINY_MODEL
 from train_unet import main
 from unet_trainer.commands import step_timing as stopwatch
 from unet_trainer.config.load import load_config
-from unet_trainer.runs.run_folder import TrainingFailed
+from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import build_step
 from unet_trainer.training.step import TrainStep

@@ -11,18 +11,12 @@ from PIL import Image
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import (
-    absent_classes,
-    build_dataset_report,
-    class_table,
-    describe_classes,
-    find_dataset,
-    ignored_share,
-    show_sizes,
-)
-from unet_trainer.datasets.image_kind import IMAGENET_MEAN, Kind
-from unet_trainer.datasets.pairs import Found, Pair
+from unet_trainer.datasets.class_statistics import absent_classes, class_table, describe_classes, ignored_share
+from unet_trainer.datasets.dataset_report import build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.datasets.layouts import Kind
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_spec import IMAGENET_MEAN
 from unet_trainer.system.console import Console
 
 HEIGHT, WIDTH = 20, 30
@@ -82,11 +76,11 @@ def only_problem(survey):
 
 def test_clean_data_are_divided_and_nothing_is_said(data):
     survey = data.survey()
-    assert (survey.refusal, survey.problems, survey.undecided, survey.notices) == ("", [], [], [])
+    assert (survey.blocking_message, survey.problems, survey.questions, survey.notices) == ("", [], [], [])
     assert survey.kind == Kind(3, "uint8")
     assert survey.coding.mask_values == (0, 255)
     assert (len(survey.split.train), len(survey.split.val)) == (5, 1)
-    assert (survey.form.mean, survey.form_reason) == (IMAGENET_MEAN, "ImageNet's, for 8-bit RGB")
+    assert (survey.form.mean, survey.statistics_reason) == (IMAGENET_MEAN, "ImageNet's, for 8-bit RGB")
     assert [pair.name for pair in survey.pairs] == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -97,7 +91,7 @@ def test_statistics_are_those_of_the_training_images_alone(data):
     train = [noise(int(pair.name), 1, np.uint16, 4000 + 10_000 * int(pair.name)).astype(float) for pair in survey.split.train]
     assert survey.form.mean == pytest.approx((np.mean(train),), rel=1e-5)
     assert survey.form.std == pytest.approx((np.std(train),), rel=1e-5)
-    assert survey.form_reason == "of the training images"
+    assert survey.statistics_reason == "of the training images"
 
 
 def test_facts_come_in_the_order_of_the_pairs_that_are_asked_for(data):
@@ -125,7 +119,7 @@ def test_unreadable_files_are_named_with_their_reasons_and_their_pairs_are_left_
     assert [pair.name for pair in survey.pairs] == ["0", "2", "3", "5"]
     problem = only_problem(survey)
     assert (problem.kind, problem.lines) == ("unreadable", (f"{image}: the file is cut off", f"{mask}: the file is empty"))
-    assert survey.refusal == (
+    assert survey.blocking_message == (
         f"2 files that cannot be used:\n  {image}: the file is cut off\n  {mask}: the file is empty\n"
         "  Fix: mend the files or take them away, with their partners"
     )
@@ -136,7 +130,7 @@ def test_nothing_that_can_be_read_is_refused_without_a_split(data):
         (data.folder / f"images/{index}.png").write_text("hello")
     survey = data.survey()
     assert (survey.pairs, survey.split, len(only_problem(survey).lines)) == ([], None, 6)
-    assert survey.refusal.startswith("6 files that cannot be used:")
+    assert survey.blocking_message.startswith("6 files that cannot be used:")
 
 
 def test_leftovers_and_other_problems_stand_in_one_refusal(data):
@@ -144,9 +138,9 @@ def test_leftovers_and_other_problems_stand_in_one_refusal(data):
     (data.folder / "images/0.png").write_bytes(b"")
     survey = data.survey()
     assert [problem.kind for problem in survey.problems] == ["no_mask", "unreadable"]
-    assert survey.refusal.startswith("images and masks do not pair up:")
-    assert survey.refusal.count("images/5.png") == 1
-    assert "images/0.png: the file is empty" in survey.refusal
+    assert survey.blocking_message.startswith("images and masks do not pair up:")
+    assert survey.blocking_message.count("images/5.png") == 1
+    assert "images/0.png: the file is empty" in survey.blocking_message
 
 
 def test_a_refusal_names_twenty_files_of_a_kind(data):
@@ -154,7 +148,7 @@ def test_a_refusal_names_twenty_files_of_a_kind(data):
         data.image(index, noise(index))
         data.mask(index, square())
         (data.folder / f"images/{index}.png").write_bytes(b"")
-    assert "\n  … and 4 more\n" in data.survey().refusal
+    assert "\n  … and 4 more\n" in data.survey().blocking_message
 
 
 # Sizes
@@ -169,7 +163,7 @@ def test_a_mask_of_another_size_but_the_same_shape_can_be_resized(data):
     assert problem.fix == "resize_masks: true brings masks of the same shape to the size of their images"
     assert len(survey.pairs) == 5
     resized = data.survey(resize_masks=True)
-    assert (resized.refusal, len(resized.pairs)) == ("", 6)
+    assert (resized.blocking_message, len(resized.pairs)) == ("", 6)
     assert resized.notices == ["1 masks are brought to the size of their images (resize_masks)"]
 
 
@@ -185,7 +179,7 @@ def test_a_size_that_is_a_pixel_off_by_rounding_is_the_same_shape(data):
     """A third of 20×31 is 7×10."""
     data.image(2, np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8))
     data.mask(2, square(size=(7, 10)))
-    assert data.survey(resize_masks=True).refusal == ""
+    assert data.survey(resize_masks=True).blocking_message == ""
 
 
 def test_an_image_turned_by_exif_whose_mask_is_not_is_told(data):
@@ -200,7 +194,7 @@ def test_an_image_turned_by_exif_whose_mask_is_not_is_told(data):
     )
     data.mask(3, square(size=(WIDTH, HEIGHT)))
     turned = data.survey()
-    assert (turned.refusal, turned.notices) == ("", ["1 of 6 images are turned as their EXIF orientation says"])
+    assert (turned.blocking_message, turned.notices) == ("", ["1 of 6 images are turned as their EXIF orientation says"])
 
 
 # Images unlike the others
@@ -267,16 +261,16 @@ def test_values_that_cannot_be_decided_are_a_question_with_the_files_that_hold_t
     data.mask(1, odd)
     survey = data.survey()
     assert (survey.problems, survey.coding) == ([], None)
-    (question,) = survey.undecided
+    (question,) = survey.questions
     assert question.startswith("mask_values: auto cannot tell what the values in the masks mean")
     assert f"Rarest: 7 in 1 of 6 masks, e.g. {data.folder / 'masks/1.png'}" in question
-    assert survey.refusal == question
+    assert survey.blocking_message == question
 
 
 def test_one_group_is_a_question_too(data):
     survey = data.survey(group_pattern="images")
     assert survey.split is None
-    assert survey.refusal == (
+    assert survey.blocking_message == (
         "only 6 pairs in 1 group (or with identical images); need at least 2, one to train on and one to validate on"
     )
 
@@ -306,8 +300,8 @@ def test_sizes_are_shown_by_how_often_they_occur(data):
         data.image(index, np.random.default_rng(index).integers(0, 256, (20, width, 3), np.uint8))
         data.mask(index, square(size=(20, width)))
     images = data.survey().images
-    assert show_sizes(images) == "31×20, 33×20, 30×20 and 1 more sizes"
-    assert show_sizes(images, 9) == "31×20, 33×20, 30×20, 32×20"
+    assert describe_sizes(images) == "31×20, 33×20, 30×20 and 1 more sizes"
+    assert describe_sizes(images, 9) == "31×20, 33×20, 30×20, 32×20"
 
 
 # What the user should know
@@ -323,7 +317,7 @@ def test_grey_beside_colour_is_said(data):
     data.image(2, noise(2, 1))
     survey = data.survey()
     assert survey.notices == ["1 of 6 images are grey; each gets 3 equal channels"]
-    assert survey.refusal == ""
+    assert survey.blocking_message == ""
 
 
 def test_grey_images_alone_are_nothing_to_mention(data):
@@ -370,8 +364,8 @@ def test_a_run_that_goes_on_keeps_its_folds_as_they_were(data):
         for index in range(6)
     )
     config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), "num_folds": 3, "fold": 1})
-    survey = build_dataset_report(config, Console(io.StringIO()), Found(pairs, "as the run began"))
-    assert survey.refusal == ""
+    survey = build_dataset_report(config, Console(io.StringIO()), FoundPairs(pairs, "as the run began"))
+    assert survey.blocking_message == ""
     assert [pair.name for pair in survey.split.val] == ["0", "1"]
 
 
@@ -386,10 +380,10 @@ def test_looking_leaves_the_data_as_they_are(data):
 
 def test_void_that_leaves_a_single_class_is_a_question(data):
     """Masks in {0, 255} and three classes: 255 beside dense ids is void, but here it is all that there is to learn."""
-    (question,) = data.survey(num_classes=3).undecided
+    (question,) = data.survey(num_classes=3).questions
     assert question.startswith(
         "mask_values: with 255 as void, no class but class 0 is left in any mask, and there is nothing to learn."
     )
     assert "Set num_classes: 1 if 255 is the foreground, or mask_values to the values of the 3 classes" in question
-    assert data.survey(num_classes=3, ignore_value=255).undecided == []  # said by the user: it is only warned of
-    assert data.survey(num_classes=1).undecided == []
+    assert data.survey(num_classes=3, ignore_value=255).questions == []  # said by the user: it is only warned of
+    assert data.survey(num_classes=1).questions == []

@@ -6,19 +6,10 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.datasets.image_kind import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    RGB,
-    ImageSpec,
-    Kind,
-    build_form,
-    choose_kind,
-    misfit,
-    pooled_statistics,
-    show_kind,
-)
+from unet_trainer.datasets.image_kind import build_image_spec, choose_kind, mismatch, pooled_statistics, show_kind
+from unet_trainer.datasets.layouts import Kind
 from unet_trainer.datasets.scan import ImageFacts
+from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, RGB_8BIT, ImageSpec
 
 
 def facts(image):
@@ -59,24 +50,24 @@ def test_floats_of_any_width_are_one_kind():
     images = [plain(dtype) for dtype in ("float16", "float32", "float64")]
     kind = choose_kind(images, "auto")
     assert kind == Kind(3, "float")
-    assert [misfit(image, kind) for image in images] == [None] * 3
+    assert [mismatch(image, kind) for image in images] == [None] * 3
 
 
 def test_a_misfit_is_told_with_what_the_others_are():
     kind = Kind(3, "uint8")
-    assert misfit(plain(), kind) is None
-    assert misfit(plain(channels=1), kind) is None  # grey gets three equal channels
-    assert misfit(plain("uint16"), kind) == "16-bit, the others are 8-bit"
-    assert misfit(plain("float64", 9), kind) == "float, the others are 8-bit"
-    assert misfit(plain("uint32"), kind) == "uint32, the others are 8-bit"
-    assert misfit(plain(channels=4), kind) == "4 channels, need 3"
-    assert misfit(plain(channels=3), Kind(1, "uint8")) == "3 channels, need 1"
+    assert mismatch(plain(), kind) is None
+    assert mismatch(plain(channels=1), kind) is None  # grey gets three equal channels
+    assert mismatch(plain("uint16"), kind) == "16-bit, the others are 8-bit"
+    assert mismatch(plain("float64", 9), kind) == "float, the others are 8-bit"
+    assert mismatch(plain("uint32"), kind) == "uint32, the others are 8-bit"
+    assert mismatch(plain(channels=4), kind) == "4 channels, need 3"
+    assert mismatch(plain(channels=3), Kind(1, "uint8")) == "3 channels, need 1"
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Kind(3, "uint8"), "8-bit RGB"),
+        (Kind(3, "uint8"), "8-bit RGB_8BIT"),
         (Kind(1, "uint16"), "16-bit grey"),
         (Kind(5, "float"), "float 5 channels"),
         (Kind(2, "int16"), "signed 16-bit 2 channels"),
@@ -132,9 +123,9 @@ def test_a_small_spread_is_kept():
 
 
 def test_8_bit_rgb_is_normalised_as_imagenet_is():
-    form, reason = build_form(Kind(3, "uint8"), [plain()], "auto", "auto")
-    assert form == RGB == ImageSpec(3, True, IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
-    assert reason == "ImageNet's, for 8-bit RGB"
+    form, reason = build_image_spec(Kind(3, "uint8"), [plain()], "auto", "auto")
+    assert form == RGB_8BIT == ImageSpec(3, True, IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
+    assert reason == "ImageNet's, for 8-bit RGB_8BIT"
 
 
 def test_imagenets_numbers_are_those_of_8_bit():
@@ -145,7 +136,7 @@ def test_imagenets_numbers_are_those_of_8_bit():
 @pytest.mark.parametrize(("dtype", "channels", "is_8bit"), [("uint8", 1, True), ("uint8", 5, True), ("uint16", 3, False)])
 def test_all_else_is_normalised_by_the_training_images(dtype, channels, is_8bit):
     image = plain(dtype, channels, 7.0, 250.0)
-    form, reason = build_form(Kind(channels, dtype), [image], "auto", "auto")
+    form, reason = build_image_spec(Kind(channels, dtype), [image], "auto", "auto")
     low, high = (0.0, 255.0) if is_8bit else (7.0, 250.0)
     assert form == ImageSpec(channels, is_8bit, (100.0,) * channels, (10.0,) * channels, low, high)
     assert reason == "of the training images"
@@ -153,25 +144,25 @@ def test_all_else_is_normalised_by_the_training_images(dtype, channels, is_8bit)
 
 def test_the_range_is_that_of_all_images_and_never_empty():
     kind = Kind(1, "float")
-    form, _ = build_form(kind, [plain("float32", 1, -4.0, 2.0), plain("float32", 1, 1.0, 9.0)], "auto", "auto")
+    form, _ = build_image_spec(kind, [plain("float32", 1, -4.0, 2.0), plain("float32", 1, 1.0, 9.0)], "auto", "auto")
     assert (form.low, form.high) == (-4.0, 9.0)
-    flat, _ = build_form(kind, [plain("float32", 1, 3.0, 3.0)], "auto", "auto")
+    flat, _ = build_image_spec(kind, [plain("float32", 1, 3.0, 3.0)], "auto", "auto")
     assert (flat.low, flat.high) == (3.0, 4.0)
 
 
 def test_given_numbers_are_taken_as_they_are():
-    form, reason = build_form(Kind(3, "uint8"), [plain()], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    form, reason = build_image_spec(Kind(3, "uint8"), [plain()], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
     assert (form.mean, form.std, reason) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), "as given")
 
 
 def test_one_of_the_two_may_be_given():
-    form, reason = build_form(Kind(1, "uint16"), [plain("uint16", 1)], "auto", [4.0])
+    form, reason = build_image_spec(Kind(1, "uint16"), [plain("uint16", 1)], "auto", [4.0])
     assert (form.mean, form.std, reason) == ((100.0,), (4.0,), "of the training images")
 
 
 def test_numbers_for_another_count_of_channels_are_refused_all_at_once():
     with pytest.raises(ConfigError) as raised:
-        build_form(Kind(5, "uint16"), [plain("uint16", 5)], [1.0, 2.0, 3.0], [4.0])
+        build_image_spec(Kind(5, "uint16"), [plain("uint16", 5)], [1.0, 2.0, 3.0], [4.0])
     assert str(raised.value).splitlines() == [
         "image_mean: got 3 values; the images have 5 channels",
         "image_std: got 1 values; the images have 5 channels",
@@ -180,7 +171,7 @@ def test_numbers_for_another_count_of_channels_are_refused_all_at_once():
 
 def test_pixels_take_the_form_of_the_batch():
     grey = np.array([[[7], [9]]], np.uint8)
-    shaped = RGB.shape(grey)
+    shaped = RGB_8BIT.shape(grey)
     assert (shaped.dtype, shaped.tolist()) == (np.uint8, [[[7, 7, 7], [9, 9, 9]]])
     form = ImageSpec(2, False, (0.0, 0.0), (1.0, 1.0))
     deep = form.shape(np.array([[[65535, 1]]], np.uint16))

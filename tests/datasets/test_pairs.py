@@ -9,8 +9,8 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
-from unet_trainer.datasets.pairs import Pair, add_groups, find_pairs, inside
-from unet_trainer.datasets.splits import divide
+from unet_trainer.datasets.pairs import Pair, add_groups, find_pairs, path_in
+from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
 
 
@@ -44,7 +44,7 @@ def split_of(data_dir, **settings):
     if found.refusal:
         raise DataError(found.refusal)
     nothing = [""] * len(found.pairs)
-    return divide(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
+    return split_pairs(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
 
 
 def refusal(call, *arguments, **options):
@@ -645,8 +645,8 @@ def test_paths_that_the_pattern_does_not_match_are_counted_and_shown(tmp_path):
 
 
 def test_a_path_outside_data_dir_stays_whole(tmp_path):
-    assert inside(tmp_path / "data", tmp_path / "data/images/a.png") == "images/a.png"
-    assert inside(tmp_path / "data", tmp_path / "other/a.png") == (tmp_path / "other/a.png").as_posix()
+    assert path_in(tmp_path / "data", tmp_path / "data/images/a.png") == "images/a.png"
+    assert path_in(tmp_path / "data", tmp_path / "other/a.png") == (tmp_path / "other/a.png").as_posix()
     pairs = add_groups([Pair("a", tmp_path / "other/a.png", tmp_path / "m.png")], "other/(.)", tmp_path / "data")
     assert pairs[0].group == "a"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unet_trainer.datasets.problems import Problem, describe_problems, some
+from unet_trainer.datasets.problems import Problem, describe_problems
 
 
 def test_a_problem_shows_its_count_its_files_and_its_fix():
@@ -29,7 +29,7 @@ def test_problems_follow_each_other_and_none_is_nothing():
 
 
 def test_some_names_the_first_and_counts_the_rest():
-    assert some("abc") == "a, b, c"
-    assert some("abcdefg") == "a, b, c, d, e and 2 more"
-    assert some((Path("x") / name for name in "abc"), 1) == "x/a and 2 more"
-    assert some([]) == ""
+    assert first_few("abc") == "a, b, c"
+    assert first_few("abcdefg") == "a, b, c, d, e and 2 more"
+    assert first_few((Path("x") / name for name in "abc"), 1) == "x/a and 2 more"
+    assert first_few([]) == ""

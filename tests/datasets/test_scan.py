@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import tifffile
 
+from unet_trainer.config.resolve import class_weights
 from unet_trainer.datasets import scan
+from unet_trainer.datasets.class_statistics import class_ids, class_shares, describe_rarest_values, total_counts
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import (
     JPEG_DAMAGE,
@@ -23,13 +25,8 @@ from unet_trainer.datasets.scan import (
     MaskFacts,
     PairFacts,
     ScanMemory,
-    balanced_weights,
-    class_ids,
-    class_shares,
     memory_of,
     scan_pairs,
-    total_counts,
-    where_values_are,
 )
 from unet_trainer.images.image_files import COLOUR, encode_image, write_image
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
@@ -461,18 +458,18 @@ def test_shares_of_ignored_pixels_alone_are_0():
 def test_the_rarest_values_are_named_with_a_mask_that_holds_them(tmp_path):
     pairs = [Pair(name, tmp_path / f"{name}.png", tmp_path / f"{name}_mask.png") for name in "ab"]
     masks = masks_of({0: 90, 1: 5, 7: 1}, {0: 90, 1: 5, 2: 3, COLOUR + 0xFF: 2})
-    assert where_values_are(pairs, masks) == (
+    assert describe_rarest_values(pairs, masks) == (
         f"Rarest: 7 in 1 of 2 masks, e.g. {pairs[0].mask}; #0000ff in 1 of 2 masks, e.g. {pairs[1].mask}; "
         f"2 in 1 of 2 masks, e.g. {pairs[1].mask}"
     )
 
 
 def test_rare_classes_weigh_more_within_bounds():
-    assert balanced_weights([0.5, 0.25, 0.25]) == (0.5, 1.0, 1.0)
-    assert balanced_weights([0.998, 0.001, 0.001]) == (0.1, 1.0, 1.0)  # never below a tenth
-    assert balanced_weights([0.6, 0.3999, 0.0001])[2] == 10.0
-    assert balanced_weights([0.5, 0.0, 0.5]) == (1.0, 1.0, 1.0)  # a class that does not occur
-    assert balanced_weights([0.0, 0.0]) == (1.0, 1.0)
+    assert class_weights([0.5, 0.25, 0.25]) == (0.5, 1.0, 1.0)
+    assert class_weights([0.998, 0.001, 0.001]) == (0.1, 1.0, 1.0)  # never below a tenth
+    assert class_weights([0.6, 0.3999, 0.0001])[2] == 10.0
+    assert class_weights([0.5, 0.0, 0.5]) == (1.0, 1.0, 1.0)  # a class that does not occur
+    assert class_weights([0.0, 0.0]) == (1.0, 1.0)
 
 
 def test_a_mark_for_missing_data_is_named(tmp_path):

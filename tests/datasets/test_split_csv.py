@@ -9,7 +9,7 @@ import pytest
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.split_csv import MAX_BYTES, read_table, table_text
+from unet_trainer.datasets.split_csv import MAX_BYTES, read_split_csv, split_csv_text
 from unet_trainer.images.image_files import DataError
 
 NEEDED = "need image and mask, and if you like split and group"
@@ -28,7 +28,7 @@ def data(tmp_path):
 def read(data, text, name="split.csv"):
     file = data / name
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_table(file, data)
+    return read_split_csv(file, data)
 
 
 def refusal(data, text):
@@ -93,7 +93,7 @@ def test_absolute_paths_are_taken_as_they_are(data, tmp_path):
     (tmp_path / "inner").mkdir()
     file = data / "split.csv"
     file.write_text(table)
-    (found,) = read_table(file, tmp_path / "inner").pairs
+    (found,) = read_split_csv(file, tmp_path / "inner").pairs
     assert (found.image, found.mask) == (elsewhere / "x.png", elsewhere / "x_mask.png")
     assert found.name == str(elsewhere / "x")
 
@@ -171,12 +171,12 @@ def test_a_huge_file_is_not_read(data):
     with (data / "split.csv").open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # a hole: nothing is written
     with pytest.raises(DataError, match=r"split_file: .*split.csv is larger than 256 MiB"):
-        read_table(data / "split.csv", data)
+        read_split_csv(data / "split.csv", data)
 
 
 def test_a_folder_is_refused(data):
     with pytest.raises(DataError, match=r"split_file: .*images cannot be read \(Is a directory\)"):
-        read_table(data / "images", data)
+        read_split_csv(data / "images", data)
 
 
 # Writing
@@ -185,7 +185,7 @@ def test_a_folder_is_refused(data):
 def test_what_is_written_is_read_back_as_the_same_pairs(data):
     train = (pair(data, "a", "train", "p1"), pair(data, "e f", "train"), pair(data, "g,h", "train", 'a "quoted", group'))
     val = (pair(data, "b", "val", "p2"),)
-    text = table_text(train, val, data)
+    text = split_csv_text(train, val, data)
     assert text.splitlines()[:2] == ["image,mask,split,group,name", "images/a.png,masks/a.png,train,p1,images/a"]
     assert read(data, text).pairs == train + val
 
@@ -194,13 +194,13 @@ def test_names_and_parts_are_those_of_the_split_that_is_written(data):
     """A pair found in a folder is called by its name there, and has no part until it is divided."""
     found = Pair("a", data / "images/a.png", data / "masks/a.png")
     other = Pair("b", data / "images/b.png", data / "masks/b.png", "train")
-    (first, second) = read(data, table_text([found], [other], data)).pairs
+    (first, second) = read(data, split_csv_text([found], [other], data)).pairs
     assert (first.name, first.part, second.name, second.part) == ("a", "train", "b", "val")
 
 
 def test_files_outside_data_dir_are_written_with_their_whole_path(data, tmp_path):
     outside = Pair("x", Path("/elsewhere/x.png"), Path("/elsewhere/x_mask.png"))
-    assert table_text([outside], [], tmp_path).splitlines()[1] == "/elsewhere/x.png,/elsewhere/x_mask.png,train,,x"
+    assert split_csv_text([outside], [], tmp_path).splitlines()[1] == "/elsewhere/x.png,/elsewhere/x_mask.png,train,,x"
 
 
 # Through the config

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unet_trainer.datasets.pairs import Found, Pair
-from unet_trainer.datasets.splits import Unit, assign, divide
+from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.splits import Unit, assign, split_pairs
 from unet_trainer.images.image_files import DataError
 
 
 def made_up(count, groups=None, parts=None):
     """Pairs that no file belongs to: dividing reads nothing."""
-    return Found(
+    return FoundPairs(
         tuple(
             Pair(
                 f"{index:03d}",
@@ -31,14 +31,14 @@ def made_up(count, groups=None, parts=None):
 
 def split_of(found, labels=None, digests=None, val_fraction=0.2, seed=42, **folds):
     nothing = [""] * len(found.pairs)
-    return divide(found, labels or nothing, digests or nothing, val_fraction=val_fraction, seed=seed, **folds)
+    return split_pairs(found, labels or nothing, digests or nothing, val_fraction=val_fraction, seed=seed, **folds)
 
 
 def names(pairs):
     return [pair.name for pair in pairs]
 
 
-def refusal(*arguments, **options):
+def blocking_message(*arguments, **options):
     with pytest.raises(DataError) as raised:
         split_of(*arguments, **options)
     return str(raised.value)
@@ -99,7 +99,7 @@ def test_the_rule_says_fraction_seed_groups_and_fold():
 
 
 def test_one_pair_is_refused():
-    assert refusal(made_up(1)) == "only 1 pair; need at least 2, one to train on and one to validate on"
+    assert blocking_message(made_up(1)) == "only 1 pair; need at least 2, one to train on and one to validate on"
 
 
 # Classes
@@ -168,13 +168,13 @@ def test_a_group_tied_by_an_identical_image_to_another_goes_with_it():
 
 
 def test_one_group_is_refused():
-    assert refusal(made_up(5, ["p"] * 5)) == (
+    assert blocking_message(made_up(5, ["p"] * 5)) == (
         "only 5 pairs in 1 group (or with identical images); need at least 2, one to train on and one to validate on"
     )
 
 
 def test_identical_images_alone_are_refused():
-    message = refusal(made_up(3), digests=["x"] * 3)
+    message = blocking_message(made_up(3), digests=["x"] * 3)
     assert message.startswith("only 3 pairs in 1 group (or with identical images); need at least 2")
 
 
@@ -211,10 +211,10 @@ def test_folds_keep_groups_together():
 
 
 def test_fewer_groups_than_folds_are_refused():
-    assert refusal(made_up(9, list("aaabbbccc")), num_folds=4) == (
+    assert blocking_message(made_up(9, list("aaabbbccc")), num_folds=4) == (
         "only 9 pairs in 3 groups (or with identical images); need at least 4, one for each of num_folds"
     )
-    assert refusal(made_up(3), num_folds=4) == "only 3 pairs; need at least 4, one for each of num_folds"
+    assert blocking_message(made_up(3), num_folds=4) == "only 3 pairs; need at least 4, one for each of num_folds"
     assert len(split_of(made_up(9, list("aaabbbccc")), num_folds=3).val) == 3
 
 
@@ -277,17 +277,17 @@ def test_identical_images_inside_train_are_kept():
 
 
 def test_parts_with_nothing_left_to_train_on_are_refused():
-    assert refusal(made_up(2, parts=["train", "val"]), digests=["x", "x"]) == (
+    assert blocking_message(made_up(2, parts=["train", "val"]), digests=["x", "x"]) == (
         "every training image also validates (the files are identical); need others in one of the two folders"
     )
-    assert refusal(made_up(2, parts=["val", "val"])) == (
+    assert blocking_message(made_up(2, parts=["val", "val"])) == (
         "every pair validates and none trains (images/ + masks/); need train as well"
     )
 
 
 def test_a_group_torn_across_given_parts_is_refused():
     found = made_up(6, groups=["p1", "p2", "p3", "p2", "p1", "p4"], parts=["train"] * 3 + ["val"] * 3)
-    assert refusal(found) == "2 groups stand in train and in val: p1, p2; put each on one side"
+    assert blocking_message(found) == "2 groups stand in train and in val: p1, p2; put each on one side"
 
 
 def test_pairs_without_a_group_are_no_group():
@@ -296,6 +296,6 @@ def test_pairs_without_a_group_are_no_group():
 
 
 def test_folds_of_given_parts_are_refused():
-    assert refusal(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
+    assert blocking_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
         "num_folds: the data says itself what validates (images/ + masks/); leave num_folds out"
     )

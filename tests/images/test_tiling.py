@@ -8,17 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
+from unet_trainer.config.resolve import MAX_CROPS, choose_crops_per_image
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.images.tiling import (
-    MAX_CROPS,
-    RandomCrops,
-    WholeImages,
-    choose_crops_per_image,
-    crop_pair,
-    resize_image,
-    resize_pair,
-    tile_images,
-)
+from unet_trainer.images.tiling import RandomCrops, WholeImages, crop_pair, resize_image, resize_pair, tile_images
 
 SIZES = [(64, 64), (63, 64), (65, 64), (20, 200), (1, 1), (7, 130), (200, 333), (112, 113), (96, 97), (512, 64)]
 

@@ -14,7 +14,7 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.image_kind import ImageSpec
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 
 CORNERS = np.array([[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8)  # which corner is first tells the flips

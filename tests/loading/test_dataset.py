@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from unet_trainer.datasets.image_kind import RGB, ImageSpec
+from unet_trainer.config.resolve import choose_num_workers
 from unet_trainer.datasets.pairs import Pair, find_pairs
 from unet_trainer.images.image_files import DataError, read_image, write_image
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import RandomCrops, WholeImages, tile_images
 from unet_trainer.loading import dataset as dataset_room
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.worker_pool import choose_num_workers
 
 
 def build_dataset(data_dir, augmentation="default", seed=3):
     pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
     framing = WholeImages((32, 32), len(pairs))
-    return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB, framing, build_augmentation(augmentation), seed)
+    return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB_8BIT, framing, build_augmentation(augmentation), seed)
 
 
 def write_array_pair(folder, image, mask):
@@ -121,7 +121,7 @@ def test_8_bit_images_where_others_were_expected_are_named(tmp_path):
 
 def test_a_grey_image_among_colours_gets_equal_channels(tmp_path):
     pair = write_array_pair(tmp_path, np.full((8, 8), 7, np.uint8), np.zeros((8, 8), np.uint8))
-    image, _ = SegmentationDataset([pair], MaskCoding((0, 1)), RGB, WholeImages((8, 8), 1), None, 0)[0, 0]
+    image, _ = SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, WholeImages((8, 8), 1), None, 0)[0, 0]
     assert image.shape == (8, 8, 3)
     assert (image == 7).all()
 
@@ -145,7 +145,7 @@ def test_8_bit_batches_stay_small(tiny_data):
 def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
     mask = np.array([[0, 1], [2, 255]], np.uint8)
     pair = write_array_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
-    options = (MaskCoding((0, 1, 2), 0, 255), RGB, WholeImages((8, 8), 1), None, 0)
+    options = (MaskCoding((0, 1, 2), 0, 255), RGB_8BIT, WholeImages((8, 8), 1), None, 0)
     _, ids = SegmentationDataset([pair], *options, resize_masks=True)[0, 0]
     assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
     with pytest.raises(DataError) as caught:
@@ -158,7 +158,7 @@ def test_the_windows_of_an_image_share_one_reading(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     pairs = [write_array_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
     framing = tile_images([(100, 150)] * 2, (64, 64))
-    dataset = SegmentationDataset(pairs, MaskCoding((0, 1)), RGB, framing, None, 0)
+    dataset = SegmentationDataset(pairs, MaskCoding((0, 1)), RGB_8BIT, framing, None, 0)
     read = count_reads(monkeypatch)
     samples = [dataset[0, index] for index in range(len(dataset))]
     assert len(samples) == 12
@@ -176,7 +176,7 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
 
     def build():
         framing = RandomCrops((32, 48), 1, 6, ((1,),), 0.5, 9)
-        return SegmentationDataset([pair], MaskCoding((0, 1)), RGB, framing, build_augmentation("default"), 9)
+        return SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, framing, build_augmentation("default"), 9)
 
     first, second = build(), build()
     assert len(first) == 6
@@ -190,7 +190,7 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
 def test_a_crop_in_the_users_list_is_brought_back_to_the_size_of_the_batch(tmp_path):
     pair = write_array_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
     crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], size=(64, 64))
-    image, ids = SegmentationDataset([pair], MaskCoding((0, 1)), RGB, WholeImages((64, 64), 1), crop, 0)[0, 0]
+    image, ids = SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, WholeImages((64, 64), 1), crop, 0)[0, 0]
     assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
 
 

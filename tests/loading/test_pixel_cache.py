@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.loading.pixel_cache import ALIGNMENT, fill_cache, free_disk, free_memory, lay_out
+from unet_trainer.loading.pixel_cache import ALIGNMENT, fill_cache, free_memory, lay_out
+from unet_trainer.system.resources import free_disk
 
 SHAPES = [(5, 7, 3), (4, 4, 3), (1, 9, 3), (8, 2, 3)]
 

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from test_dataset import build_dataset
-from test_loader import digest, keep, load
 
 from helpers.project import ROOT
+from helpers.samples import build_dataset, epoch_digest, keep, make_loader
 from unet_trainer.loading import worker_backends as room
 from unet_trainer.loading.dataset import MAX_PIECES, SegmentationDataset
 from unet_trainer.loading.worker_backends import RESULT, TASK, WorkerError
@@ -25,10 +24,10 @@ PIPE_BYTES = 65536  # that Linux holds for a reader
 
 def test_signals_are_the_training_process_own_affair(tiny_data):
     """A terminal or a cluster sends them to all processes at once; the step is still to be finished."""
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     batches = loader.epoch(0)
     next(batches)
-    workers = loader.crew.hands.workers
+    workers = loader.pool.hands.workers
     time.sleep(0.2)
     for worker in workers:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,8 +40,8 @@ def test_signals_are_the_training_process_own_affair(tiny_data):
 def test_workers_end_when_the_training_process_is_killed(tiny_data):
     script = (
         "import multiprocessing, sys, time; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from test_dataset import build_dataset; from test_loader import load\n"
-        "loader = load(build_dataset(Path(sys.argv[3])), 2, 2, shuffle=True)\n"
+        "from pathlib import Path; from helpers.samples import build_dataset; from test_loader import load\n"
+        "loader = make_loader(build_dataset(Path(sys.argv[3])), 2, 2, shuffle=True)\n"
         "next(loader.epoch(0)); print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
         "batches = loader.epoch(1); next(batches); time.sleep(600)"
     )
@@ -85,7 +84,7 @@ def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(e
         started.append(self)
 
     monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", start_two)
-    loader = load(build_dataset(tiny_data), 2, 4, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 4, shuffle=True)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkerError
     with pytest.raises(expected) as caught:
         loader.prepare(0)
@@ -93,20 +92,20 @@ def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(e
     assert len(started) == 2
     assert not any(worker.is_alive() for worker in started)
     monkeypatch.undo()
-    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
-    assert sorted(loader.crew.free) == list(range(len(loader.crew.slots.arrays)))
+    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
+    assert sorted(loader.pool.free) == list(range(len(loader.pool.slots.arrays)))
 
 
 def test_a_worker_that_cannot_be_killed_does_not_keep_the_process(tiny_data, monkeypatch):
-    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
     loader.prepare(0)
-    (worker,) = loader.crew.hands.workers
+    (worker,) = loader.pool.hands.workers
     pid = worker.pid
     time.sleep(0.2)
     monkeypatch.setattr(type(worker), "kill", lambda self: None)
     monkeypatch.setattr(room, "CLOSE_SECONDS", 0.1)
-    loader.crew.close()
+    loader.pool.close()
     assert worker not in multiprocessing.active_children()  # nobody waits for it any more
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -114,7 +113,7 @@ def test_a_worker_that_cannot_be_killed_does_not_keep_the_process(tiny_data, mon
 
 def test_in_a_process_that_may_have_none_threads_do_the_work(tiny_data, monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
-    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
-    assert isinstance(loader.crew.hands, room.ThreadBackend)
-    loader.crew.close()
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
+    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
+    assert isinstance(loader.pool.hands, room.ThreadBackend)
+    loader.pool.close()

@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from test_dataset import build_dataset
-from test_loader import digest, keep, load
 
+from helpers.samples import build_dataset, epoch_digest, keep, make_loader
 from unet_trainer.images.tiling import Tile, Tiles
 from unet_trainer.loading import worker_pool as room
 from unet_trainer.loading.dataset import EpochBatches, SegmentationDataset, Source
@@ -23,53 +22,53 @@ from unet_trainer.loading.worker_pool import WorkerPool
 
 def build_pair(data, num_workers=2, **options):
     """Loaders of training and validation that share their workers."""
-    crew = WorkerPool(num_workers, **options)
-    return Loader(build_dataset(data), 2, True, crew), Loader(build_dataset(data, "none"), 4, False, crew), crew
+    pool = WorkerPool(num_workers, **options)
+    return Loader(build_dataset(data), 2, True, pool), Loader(build_dataset(data, "none"), 4, False, pool), pool
 
 
 @pytest.mark.parametrize("with_threads", [False, True], ids=["processes", "threads"])
 @pytest.mark.parametrize("num_workers", [1, 3, 7])
 def test_workers_of_any_kind_and_number_give_the_same_bytes(tiny_data, num_workers, with_threads):
-    alone = load(build_dataset(tiny_data, "strong"), 4, 0, shuffle=True)
-    crew = load(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
+    alone = make_loader(build_dataset(tiny_data, "strong"), 4, 0, shuffle=True)
+    pool = make_loader(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
     for epoch in (0, 1, 2):
-        assert digest(crew, epoch) == digest(alone, epoch)
-    crew.crew.close()
+        assert epoch_digest(pool, epoch) == epoch_digest(alone, epoch)
+    pool.pool.close()
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1 << 29], ids=["fewest slots", "many slots"])
 def test_epochs_and_validation_follow_each_other_as_planned(tiny_data, max_bytes, monkeypatch):
     monkeypatch.setattr(room, "MAX_SLOT_BYTES", max_bytes)
-    train, val, crew = build_pair(tiny_data)
-    expected = {loader: [digest(load(loader.dataset, size, 0, shuffle), epoch) for epoch in range(4)]
+    train, val, pool = build_pair(tiny_data)
+    expected = {loader: [epoch_digest(make_loader(loader.dataset, size, 0, shuffle), epoch) for epoch in range(4)]
                 for loader, size, shuffle in ((train, 2, True), (val, 4, False))}  # fmt: skip
     for epoch in range(4):
         train.prepare(epoch)
         val.prepare(0)
         train.prepare(epoch + 1)
-        assert digest(train, epoch) == expected[train][epoch]
-        assert digest(val, 0) == expected[val][0]
-    assert len(crew.slots.arrays) == (room.MIN_SLOTS if max_bytes == 0 else room.SLOTS_AHEAD)
+        assert epoch_digest(train, epoch) == expected[train][epoch]
+        assert epoch_digest(val, 0) == expected[val][0]
+    assert len(pool.slots.arrays) == (room.MIN_SLOTS if max_bytes == 0 else room.SLOTS_AHEAD)
 
 
 def test_the_workers_are_ahead_while_nobody_asks(tiny_data, monkeypatch):
     """What they will have read when the first batch is asked for: all that there are slots for, over the end of the epoch."""
-    train, val, crew = build_pair(tiny_data)
+    train, val, pool = build_pair(tiny_data)
     train.prepare(0)
     val.prepare(0)
     train.prepare(1)
-    assert len(crew.orders) == room.SLOTS_AHEAD == 8  # five batches of training, three of validation
+    assert len(pool.orders) == room.SLOTS_AHEAD == 8  # five batches of training, three of validation
     batches = train.epoch(0)
     next(batches)
-    assert len(crew.orders) == 7
+    assert len(pool.orders) == 7
     next(batches)
-    assert [(order.source, order.batch) for order in crew.orders][-1] == (0, 0)  # a slot came free: the epoch after
+    assert [(order.source, order.batch) for order in pool.orders][-1] == (0, 0)  # a slot came free: the epoch after
     batches.close()
 
 
 def test_plans_that_are_dropped_cost_no_slot_and_do_not_show(tiny_data):
-    train, val, crew = build_pair(tiny_data, 3)
-    straight = digest(load(train.dataset, 2, 0, shuffle=True), 7)
+    train, val, pool = build_pair(tiny_data, 3)
+    straight = epoch_digest(make_loader(train.dataset, 2, 0, shuffle=True), 7)
     for number in range(12):
         train.prepare(number)
         val.prepare(0)
@@ -79,26 +78,26 @@ def test_plans_that_are_dropped_cost_no_slot_and_do_not_show(tiny_data):
         batches.close()
         if number % 3 == 0:
             next(val.epoch(0))
-    assert digest(train, 7) == straight
-    assert crew.open == {}
-    assert sorted(crew.free) == list(range(len(crew.slots.arrays)))
+    assert epoch_digest(train, 7) == straight
+    assert pool.open == {}
+    assert sorted(pool.free) == list(range(len(pool.slots.arrays)))
 
 
 def test_what_was_dropped_is_not_read_any_more(tiny_data, monkeypatch):
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(0.5))
-    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
     loader.prepare(0)
-    loader.crew.abandon()
+    loader.pool.abandon()
     before = time.monotonic()
-    while loader.crew.open:
-        loader.crew._note(loader.crew.hands.take(1.0))
+    while loader.pool.open:
+        loader.pool._note(loader.pool.hands.take(1.0))
     assert time.monotonic() - before < 1.5  # five batches of two would take five seconds
 
 
 def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
     monkeypatch.setattr(room, "MAX_SLOT_BYTES", 0)
     train, _, _ = build_pair(tiny_data)
-    expected = keep(load(train.dataset, 2, 0, shuffle=True).epoch(0))
+    expected = keep(make_loader(train.dataset, 2, 0, shuffle=True).epoch(0))
     for batch, own in zip(train.epoch(0), expected, strict=True):
         time.sleep(0.05)  # the workers fill all other slots meanwhile
         assert torch.equal(batch.images, own.images)
@@ -137,8 +136,8 @@ def test_a_slot_is_filled_again_only_when_it_was_copied_from(tiny_data, monkeypa
     batches = loader.epoch(0)
     for _ in range(room.MIN_SLOTS):
         next(batches)
-    assert pinned == [loader.crew.slots.memory.nbytes]
-    assert len(loader.crew.orders) == 0  # three slots are still copied from, one is held
+    assert pinned == [loader.pool.slots.memory.nbytes]
+    assert len(loader.pool.orders) == 0  # three slots are still copied from, one is held
     next(batches)  # nothing is left to do but to wait for the first copy
     assert [copy.was_waited_for for copy in Copy.made] == [True, False, False, False]
     Copy.made[1].is_done = True
@@ -158,23 +157,23 @@ def test_a_worker_that_dies_is_named_with_what_it_was_reading(tiny_data, monkeyp
         return read(self, index)
 
     monkeypatch.setattr(SegmentationDataset, "_read", die)
-    loader = load(dataset, 2, 2, shuffle=True)
+    loader = make_loader(dataset, 2, 2, shuffle=True)
     loader.prepare(0)
-    workers = loader.crew.hands.workers
+    workers = loader.pool.hands.workers
     with pytest.raises(WorkerError) as caught:
-        digest(loader, 0)
+        epoch_digest(loader, 0)
     assert "died (SIGKILL)" in str(caught.value)
     assert str(caught.value).endswith(f"; it may have been reading {victim}")
     assert not any(worker.is_alive() for worker in workers)
     monkeypatch.setattr(SegmentationDataset, "_read", read)
-    assert digest(loader, 0) == digest(load(dataset, 2, 0, shuffle=True), 0)  # others are started when asked for
+    assert epoch_digest(loader, 0) == epoch_digest(make_loader(dataset, 2, 0, shuffle=True), 0)  # others are started when asked for
 
 
 def test_it_is_told_when_all_workers_are_dead(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     batches = loader.epoch(0)
     next(batches)
-    for worker in loader.crew.hands.workers:
+    for worker in loader.pool.hands.workers:
         worker.kill()
     batches.close()
     with pytest.raises(WorkerError, match=r"worker process \d+ died \(SIGKILL\); it may have been reading .*\.jpg"):
@@ -187,12 +186,12 @@ def test_workers_that_hang_are_given_up_with_the_file_they_hang_in(tiny_data, mo
     victim = dataset.pairs[6].image
     read = SegmentationDataset._read
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, index: time.sleep(3600) if index == 6 else read(self, index))
-    loader = load(dataset, 2, 2, shuffle=True, timeout=0.5)
+    loader = make_loader(dataset, 2, 2, shuffle=True, timeout=0.5)
     loader.prepare(0)
-    workers = loader.crew.hands.workers
+    workers = loader.pool.hands.workers
     before = time.monotonic()
     with pytest.raises(WorkerError, match=r"no batch in 0\.5 s \(worker_timeout\)") as caught:
-        digest(loader, 0)
+        epoch_digest(loader, 0)
     assert str(caught.value).endswith(f"perhaps in reading {victim}")
     assert time.monotonic() - before < 5
     assert not any(worker.is_alive() for worker in workers)
@@ -207,9 +206,9 @@ def test_what_a_worker_could_not_read_is_tried_again_before_it_is_an_error(tiny_
             raise OSError("stale file handle")
         return read(self, pair)
 
-    expected = digest(load(dataset, 2, 0, shuffle=True), 0)
+    expected = epoch_digest(make_loader(dataset, 2, 0, shuffle=True), 0)
     monkeypatch.setattr(SegmentationDataset, "_read", read_here_alone)
-    assert digest(load(dataset, 2, 2, shuffle=True), 0) == expected
+    assert epoch_digest(make_loader(dataset, 2, 2, shuffle=True), 0) == expected
 
 
 def test_an_error_of_a_worker_is_raised_as_what_it_is(tiny_data, monkeypatch):
@@ -217,12 +216,12 @@ def test_an_error_of_a_worker_is_raised_as_what_it_is(tiny_data, monkeypatch):
         raise ZeroDivisionError("in the midst of a worker")
 
     monkeypatch.setattr(SegmentationDataset, "_read", fail)
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     with pytest.raises(ZeroDivisionError, match="in the midst of a worker"):
-        digest(loader, 0)
+        epoch_digest(loader, 0)
     monkeypatch.undo()
-    loader.crew.close()
-    assert digest(loader, 0) == digest(load(loader.dataset, 2, 0, shuffle=True), 0)
+    loader.pool.close()
+    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
 
 
 def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
@@ -243,12 +242,12 @@ def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
 
 def test_many_workers_with_small_pieces_get_through(tiny_data, monkeypatch):
     monkeypatch.setattr(room, "MAX_OPEN_PIECES", 5)
-    loader = load(build_dataset(tiny_data), 5, 4, shuffle=True)
-    assert digest(loader, 3) == digest(load(loader.dataset, 5, 0, shuffle=True), 3)
+    loader = make_loader(build_dataset(tiny_data), 5, 4, shuffle=True)
+    assert epoch_digest(loader, 3) == epoch_digest(make_loader(loader.dataset, 5, 0, shuffle=True), 3)
 
 
 def test_a_slot_holds_images_of_every_kind(tiny_data):
-    loader = load(build_dataset(tiny_data), 3, 0, shuffle=False)
+    loader = make_loader(build_dataset(tiny_data), 3, 0, shuffle=False)
     images, masks = loader.source.views(np.arange(loader.source.num_bytes, dtype=np.uint64).astype(np.uint8))
     assert (images.shape, masks.shape) == ((3, 32, 32, 3), (3, 32, 32))
     assert masks[0, 0, 0] == images.size % 256  # right behind the images, nothing shared
@@ -256,35 +255,35 @@ def test_a_slot_holds_images_of_every_kind(tiny_data):
 
 
 def test_small_pipes_are_never_filled(tiny_data):
-    loader = load(build_dataset(tiny_data), 5, 3, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 5, 3, shuffle=True)
     loader.prepare(0)
-    loader.crew.hands.capacity = 4
+    loader.pool.hands.capacity = 4
     most = 0
-    give = loader.crew.hands.give
+    give = loader.pool.hands.give
 
     def watched(message):
         nonlocal most
         give(message)
-        most = max(most, sum(order.missing for order in loader.crew.open.values()))
+        most = max(most, sum(order.missing for order in loader.pool.open.values()))
 
-    loader.crew.hands.give = watched
+    loader.pool.hands.give = watched
     for epoch in range(3):
-        assert digest(loader, epoch) == digest(load(loader.dataset, 5, 0, shuffle=True), epoch)
+        assert epoch_digest(loader, epoch) == epoch_digest(make_loader(loader.dataset, 5, 0, shuffle=True), epoch)
     assert 0 < most <= 4
 
 
 def test_threads_that_are_closed_read_no_further(tiny_data, monkeypatch):
     read = []
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: (read.append(pair), time.sleep(0.1)))
-    loader = load(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=True)
     loader.prepare(0)
-    loader.crew.close()
+    loader.pool.close()
     time.sleep(0.5)
     assert len(read) <= 2
 
 
 def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     forgotten = loader.epoch(0)
     next(forgotten)
     batches = loader.epoch(1)
@@ -293,15 +292,15 @@ def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data)
         next(forgotten)
     forgotten.close()
     images += [batch.images.clone() for batch in batches]
-    expected = keep(load(loader.dataset, 2, 0, shuffle=True).epoch(1))
+    expected = keep(make_loader(loader.dataset, 2, 0, shuffle=True).epoch(1))
     assert all(torch.equal(one, other.images) for one, other in zip(images, expected, strict=True))
 
 
 def test_a_dead_worker_is_told_even_when_the_others_could_do_its_work(tiny_data):
-    loader = load(build_dataset(tiny_data), 2, 2, shuffle=True)
-    digest(loader, 0)
-    first = loader.crew.hands.workers[0]
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
+    epoch_digest(loader, 0)
+    first = loader.pool.hands.workers[0]
     first.kill()
     first.join()
     with pytest.raises(WorkerError, match=rf"worker process {first.pid} died \(SIGKILL\)"):
-        digest(loader, 1)
+        epoch_digest(loader, 1)

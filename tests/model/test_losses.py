@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from unet_trainer.config.schema import LOSSES
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.model.losses import TERMS, WeightedLoss, class_logits
+from unet_trainer.model.losses import TERMS, WeightedLoss
+from unet_trainer.model.segmenter import class_logits
 
 # One class: the probability of foreground at each of 2×2 pixels, and the truth.
 PROBABILITIES = torch.tensor([[0.9, 0.2], [0.6, 0.1]])

@@ -10,8 +10,8 @@ import segmentation_models_pytorch as smp
 import torch
 
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.model.losses import class_logits
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids, scores
+from unet_trainer.model.segmenter import class_logits
 
 
 def test_rows_are_truth_and_columns_are_prediction():

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.model.network import Ema, build_model, load_encoder_weights, set_training
+from unet_trainer.model.ema import Ema
+from unet_trainer.model.network import build_network, load_encoder_weights, set_training_mode
 
 TINY = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": [16, 8, 8, 8, 8], "image_size": 32, "in_channels": 3}
 
@@ -22,7 +23,7 @@ GOOD = torch.tensor(True)
 
 def build(seed=0, **settings):
     torch.manual_seed(seed)
-    return build_model(load_config({**TINY, **settings}))
+    return build_network(load_config({**TINY, **settings}))
 
 
 @pytest.fixture
@@ -344,7 +345,7 @@ def snapshot(module):
 
 def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     model = build()
-    set_training(model, encoder_frozen=True)
+    set_training_mode(model, encoder_frozen=True)
     encoder, decoder = snapshot(model.encoder), snapshot(model.decoder)
     train_once(model)
     assert all(parameter.grad is None for parameter in model.encoder.parameters())
@@ -355,9 +356,9 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
 
 def test_an_encoder_that_is_no_longer_frozen_learns():
     model = build()
-    set_training(model, encoder_frozen=True)
+    set_training_mode(model, encoder_frozen=True)
     train_once(model)
-    set_training(model, encoder_frozen=False)
+    set_training_mode(model, encoder_frozen=False)
     before = snapshot(model.encoder)
     train_once(model)
     moved = changed(before, model.encoder)
@@ -366,9 +367,9 @@ def test_an_encoder_that_is_no_longer_frozen_learns():
 
 def test_freezing_drops_gradients_that_were_there():
     model = build()
-    set_training(model, encoder_frozen=False)
+    set_training_mode(model, encoder_frozen=False)
     train_once(model)
-    set_training(model, encoder_frozen=True)
+    set_training_mode(model, encoder_frozen=True)
     assert all(parameter.grad is None for parameter in model.encoder.parameters())
 
 

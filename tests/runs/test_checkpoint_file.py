@@ -25,18 +25,17 @@ import torch
 from helpers.project import TINY_MODEL
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.image_kind import RGB
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import Split
+from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.runs import checkpoint_file as checkpoint
+from unet_trainer.runs.errors import CheckpointError, NonFinite
 from unet_trainer.runs.host_copy import HostCopy
-from unet_trainer.runs.run_folder import CheckpointError
 from unet_trainer.system import atomic_files as atomic
 from unet_trainer.system.console import Console
 from unet_trainer.training import build as assemble
-from unet_trainer.training.finite_guard import NonFinite
-from unet_trainer.training.step import EpochMetrics
+from unet_trainer.training.state import EpochMetrics
 
 CPU = torch.device("cpu")
 SPLIT = Split(
@@ -50,8 +49,8 @@ def make_machine(**settings):
     settings = {"image_size": 32, "batch_size": 2, "device": "cpu", "ema_decay": 0.9, "in_channels": 3, **settings}
     config = load_config({**TINY_MODEL, **settings})
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, RGB, 4, Console(io.StringIO()))
-    machine.set_training(0)
+    machine = assemble.build_machine(config, numerics, RGB_8BIT, 4, Console(io.StringIO()))
+    machine.set_training_mode(0)
     return config, machine
 
 
@@ -292,7 +291,7 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path, saved):
     _, other = make_machine()
     other.state.load_state_dict(checkpoint.read_last(tmp_path / "old.pt"))
     assert (other.state.epoch, other.state.batch, other.state.learning_rate.factor) == (3, 0, 1.0)
-    assert other.state.history == [{"epoch": 3, "val_iou": 0.5, "nan_steps": 0, "peak_reserved_gb": 0.0}]
+    assert other.state.history == [{"epoch": 3, "val_iou": 0.5, "nan_steps": 0, "peak_reserved_gib": 0.0}]
     take_step(machine, seed=1)
     take_step(other, seed=1)
     assert all(torch.equal(value, other.state.model.state_dict()[name]) for name, value in machine.state.model.state_dict().items())

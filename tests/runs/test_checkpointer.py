@@ -19,7 +19,7 @@ from unet_trainer.runs import checkpoint_file as checkpoint
 from unet_trainer.runs import checkpointer as keeper_room
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.run_folder import TrainingFailed
+from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
 
 ROW = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "train_iou": 0.5, "val_iou": 0.5, "val_dice": 0.5, "learning_rate": 1e-3}
@@ -29,8 +29,8 @@ ROW |= {
     "data_wait": 0.0,
     "skipped_steps": 0,
     "nan_steps": 0,
-    "peak_memory_gb": 0.0,
-    "peak_reserved_gb": 0.0,
+    "peak_memory_gib": 0.0,
+    "peak_reserved_gib": 0.0,
 }
 
 

@@ -25,8 +25,8 @@ def row(epoch, **changes):
         "data_wait": 0.0,
         "skipped_steps": 0,
         "nan_steps": 0,
-        "peak_memory_gb": 2.0,
-        "peak_reserved_gb": 3.0,
+        "peak_memory_gib": 2.0,
+        "peak_reserved_gib": 3.0,
         **changes,
     }
 
@@ -34,7 +34,7 @@ def row(epoch, **changes):
 def test_columns_are_those_of_the_manual_in_their_order():
     assert ", ".join(COLUMNS) == (
         "epoch, train_loss, val_loss, train_iou, val_iou, val_dice, learning_rate, seconds, images_per_second, data_wait, "
-        "skipped_steps, nan_steps, peak_memory_gb, peak_reserved_gb"
+        "skipped_steps, nan_steps, peak_memory_gib, peak_reserved_gib"
     )
 
 

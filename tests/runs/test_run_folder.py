@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.runs.run_folder import CheckpointError, find_origin, find_run, new_run_folder, newest_run
+from unet_trainer.runs.errors import CheckpointError
+from unet_trainer.runs.run_folder import find_resume_source, find_run, new_run_folder, newest_run
 
 
 @pytest.fixture
@@ -42,16 +43,16 @@ def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
     """Where a crash, on a file system without hard links, came between two renames."""
     (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
     assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
-    assert find_origin("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
+    assert find_resume_source("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
     os.utime(checkpoint_dir / "a" / "previous.pt", (300, 300))
     assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
 
 
 def test_what_to_go_on_from_is_nothing_unless_asked_for(checkpoint_dir):
-    assert find_origin(None, "a", checkpoint_dir) is None
-    assert find_origin("auto", "new", checkpoint_dir) is None
-    assert find_origin("auto", "c", checkpoint_dir) is None
-    assert find_origin("b", "a", checkpoint_dir) == checkpoint_dir / "b"
+    assert find_resume_source(None, "a", checkpoint_dir) is None
+    assert find_resume_source("auto", "new", checkpoint_dir) is None
+    assert find_resume_source("auto", "c", checkpoint_dir) is None
+    assert find_resume_source("b", "a", checkpoint_dir) == checkpoint_dir / "b"
 
 
 def test_any_checkpoint_file_can_be_named(checkpoint_dir):

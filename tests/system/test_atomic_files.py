@@ -12,7 +12,7 @@ import pytest
 
 from helpers.project import ROOT
 from unet_trainer.system import atomic_files as atomic
-from unet_trainer.system.atomic_files import sweep_drafts, write_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import delete_drafts, write_atomically, write_text_atomically
 
 
 @pytest.fixture
@@ -193,5 +193,5 @@ def test_what_killed_writers_left_is_swept_and_nothing_else(file):
         (file.parent / name).touch()
     for name in ("notes.tmp", ".hidden"):
         (file.parent / name).touch()
-    assert sweep_drafts(file.parent) == 2
+    assert delete_drafts(file.parent) == 2
     assert sorted(path.name for path in file.parent.iterdir()) == [".hidden", "last.pt", "notes.tmp"]

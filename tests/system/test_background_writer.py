@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from unet_trainer.system.background_writer import BackgroundWriter, is_any_at_work
+from unet_trainer.system.background_writer import BackgroundWriter, is_any_busy
 
 
 class Disk:
@@ -142,10 +142,10 @@ def test_a_thread_that_cannot_be_started_is_an_error_that_is_heard(monkeypatch):
 
 def test_it_is_known_whether_any_save_is_under_way():
     disk, saver = Disk(), BackgroundWriter()
-    assert not is_any_at_work()
+    assert not is_any_busy()
     saver.submit({"last": disk.slow("last")})
     assert disk.has_begun.wait(30)
-    assert is_any_at_work()
+    assert is_any_busy()
     disk.may_go_on.set()
     saver.wait()
-    assert not is_any_at_work()
+    assert not is_any_busy()

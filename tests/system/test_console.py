@@ -28,7 +28,7 @@ ROW = {
     "data_wait": 0.034,
     "skipped_steps": 0,
     "nan_steps": 0,
-    "peak_memory_gb": 3.14,
+    "peak_memory_gib": 3.14,
 }
 
 

@@ -86,7 +86,7 @@ def test_samples_are_read_once(built, monkeypatch):
 def test_closing_ends_the_workers_and_they_come_back(built):
     data, _ = built
     next(data.train.epoch(0))
-    assert data.crew.hands is not None
+    assert data.pool.hands is not None
     data.close()
-    assert data.crew.hands is None
+    assert data.pool.hands is None
     assert len(list(data.train.epoch(1))) == len(data.train)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from unet_trainer.training.early_stopping import Progress
+from unet_trainer.training.early_stopping import EarlyStopping
 
 NAN = math.nan
 
@@ -17,27 +17,27 @@ def follow(progress, values):
 
 
 def test_a_higher_iou_is_better():
-    progress = Progress(higher_is_better=True)
+    progress = EarlyStopping(higher_is_better=True)
     assert follow(progress, [0.5, 0.4, 0.6, 0.6]) == [True, False, True, False]
     assert (progress.best_value, progress.best_epoch, progress.epochs_since_best) == (0.6, 3, 1)
 
 
 def test_a_lower_loss_is_better():
-    progress = Progress(higher_is_better=False)
+    progress = EarlyStopping(higher_is_better=False)
     assert follow(progress, [0.5, 0.6, 0.4, 0.4]) == [True, False, True, False]
     assert (progress.best_value, progress.best_epoch) == (0.4, 3)
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
 def test_nan_is_never_better(higher_is_better):
-    progress = Progress(higher_is_better)
+    progress = EarlyStopping(higher_is_better)
     assert follow(progress, [0.5, NAN, NAN]) == [True, False, False]
     assert (progress.best_value, progress.best_epoch, progress.epochs_since_best) == (0.5, 1, 2)
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
 def test_nan_as_the_first_value_is_not_best_and_the_next_number_is(higher_is_better):
-    progress = Progress(higher_is_better)
+    progress = EarlyStopping(higher_is_better)
     assert follow(progress, [NAN]) == [False]
     assert progress.best_epoch == 0
     assert progress.epochs_since_best == 1
@@ -46,11 +46,11 @@ def test_nan_as_the_first_value_is_not_best_and_the_next_number_is(higher_is_bet
 
 
 def test_an_iou_of_0_is_better_than_none():
-    assert follow(Progress(higher_is_better=True), [0.0]) == [True]
+    assert follow(EarlyStopping(higher_is_better=True), [0.0]) == [True]
 
 
 def test_nan_alone_runs_out_of_patience():
-    progress = Progress(higher_is_better=True)
+    progress = EarlyStopping(higher_is_better=True)
     follow(progress, [NAN, NAN, NAN])
     assert progress.is_out_of_patience(3)
     assert progress.best_epoch == 0
@@ -58,7 +58,7 @@ def test_nan_alone_runs_out_of_patience():
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
 def test_patience_ends_after_exactly_that_many_epochs_without_improvement(patience):
-    progress = Progress(higher_is_better=True)
+    progress = EarlyStopping(higher_is_better=True)
     progress.update(0.5, 1)
     progress.update(0.7, 2)
     stopped = [epoch for epoch in range(3, 10) if not progress.update(0.6, epoch) and progress.is_out_of_patience(patience)]
@@ -66,17 +66,17 @@ def test_patience_ends_after_exactly_that_many_epochs_without_improvement(patien
 
 
 def test_without_a_patience_training_never_stops_early():
-    progress = Progress(higher_is_better=True)
+    progress = EarlyStopping(higher_is_better=True)
     follow(progress, [0.5] + [0.1] * 1000)
     assert not progress.is_out_of_patience(None)
 
 
 def test_patience_is_not_over_before_the_first_epoch():
-    assert not Progress(higher_is_better=True).is_out_of_patience(1)
+    assert not EarlyStopping(higher_is_better=True).is_out_of_patience(1)
 
 
 def test_a_small_improvement_is_kept_as_best_but_does_not_reset_the_patience():
-    progress = Progress(higher_is_better=True, min_delta=0.25)
+    progress = EarlyStopping(higher_is_better=True, min_delta=0.25)
     assert follow(progress, [0.5, 0.5625, 0.625]) == [True, True, True]
     assert (progress.best_value, progress.best_epoch) == (0.625, 3)
     assert progress.epochs_since_best == 2
@@ -84,19 +84,19 @@ def test_a_small_improvement_is_kept_as_best_but_does_not_reset_the_patience():
 
 def test_small_improvements_add_up_to_one_that_counts():
     """The next value must beat the one that last counted, or a slow climb would be taken for a standstill."""
-    progress = Progress(higher_is_better=True, min_delta=0.25)
+    progress = EarlyStopping(higher_is_better=True, min_delta=0.25)
     follow(progress, [0.5, 0.625, 0.75])  # 0.75 is min_delta above 0.5
     assert progress.epochs_since_best == 0
 
 
 def test_min_delta_counts_downwards_for_a_loss():
-    progress = Progress(higher_is_better=False, min_delta=0.25)
+    progress = EarlyStopping(higher_is_better=False, min_delta=0.25)
     assert follow(progress, [1.0, 0.875, 0.75, 0.625]) == [True, True, True, True]
     assert (progress.best_value, progress.epochs_since_best) == (0.625, 1)
 
 
 def test_an_equal_value_is_no_improvement_even_without_a_min_delta():
-    progress = Progress(higher_is_better=True)
+    progress = EarlyStopping(higher_is_better=True)
     follow(progress, [0.5, 0.5])
     assert (progress.best_epoch, progress.epochs_since_best) == (1, 1)
 
@@ -104,9 +104,9 @@ def test_an_equal_value_is_no_improvement_even_without_a_min_delta():
 @pytest.mark.parametrize("cut", [0, 1, 3, 5])
 def test_progress_goes_on_from_its_state_as_if_never_stopped(cut):
     values = [NAN, 0.5, 0.55, 0.4, 0.8, 0.7, 0.9]
-    whole = Progress(higher_is_better=True, min_delta=0.1)
+    whole = EarlyStopping(higher_is_better=True, min_delta=0.1)
     expected = follow(whole, values)
-    first, second = (Progress(higher_is_better=True, min_delta=0.1) for _ in range(2))
+    first, second = (EarlyStopping(higher_is_better=True, min_delta=0.1) for _ in range(2))
     seen = [first.update(value, epoch) for epoch, value in enumerate(values[:cut], start=1)]
     second.load_state_dict(first.state_dict())
     seen += [second.update(value, epoch) for epoch, value in enumerate(values[cut:], start=cut + 1)]
@@ -116,6 +116,6 @@ def test_progress_goes_on_from_its_state_as_if_never_stopped(cut):
 
 def test_the_state_holds_primitives_and_no_settings():
     """A resumed run takes min_delta and the direction from its config."""
-    state = Progress(higher_is_better=True, min_delta=0.1).state_dict()
+    state = EarlyStopping(higher_is_better=True, min_delta=0.1).state_dict()
     assert set(state) == {"best_value", "best_epoch", "reference", "epochs_since_best"}
     assert all(isinstance(value, int | float) for value in state.values())

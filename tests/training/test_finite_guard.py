@@ -8,8 +8,9 @@ import pytest
 import torch
 from test_step import CPU, make_batch, make_step, plain_model, tiny_machine, weights
 
-from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard, NonFinite
-from unet_trainer.training.step import EpochMetrics
+from unet_trainer.runs.errors import NonFinite
+from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard
+from unet_trainer.training.state import EpochMetrics
 
 PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
 ONE = torch.ones(())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unet_trainer.config.load import load_config
-from unet_trainer.runs.run_folder import TrainingFailed
+from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
 from unet_trainer.training.out_of_memory import is_out_of_memory, one_line, out_of_memory_message, shrink
 

@@ -11,10 +11,9 @@ from test_machine import built  # noqa: F401 (a fixture)
 
 from unet_trainer.config.load import load_config
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.run_folder import TrainingFailed
+from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.system.console import Console
 from unet_trainer.training import recovery
-from unet_trainer.training.finite_guard import NonFinite
 
 CONFIG = load_config({"on_nan": "recover", "on_oom": "shrink", "batch_size": 2})
 

@@ -12,25 +12,18 @@ import torch
 
 from helpers.project import TINY_MODEL
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.image_kind import IMAGENET_MEAN, IMAGENET_STD, RGB, ImageSpec
+from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, RGB_8BIT, ImageSpec
 from unet_trainer.loading.dataset import Batch
+from unet_trainer.model.ema import Ema
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import Ema
-from unet_trainer.model.precision import Precision
+from unet_trainer.model.precision import Numerics, Precision
+from unet_trainer.model.segmenter import STRIDE
 from unet_trainer.system.console import Console
 from unet_trainer.training import build as assemble
-from unet_trainer.training.step import (
-    STRIDE,
-    EpochMetrics,
-    EvalStep,
-    Numerics,
-    TrainStep,
-    build_forward,
-    build_logits,
-    compile_steps,
-    micro_batches,
-    predict,
-)
+from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.evaluation import EvalStep, predict
+from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.step import TrainStep, build_forward, build_logits, micro_batches
 
 CPU = torch.device("cpu")
 FLOAT32 = Numerics(CPU, Precision("float32", "test"), channels_last=True)
@@ -58,12 +51,12 @@ def make_step(model, numerics=FLOAT32, loss="bce", **options):
     return TrainStep(forward, model, optimizer, scaler, numerics.device, **options)
 
 
-def tiny_machine(form=RGB, **settings):
+def tiny_machine(form=RGB_8BIT, **settings):
     settings = {"image_size": 32, "batch_size": 2, "device": "cpu", "in_channels": form.channels, **settings}
     config = load_config({**TINY_MODEL, **settings})
     config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
     machine = assemble.build_machine(config, numerics, form, 4, Console(io.StringIO()))
-    machine.set_training(0)
+    machine.set_training_mode(0)
     return machine
 
 
@@ -414,7 +407,7 @@ def test_the_first_image_without_a_finite_loss_is_known():
 def test_gradients_that_add_up_keep_their_place_and_a_lone_batch_needs_none():
     """A CUDA graph overwrites the gradients of its last replay: sums need memory of their own."""
     machine = tiny_machine(architecture="unet")
-    machine.set_training(0)
+    machine.set_training_mode(0)
     totals = EpochMetrics(1, CPU)
     step, parameter = machine.train_step, machine.train_step.parameters[0]
     step(make_batch(2, side=32), totals, 2, False, 1e-3)

@@ -1,0 +1,51 @@
+"""Runs and what they leave in their folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.splits import Split
+
+SPLIT = Split(
+    (Pair("a", Path("a.png"), Path("a.png")), Pair("b", Path("b.png"), Path("b.png"))),
+    (Pair("c", Path("c.png"), Path("c.png")),),
+    "",
+)
+
+
+def words(settings):
+    """A config dict as command-line words."""
+    return [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, value in settings.items()]
+
+
+def weights_digest(folder, name="last.pt"):
+    """SHA-256 of every tensor of the model and its average, bit for bit."""
+    content = torch.load(folder / name, weights_only=True, map_location="cpu")
+    total = hashlib.sha256()
+    for model in [content["model"], *([content["ema"]["model"]] if content.get("ema") else [])]:
+        for tensor_name, tensor in model.items():
+            total.update(tensor_name.encode())
+            total.update(tensor.numpy().tobytes())
+    return total.hexdigest()
+
+
+def timeless_rows(folder):
+    """metrics.csv without what depends on the clock."""
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    timed = [rows[0].index(name) for name in ("seconds", "images_per_second", "data_wait")]
+    return [[value for index, value in enumerate(row) if index not in timed] for row in rows]
+
+
+def stop_after(epoch):
+    """For on_epoch: as if Ctrl-C came after this epoch."""
+
+    def stop(row):
+        if row["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return stop

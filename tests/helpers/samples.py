@@ -1,0 +1,50 @@
+"""Datasets, loaders and the bytes that they deliver."""
+
+from __future__ import annotations
+
+import hashlib
+
+from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.tiling import WholeImages
+from unet_trainer.loading.augmentation import build_augmentation
+from unet_trainer.loading.dataset import PairSize, SegmentationDataset
+from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.worker_pool import WorkerPool
+
+
+def pair_sizes(pairs):
+    """As a scan would have found them."""
+    return [PairSize(read_image(pair.image).shape[:2], read_mask(pair.mask).shape) for pair in pairs]
+
+
+def make_dataset(pairs, coding, tiling, image_spec=RGB_8BIT, augmentation=None, seed=0, resize_masks=False):
+    return SegmentationDataset(pairs, pair_sizes(pairs), coding, image_spec, tiling, augmentation, seed, resize_masks)
+
+
+def build_dataset(data_dir, augmentation="default", seed=3):
+    """The first ten pairs of a folder like tiny_data, at 32×32."""
+    pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
+    pipeline = build_augmentation(augmentation, (32, 32), RGB_8BIT)
+    return make_dataset(pairs, MaskCoding((0, 255)), WholeImages((32, 32), len(pairs)), augmentation=pipeline, seed=seed)
+
+
+def make_loader(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False):
+    pool = WorkerPool(num_workers, with_threads=with_threads) if num_workers else None
+    return Loader(dataset, batch_size, shuffle, pool, timeout)
+
+
+def keep(batches):
+    """Copies: the workers fill the memory of a batch again once the next one is asked for."""
+    return [batch._replace(images=batch.images.clone(), masks=batch.masks.clone()) for batch in batches]
+
+
+def epoch_digest(loader, epoch):
+    """SHA-256 of every byte that an epoch delivers, in order."""
+    total = hashlib.sha256()
+    for batch in loader.epoch(epoch):
+        total.update(batch.images.numpy().tobytes())
+        total.update(batch.masks.numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,114 @@
+"""Small models, batches and steps on the CPU."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+
+from helpers.project import TINY_MODEL
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import DatasetFacts, HardwareFacts, resolve
+from unet_trainer.config.schema import image_shape
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.precision import Numerics
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
+from unet_trainer.system.console import Console
+from unet_trainer.training.build import build_components
+from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.step import TrainStep, build_train_forward
+
+CPU = torch.device("cpu")
+FLOAT32 = Numerics(CPU, "float32", channels_last=True)
+CPU_FACTS = HardwareFacts("cpu", "a CPU", has_bfloat16=True, has_float16=False, num_cores=2)
+
+
+def silent_console():
+    return Console(io.StringIO())
+
+
+def make_spec(image=RGB_8BIT, num_classes=1, **others):
+    names = ("background", "foreground") if num_classes == 1 else tuple(f"class {index}" for index in range(num_classes))
+    colours = tuple((index, index, index) for index in range(len(names)))
+    values = {"image_size": (32, 32), "fit": "resize", "architecture": "unet", "decoder_channels": None, "encoder": "resnet18"}
+    return SegmenterSpec(image, MaskCoding(tuple(range(len(names)))), num_classes, names, colours, **{**values, **others})
+
+
+def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, **settings):
+    """Resolved settings of a tiny model on a dataset with images of this spec."""
+    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", **settings})
+    num_ids = max(2, config.num_classes)
+    facts = DatasetFacts(
+        channels=image.channels,
+        mean=image.mean,
+        std=image.std,
+        statistics_reason="of a test",
+        mask_values=tuple(range(num_ids)),
+        ignore_value=None,
+        mask_reason="class ids",
+        class_shares=[1 / num_ids] * num_ids,
+        train_sizes=[image_shape(config)],
+    )
+    return resolve(config, hardware, facts)
+
+
+def tiny_components(image=RGB_8BIT, num_batches=4, settings=None, **others):
+    """Model, loss, optimizer and steps of TINY_MODEL, in training mode."""
+    settings = settings or make_settings(image, **others)
+    config = settings.taken
+    spec = build_spec(config, image, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    components = build_components(config, spec, torch.device(config.device), num_batches, silent_console())
+    components.set_training_mode(0)
+    return components
+
+
+def make_batch(num_images, seed=0, side=16):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (num_images, side, side, 3), dtype=torch.uint8, generator=generator)
+    masks = (images[..., 0] > 128).to(torch.uint8)
+    return Batch(images, masks, num_images)
+
+
+def plain_segmenter(seed=0):
+    """No batch norm: the gradient of a batch is the mean of its images' gradients."""
+    torch.manual_seed(seed)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 1))
+    return Segmenter(make_spec(), network, channels_last=True)
+
+
+def make_step(segmenter, numerics=FLOAT32, loss="bce", loss_weight=1.0, optimizer=None, scaler=None, **options):
+    optimizer = optimizer or torch.optim.SGD(segmenter.parameters(), lr=0.1, fused=True)
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    forward = build_train_forward(segmenter, WeightedLoss({loss: loss_weight}, 1, None), numerics)
+    return TrainStep(forward, segmenter, optimizer, scaler, numerics.device, **options)
+
+
+def take_step(step, *batches, metrics=None, learning_rate=1e-2, first_batch=0):
+    """One whole step: the gradients of these batches, then the optimizer."""
+    metrics = metrics or EpochMetrics(1, step.device)
+    step.begin_group(len(batches), first_batch)
+    for batch in batches:
+        step(batch, metrics)
+    step.optimizer_step(metrics, learning_rate)
+    return metrics
+
+
+def weights(module):
+    return torch.cat([value.flatten().double() for value in module.state_dict().values()])
+
+
+def everything(components):
+    """Copies of all that a step may change: weights, statistics, the optimizer's state, the average and its count."""
+    state = components.state
+    tensors = list(state.segmenter.state_dict().values())
+    if state.ema is not None:
+        tensors += [*state.ema.segmenter.state_dict().values(), state.ema.num_updates]
+    tensors += [value for entry in state.optimizer.state.values() for value in entry.values()]
+    return [tensor.clone() for tensor in tensors]
+
+
+def same(one, two):
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
