@@ -103,10 +103,10 @@ def train(
                     improved = run.judge(row, scores)
                     run.save_epoch(row, improved)
                     run.say_epoch(row, improved)
-                    if on_epoch is not None:
+                    if on_epoch is not None or run.is_finished():
                         run.checkpointer.finish()
+                    if on_epoch is not None:
                         on_epoch(dict(row))
-            run.checkpointer.finish()
         return report(run)
 
 
@@ -119,7 +119,6 @@ def train_one_epoch(run: Run) -> Row:
 
     config, state, loader, step = run.config, run.state, run.loaders.train, run.components.train_step
     first_batch, first_step = state.epoch * len(loader), state.epoch * state.learning_rate.steps_per_epoch
-    rate = state.learning_rate.at(first_step)
     read_seconds = augment_seconds = num_read = 0.0
     if state.batch == 0:
         run.console.epoch_begins(state.epoch + 1, config.num_epochs)
@@ -132,7 +131,6 @@ def train_one_epoch(run: Run) -> Row:
         contextlib.closing(loader.epoch(state.epoch, state.batch, run.signals.is_stopping)) as batches,
     ):
         for group in accumulation_groups(state.batch, len(loader), config.accumulation_steps):
-            rate = state.learning_rate.at(first_step + group.start // config.accumulation_steps)
             for index in group:
                 batch = meter.wait_for(partial(run.next_batch, batches, index))
                 meter.step_begins()
@@ -140,7 +138,7 @@ def train_one_epoch(run: Run) -> Row:
                     step.begin_group(len(group), first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:
-                    step.optimizer_step(state.metrics, rate)
+                    step.optimizer_step(state.metrics, state.learning_rate.at(first_step + index // config.accumulation_steps))
                 meter.step_ends()
                 read_seconds += batch.read_seconds
                 augment_seconds += batch.augment_seconds
@@ -169,7 +167,7 @@ def train_one_epoch(run: Run) -> Row:
         "epoch": state.epoch + 1,
         "train_loss": loss,
         "train_iou": iou,
-        "learning_rate": rate,
+        "learning_rate": state.learning_rate.at(first_step + (len(loader) - 1) // config.accumulation_steps),
         "images_per_second": run.times.images_per_second,
         "data_wait": run.times.data_wait,
         "skipped_steps": int(state.metrics.num_skipped),
@@ -209,4 +207,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # main() handles it from here on
     exit_process(main())

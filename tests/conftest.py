@@ -11,6 +11,8 @@ import torch
 from helpers.project import TINY_MODEL
 from unet_trainer.datasets.demo import write_demo
 
+torch.set_num_threads(1)  # tensors are tiny: threads would spend more time waiting for each other than computing
+
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,4 +1,4 @@
-"""The files in configs/: each loads, says the command that runs it, and holds what its name promises."""
+"""The files in configs/: each loads, begins with the command that runs it, and has the settings that its name promises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROMISES = {
 }
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 REWRITE_DEFAULT = (
-    "from pathlib import Path; from unet_trainer.config.schema import Config, to_yaml; "
+    "from pathlib import Path; from unet_trainer.config.dump import to_yaml; from unet_trainer.config.schema import Config; "
     f"Path('configs/default.yaml').write_text(to_yaml(Config(), {DEFAULT_HEADER!r}), encoding='utf-8')"
 )
 
@@ -46,9 +46,9 @@ def read(name):
     return (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def test_default_yaml_is_what_the_code_says():
+def test_default_yaml_is_what_the_code_writes():
     assert read("default") == to_yaml(Config(), DEFAULT_HEADER), (
-        f"configs/default.yaml is out of date; this writes it anew:\npython -c {shlex.quote(REWRITE_DEFAULT)}"
+        f"configs/default.yaml is out of date; this rewrites it:\npython -c {shlex.quote(REWRITE_DEFAULT)}"
     )
 
 
@@ -69,18 +69,18 @@ def test_demo_yaml_is_the_dict_of_the_script():
     assert load_config(ROOT / "configs" / "demo.yaml") == train_unet.script_config()
 
 
-def test_every_file_is_known_here():
+def test_every_file_is_tested_here():
     assert {file.name for file in FILES} == {f"{name}.yaml" for name in ("default", "demo", *PROMISES)}
 
 
 @pytest.mark.parametrize("name", PROMISES)
-def test_preset_holds_what_it_promises(name):
+def test_preset_has_the_settings_that_it_promises(name):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert {key: getattr(config, key) for key in PROMISES[name]} == PROMISES[name]
 
 
 @pytest.mark.parametrize("name", PROMISES)
-def test_preset_names_its_runs_after_itself_and_leaves_data_and_machine_open(name):
+def test_preset_names_its_runs_after_itself_and_leaves_data_and_device_open(name):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert config.run_name == name
     assert (config.data_dir, config.device, config.resume, config.seed) == ("data/demo", "auto", None, 42)
@@ -92,12 +92,12 @@ def test_low_memory_steps_on_the_effective_batch_of_fast():
     assert low_memory.batch_size * low_memory.accumulation_steps == fast.batch_size * fast.accumulation_steps
 
 
-def test_no_preset_asks_for_the_network():
+def test_no_preset_needs_the_internet():
     assert all(load_config(file).encoder_weights is None for file in FILES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_file_opens_with_the_command_that_runs_it(file):
+def test_file_begins_with_the_command_that_runs_it(file):
     first_line = file.read_text(encoding="utf-8").splitlines()[0]
     python, script, path, *overrides = shlex.split(first_line.removeprefix("# "))
     assert (python, script, path) == ("python", "train_unet.py", f"configs/{file.name}")

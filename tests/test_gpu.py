@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import math
 import os
 import signal
@@ -13,22 +12,23 @@ import time
 
 import pytest
 import torch
-from test_guard import PHASES, everything, same
 
+from helpers.bad_numbers import SPOILERS
 from helpers.project import ROOT
-from test_train_unet import digest, stop_after, words
+from helpers.runs import stop_after, weights_digest, words
+from helpers.steps import everything, make_settings, same, take_step, tiny_components
 from train_unet import train
 from unet_trainer.config.load import load_config
-from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.config.resolve import HardwareFacts
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.model.fast_layers import use_fast_layers
+from unet_trainer.model.precision import set_backends
 from unet_trainer.runs.host_copy import HostCopy
-from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training import build as assemble
 from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.cuda_graphs import DirectLauncher
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
+from unet_trainer.training.wait_meter import WaitMeter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,18 +43,18 @@ PRECISIONS = {
 }
 
 
-def make_machine(compiled=False, batch_size=8, side=128, floats=False, **settings):
-    config = load_config(
-        {"encoder": "resnet18", "in_channels": 3, "device": "cuda", "batch_size": batch_size, "image_size": side, **settings}
-    )
-    config, numerics = assemble.build_numerics(config, Console(io.StringIO()))
-    machine = assemble.build_machine(config, numerics, RGB_8BIT, 8, Console(io.StringIO()))
+def make_components(compiled=False, batch_size=8, side=128, floats=False, **settings):
+    facts = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=2)
+    values = {"encoder": "resnet18", "decoder_channels": None, "device": "cuda", "batch_size": batch_size, "image_size": side}
+    resolved = make_settings(hardware=facts, **values, **settings)
+    set_backends(resolved.taken.allow_tf32, resolved.taken.deterministic, search_kernels=compiled)
+    components = tiny_components(num_batches=8, settings=resolved)
     if compiled:
-        use_fast_layers(machine.state.model)
         batch = make_batch(batch_size, side, floats=floats)
-        assert compile_steps(machine.train_step, machine.eval_step, batch, config.num_classes, machine.phases()) is None
-    machine.set_training_mode(0)
-    return machine
+        steps = components.train_step, components.eval_step
+        assert compile_steps(*steps, batch, batch, components.begin_phases()) is None
+    components.set_training_mode(0)
+    return components
 
 
 def make_batch(num_images=8, side=128, seed=0, floats=False):
@@ -66,41 +66,47 @@ def make_batch(num_images=8, side=128, seed=0, floats=False):
     return Batch(images.pin_memory(), masks.pin_memory(), num_images)
 
 
-def take_steps(machine, num_steps=6):
-    totals = EpochMetrics(1, machine.numerics.device)
+def take_steps(components, num_steps=6):
+    metrics = EpochMetrics(1, components.numerics.device)
     for index in range(num_steps):
-        machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3)
-    return totals
+        take_step(components.train_step, make_batch(seed=index), metrics=metrics, learning_rate=1e-3)
+    return metrics
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_follows_float32(precision, compiled):
-    reference = take_steps(make_machine())
-    totals = take_steps(make_machine(compiled, **PRECISIONS[precision]))
-    assert totals.loss() == pytest.approx(reference.loss(), rel=0.05)
-    assert int(totals.num_skipped) <= 2
+    reference = take_steps(make_components())
+    metrics = take_steps(make_components(compiled, **PRECISIONS[precision]))
+    assert metrics.loss() == pytest.approx(reference.loss(), rel=0.05)
+    assert int(metrics.num_skipped) <= 2
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("extra", [{}, {"grad_clip": 1.0, "ema_decay": 0.99}], ids=["plain", "clip and ema"])
 def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, extra):
-    machine = make_machine(compiled, **PRECISIONS[precision], **extra)
-    totals = take_steps(machine, 3)  # the optimizer makes its state in the first; the second is recorded
+    components = make_components(compiled, **PRECISIONS[precision], **extra)
+    metrics = take_steps(components, 3)  # the optimizer makes its state in the first; the second is recorded
     batches = [make_batch(seed=index) for index in range(3)]
+    eval_metrics, meter = components.eval_step.new_metrics(), WaitMeter(components.numerics.device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for batch in batches:
-            machine.train_step(batch, totals, 1, True, 1e-3)
-            totals.peek()
-        machine.eval_step.model.eval()
+            meter.wait_for(lambda: None)
+            meter.step_begins()
+            take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
+            meter.step_ends()
+            metrics.peek()
+            components.train_step.guard.poll()
+        components.eval_step.segmenter.eval()
         for batch in batches:
-            machine.eval_step(batch, totals)
+            components.eval_step(batch, eval_metrics)
+            eval_metrics.peek()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert math.isfinite(totals.loss())
+    assert math.isfinite(metrics.loss())
 
 
 @pytest.mark.parametrize(
@@ -117,60 +123,59 @@ def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, se
     """To the last bit: weights, statistics, the optimizer's state, the average, and what was counted."""
     ends = []
     for is_recorded in (True, False):
-        machine = make_machine(True, deterministic=True, **PRECISIONS[precision], **settings)
+        components = make_components(True, deterministic=True, **PRECISIONS[precision], **settings)
         if not is_recorded:
-            machine.train_step.recorder = None
-        totals = EpochMetrics(1, machine.numerics.device)
+            components.train_step.launcher = DirectLauncher()
+        metrics = EpochMetrics(1, components.numerics.device)
         for index in range(12):
-            machine.set_training_mode(0 if index < 6 else 1)
-            machine.train_step.guard.batch_number = index
-            machine.train_step(make_batch(seed=index), totals, 1, True, 1e-3 / (1 + index))
-        tensors = [*machine.state.model.state_dict().values(), *totals.state_dict().values(), machine.state.scaler.get_scale()]
-        tensors += [value for entry in machine.state.optimizer.state.values() for value in entry.values()]
-        tensors += [] if machine.state.ema is None else [*machine.state.ema.model.state_dict().values()]
+            components.set_training_mode(0 if index < 6 else 1)
+            rate = 1e-3 / (1 + index)
+            take_step(components.train_step, make_batch(seed=index), metrics=metrics, learning_rate=rate, first_batch=index)
+        tensors = [*everything(components), *metrics.state_dict().values(), components.state.scaler.get_scale()]
         ends.append([torch.as_tensor(value).cpu().clone() for value in tensors])
         if is_recorded:
-            assert machine.train_step.recorder.num_replays >= 16  # of 24: counting and moving, recorded anew when thawed
+            assert components.train_step.launcher.num_replays >= 16  # of 24: counting and moving, recorded anew when thawed
     torch.use_deterministic_algorithms(False)
     assert same(*ends)
-    assert (int(totals.num_skipped) > 0) == (precision == "float16")
+    assert (int(metrics.num_skipped) > 0) == (precision == "float16")
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_bad_step_changes_nothing_when_its_kernels_are_replayed(precision, optimizer):
     settings = {**PRECISIONS[precision], "optimizer": optimizer, "ema_decay": 0.9, "scaler_init_scale": 1024.0}
-    machine = make_machine(True, floats=True, **settings)
-    totals = EpochMetrics(1, machine.numerics.device)
+    components = make_components(True, floats=True, **settings)
+    metrics = EpochMetrics(1, components.numerics.device)
     for index in range(5):
-        machine.train_step.guard.batch_number = index
-        machine.train_step(make_batch(seed=index, floats=True), totals, 1, True, 1e-3)
-    recorder = machine.train_step.recorder
-    before = everything(machine)
+        take_step(
+            components.train_step, make_batch(seed=index, floats=True), metrics=metrics, learning_rate=1e-3, first_batch=index
+        )
+    launcher = components.train_step.launcher
+    before = everything(components)
     for index in range(5, 9):
         batch = make_batch(seed=index, floats=True)
         batch.images[3, 7, 9, 1] = math.nan
-        machine.train_step.guard.batch_number = index
-        num_replays = recorder.num_replays
-        machine.train_step(batch, totals, 1, True, 1e-3)
-    assert same(before, everything(machine))
-    assert recorder.num_replays == num_replays + 2  # of counting and of moving, in the last of them at the latest
-    assert (int(totals.num_skipped), int(totals.num_nan), int(totals.num_bad), int(totals.first_bad)) == (4, 4, 32, 40)
-    guard = machine.train_step.guard
+        num_replays = launcher.num_replays
+        take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3, first_batch=index)
+    assert same(before, everything(components))
+    assert launcher.num_replays == num_replays + 2  # of counting and of moving, in the last of them at the latest
+    assert (int(metrics.num_skipped), int(metrics.num_nan), int(metrics.num_bad), int(metrics.first_bad)) == (4, 4, 32, 40)
+    guard = components.train_step.guard
     assert (int(guard.most_in_a_row), int(guard.first_bad_batch)) == (4, 5)
-    machine.train_step(make_batch(seed=8, floats=True), totals, 1, True, 1e-3)
-    assert not same(before, everything(machine))
+    take_step(components.train_step, make_batch(seed=8, floats=True), metrics=metrics, learning_rate=1e-3)
+    assert not same(before, everything(components))
 
 
 def test_gradients_of_several_replays_add_up():
     """An overwritten gradient would be that of the last batch alone, about a third of the sum's length."""
     gradients = []
     for compiled in (False, True):
-        machine = make_machine(compiled, accumulation_steps=3, use_amp=False, allow_tf32=False)
-        totals = EpochMetrics(1, machine.numerics.device)
+        components = make_components(compiled, accumulation_steps=3, use_amp=False, allow_tf32=False)
+        metrics = EpochMetrics(1, components.numerics.device)
+        components.train_step.begin_group(3, 0)
         for index in range(3):
-            machine.train_step(make_batch(seed=index), totals, 3, False, 1e-3)
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in machine.state.model.parameters()]))
+            components.train_step(make_batch(seed=index), metrics)
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in components.state.segmenter.parameters()]))
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
@@ -187,16 +192,18 @@ def test_bfloat16_takes_about_half_the_memory():
     for precision in ("float32", "bfloat16"):
         gc.collect()
         torch.cuda.empty_cache()
-        machine = make_machine(side=256, batch_size=16, **PRECISIONS[precision])
-        totals = EpochMetrics(1, machine.numerics.device)
+        components = make_components(side=256, batch_size=16, **PRECISIONS[precision])
+        metrics = EpochMetrics(1, components.numerics.device)
         batch = make_batch(16, 256)
-        machine.train_step(batch, totals, 1, True, 1e-3)  # the search for kernels needs more than the step
+        take_step(
+            components.train_step, batch, metrics=metrics, learning_rate=1e-3
+        )  # the search for kernels needs more than the step
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        machine.train_step(batch, totals, 1, True, 1e-3)
+        take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
         peaks[precision] = torch.cuda.max_memory_allocated() - before
-        del machine
+        del components
     assert peaks["bfloat16"] < 0.65 * peaks["float32"]
 
 
@@ -214,7 +221,7 @@ def test_a_run_trains_and_resumes_on_the_gpu(precision, tiny_config):
     with pytest.raises(KeyboardInterrupt):
         train(config, run_name="broken", on_epoch=stop_after(2))
     resumed = train(config, run_name="broken", resume="auto")
-    assert digest(resumed.run_dir) == digest(straight.run_dir)
+    assert weights_digest(resumed.run_dir) == weights_digest(straight.run_dir)
     torch.use_deterministic_algorithms(False)
 
 
@@ -223,22 +230,22 @@ def test_a_run_trains_and_resumes_on_the_gpu(precision, tiny_config):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("phase", ["loss", "gradient"])
 def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, optimizer, compiled):
-    machine = make_machine(compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0)
-    take_steps(machine, 3)
-    before = everything(machine)
-    totals = EpochMetrics(1, machine.numerics.device)
-    batch = PHASES[phase](machine, make_batch(seed=9), math.nan)
+    components = make_components(compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0)
+    take_steps(components, 3)
+    before = everything(components)
+    metrics = EpochMetrics(1, components.numerics.device)
+    batch = SPOILERS[phase](components, make_batch(seed=9), math.nan)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        machine.train_step(batch, totals, 1, True, 1e-3)
+        take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert same(before, everything(machine))
+    assert same(before, everything(components))
     overflowed = phase == "gradient" and precision == "float16"
-    assert (int(totals.num_skipped), int(totals.num_nan)) == (1, 0 if overflowed else 1)
-    machine.train_step(make_batch(seed=10), totals, 1, True, 1e-3)
-    assert not same(before, everything(machine))
+    assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, 0 if overflowed else 1)
+    take_step(components.train_step, make_batch(seed=10), metrics=metrics, learning_rate=1e-3)
+    assert not same(before, everything(components))
 
 
 def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
@@ -280,8 +287,8 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     straight = train(config, run_name="straight")
     optimizer_step, calls = TrainStep.optimizer_step, []
 
-    def interrupted(self, totals, learning_rate):
-        optimizer_step(self, totals, learning_rate)
+    def interrupted(self, metrics, learning_rate):
+        optimizer_step(self, metrics, learning_rate)
         calls.append(1)
         if len(calls) == 5:  # the second of the second epoch's three steps
             os.kill(os.getpid(), signal.SIGTERM)
@@ -290,7 +297,7 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     with pytest.raises(Interrupted):
         train(config, run_name="broken")
     resumed = train(config, run_name="broken", resume="auto")
-    assert digest(resumed.run_dir) == digest(straight.run_dir)
+    assert weights_digest(resumed.run_dir) == weights_digest(straight.run_dir)
     torch.use_deterministic_algorithms(False)
 
 
@@ -305,7 +312,7 @@ def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
 
 def test_three_deterministic_runs_have_the_same_bits(tiny_config):
     config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "deterministic": True, "use_amp": True, "num_epochs": 3}
-    digests = {digest(train(config, run_name=f"run{number}").run_dir) for number in range(3)}
+    digests = {weights_digest(train(config, run_name=f"run{number}").run_dir) for number in range(3)}
     torch.use_deterministic_algorithms(False)
     assert len(digests) == 1
 
@@ -328,4 +335,24 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_on_the_gpu(precision, tiny_co
         child.kill()
         assert child.wait() == -signal.SIGKILL
     assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
-    assert digest(last.parent) == digest(straight.run_dir)
+    assert weights_digest(last.parent) == weights_digest(straight.run_dir)
+
+
+def test_a_busy_device_is_not_waiting_for_data_and_an_idle_one_is():
+    device = torch.device("cuda")
+    matrix = torch.randn(8192, 8192, device=device)
+
+    def epoch(num_products, host_seconds):
+        meter = WaitMeter(device)
+        for _ in range(4):
+            meter.wait_for(lambda: time.sleep(host_seconds))
+            meter.step_begins()
+            for _ in range(num_products):
+                torch.mm(matrix, matrix)
+            meter.step_ends()
+        torch.cuda.synchronize()
+        return meter.finish()
+
+    epoch(1, 0.0)
+    assert epoch(40, 0.05) < 0.06 + 0.05  # each step takes longer than the wait for the next: only the first wait counts
+    assert epoch(1, 0.05) > 0.15

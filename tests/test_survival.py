@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.killed_runs import NUM_MOMENTS, digest, start, timeless_rows, train_once, train_until_done
+from helpers.killed_runs import NUM_MOMENTS, start, train_once, train_until_done
+from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.system.atomic_files import DRAFTS
 
@@ -52,8 +53,8 @@ def position(folder):
 
 
 def assert_same(folder, straight):
-    assert digest(folder) == digest(straight)
-    assert digest(folder, "best.pt") == digest(straight, "best.pt")
+    assert weights_digest(folder) == weights_digest(straight)
+    assert weights_digest(folder, "best.pt") == weights_digest(straight, "best.pt")
     assert timeless_rows(folder) == timeless_rows(straight)
     assert not list(folder.glob(DRAFTS)), "a draft was left behind"
 

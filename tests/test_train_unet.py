@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -24,38 +25,14 @@ from PIL import Image
 
 import train_unet
 from helpers.project import ROOT
+from helpers.runs import stop_after, weights_digest, words
+from helpers.steps import make_spec
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.model.network import build_network
 from unet_trainer.runs.history import COLUMNS
-from unet_trainer.training.state import EpochMetrics
-
-
-def digest(run_dir, name="last.pt"):
-    """Of every tensor of the model and its average, bit for bit."""
-    content = torch.load(run_dir / name, weights_only=True, map_location="cpu")
-    total = hashlib.sha256()
-    models = [content["model"], *([content["ema"]["model"]] if content.get("ema") else [])]
-    for model in models:
-        for tensor_name, tensor in model.items():
-            total.update(tensor_name.encode())
-            total.update(tensor.numpy().tobytes())
-    return total.hexdigest()
-
-
-def words(settings):
-    """A config dict as command-line words."""
-    return [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, value in settings.items()]
-
-
-def stop_after(epoch):
-    def stop(row):
-        if row["epoch"] == epoch:
-            raise KeyboardInterrupt
-
-    return stop
 
 
 def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
@@ -108,7 +85,7 @@ def test_the_config_of_a_run_runs_again_as_it_is(tiny_config):
     first = train(tiny_config)
     again = train(str(first.run_dir / "config.yaml"))
     assert again.run_dir.name == "run-2"
-    assert digest(first.run_dir) == digest(again.run_dir)
+    assert weights_digest(first.run_dir) == weights_digest(again.run_dir)
     assert load_config(first.run_dir / "config.yaml").mask_values == (0, 255)
 
 
@@ -116,7 +93,7 @@ def test_a_dict_a_path_and_a_config_train_the_same(tiny_config, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in tiny_config.items()))
     runs = [train(tiny_config), train(file), train(load_config(tiny_config)), train({}, **tiny_config)]
-    assert len({digest(run.run_dir) for run in runs}) == 1
+    assert len({weights_digest(run.run_dir) for run in runs}) == 1
     assert [run.run_dir.name for run in runs] == ["run", "run-2", "run-3", "run-4"]
 
 
@@ -147,11 +124,11 @@ def test_resumed_run_equals_uninterrupted_run(tiny_config, extra):
     with pytest.raises(KeyboardInterrupt):
         train(config, run_name="broken", on_epoch=stop_after(2))
     broken = straight.run_dir.parent / "broken"
-    assert digest(broken) != digest(straight.run_dir)
+    assert weights_digest(broken) != weights_digest(straight.run_dir)
     resumed = train(config, resume=str(broken), run_name="broken")
     assert resumed.run_dir == broken
-    assert digest(broken) == digest(straight.run_dir)
-    assert digest(broken, "best.pt") == digest(straight.run_dir, "best.pt")
+    assert weights_digest(broken) == weights_digest(straight.run_dir)
+    assert weights_digest(broken, "best.pt") == weights_digest(straight.run_dir, "best.pt")
     timeless = [name for name in COLUMNS if name not in ("seconds", "images_per_second", "data_wait")]
     assert [[row[name] for name in timeless] for row in resumed.history] == [
         [row[name] for name in timeless] for row in straight.history
@@ -164,7 +141,7 @@ def test_two_and_two_epochs_equal_four(tiny_config):
     four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four")
     two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two")
     assert main(["--resume", str(two.run_dir), "num_epochs=4"]) == 0
-    assert digest(two.run_dir) == digest(four.run_dir)
+    assert weights_digest(two.run_dir) == weights_digest(four.run_dir)
     assert len((two.run_dir / "metrics.csv").read_text().splitlines()) == 5
 
 
@@ -193,19 +170,19 @@ def test_raising_num_epochs_says_how_the_schedule_goes_on(tiny_config, capsys):
 )
 def test_a_meaningless_change_on_resume_is_refused_by_name(tiny_config, change, named, capsys):
     run = train(tiny_config, num_epochs=1)
-    before = digest(run.run_dir)
+    before = weights_digest(run.run_dir)
     assert main([*words({**tiny_config, "num_epochs": 2, **change}), "--resume", str(run.run_dir)]) == 2
     assert named in capsys.readouterr().err
-    assert digest(run.run_dir) == before
+    assert weights_digest(run.run_dir) == before
 
 
 def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys):
     run = train(tiny_config)
-    before = digest(run.run_dir)
+    before = weights_digest(run.run_dir)
     assert main(["--resume", str(run.run_dir)]) == 0
     said = capsys.readouterr().out
     assert f"this run had finished its 2 epochs; to train on: python train_unet.py --resume {run.run_dir} num_epochs=4" in said
-    assert digest(run.run_dir) == before
+    assert weights_digest(run.run_dir) == before
 
 
 def test_resume_auto_starts_and_then_goes_on_with_the_run_of_that_name(tiny_config):
@@ -232,7 +209,7 @@ def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatc
     real = train_unet.train_one_epoch
 
     def interrupted(run):
-        if run.machine.state.epoch == 1:
+        if run.state.epoch == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return real(run)
 
@@ -273,7 +250,7 @@ def test_val_loss_can_be_monitored(tiny_config):
 
 def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny_config, capsys):
     good = train(tiny_config, num_epochs=1, scheduler="constant")
-    before = digest(good.run_dir)
+    before = weights_digest(good.run_dir)
     settings = ["num_epochs=3", "learning_rate=1e30", "scheduler=constant"]
     assert main(["--resume", str(good.run_dir), *settings]) == 3
     said = capsys.readouterr()
@@ -284,7 +261,7 @@ def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny
     assert f"{good.run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {good.run_dir}" in error
     assert "Try a lower learning_rate, grad_clip=1.0;" in error
     assert "Traceback" not in error
-    assert digest(good.run_dir) == before
+    assert weights_digest(good.run_dir) == before
     assert "Error: the validation loss is not finite" in (good.run_dir / "train.log").read_text()
     assert load_config(good.run_dir / "config.yaml").learning_rate == 1e-3  # settings that failed are not kept
     with pytest.raises(TrainingFailed):
@@ -293,7 +270,7 @@ def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny
 
 def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_config, monkeypatch, capsys):
     run = train(tiny_config, num_epochs=1)
-    before = digest(run.run_dir)
+    before = weights_digest(run.run_dir)
 
     def full(path, write, **options):
         raise OSError(28, "No space left on device")
@@ -305,7 +282,7 @@ def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_con
     assert " MB are needed, " in error
     assert f"{run.run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {run.run_dir}. Make room, or set" in error
     assert "Traceback" not in error
-    assert digest(run.run_dir) == before
+    assert weights_digest(run.run_dir) == before
 
 
 def test_classes_by_id_with_ignored_pixels(tiny_config, tmp_path, capsys):
@@ -391,7 +368,10 @@ def test_float16_on_a_machine_without_gpu_becomes_float32_and_says_so(tiny_confi
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     result = train(tiny_config, use_amp=True, amp_dtype="float16", device="auto", num_epochs=1)
     assert "Warning: float16 is far slower than float32 on a CPU; float32 instead" in capsys.readouterr().out
-    assert load_config(result.run_dir / "config.yaml").use_amp is False
+    config = (result.run_dir / "config.yaml").read_text()
+    assert re.search(r"use_amp: true  # here false: float16 is far slower than float32 on a CPU; float32 instead\n", config)
+    assert result.number_format == "float32"
+    assert json.loads((result.run_dir / "result.json").read_text())["number_format"] == "float32"
 
 
 def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config):
@@ -441,7 +421,7 @@ def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monke
 
 def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
     weights = tmp_path / "encoder.pt"
-    model = build_network(load_config({**tiny_config, "in_channels": 3}))
+    model = build_network(make_spec(encoder=tiny_config["encoder"], decoder_channels=tiny_config["decoder_channels"]), None)
     torch.save(model.get_submodule("encoder").state_dict(), weights)
     run = train(tiny_config, encoder_weights=str(weights), num_epochs=1)
     weights.unlink()
@@ -540,7 +520,7 @@ def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_d
     assert f"10 train, 2 val (as the run began, {broken / 'split.csv'})" in said
     assert resumed.epochs == 2
     assert (broken / "split.csv").read_text() == before
-    assert digest(broken) == digest(straight.run_dir)  # as if nothing had been added
+    assert weights_digest(broken) == weights_digest(straight.run_dir)  # as if nothing had been added
 
 
 def test_a_resumed_run_keeps_its_split_whatever_the_share_is_now_and_what_does_not_pair_up_yet(tiny_config, tiny_data, tmp_path):
@@ -603,27 +583,29 @@ def write_wide_pairs(folder, size, seed=0):
     return folder
 
 
+def note_matrix(seen, name, compute_scores, matrix, num_classes):
+    seen[name] = matrix.clone()
+    return compute_scores(matrix, num_classes)
+
+
 def test_every_native_pixel_of_validation_counts_exactly_once(tiny_config, tmp_path, monkeypatch, capsys):
     data = write_wide_pairs(tmp_path / "data", (50, 75))
-    seen, real = [], EpochMetrics.scores
-
-    def tell(totals):
-        seen.append(totals.matrix.clone())
-        return real(totals)
-
-    monkeypatch.setattr(EpochMetrics, "scores", tell)
+    seen = {}
+    for name in ("state", "evaluation"):  # of training and of validation
+        module = importlib.import_module(f"unet_trainer.training.{name}")
+        monkeypatch.setattr(module, "compute_scores", partial(note_matrix, seen, name, module.compute_scores))
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=1)
-    of_train, of_val = seen
+    of_train, of_val = seen["state"], seen["evaluation"]
     masks = [cv2.imread(str(data / f"masks/{name}.png"), cv2.IMREAD_UNCHANGED) for name in parts_of(run.run_dir)[1]]
     truth = [sum(int((mask == class_id).sum()) for mask in masks) for class_id in (0, 1)]
     assert sum(truth) == len(masks) * 48 * 75
     assert of_val.sum(1).tolist() == truth
     assert int(of_train.sum()) <= 24 * 32 * 32  # 4 crops of each of 6 images
-    assert "→ 4 crops of 32×32 each in training, windows at native resolution in validation" in capsys.readouterr().out
+    assert "→ 4 crops of 32×32 each in training, tiles at native resolution in validation" in capsys.readouterr().out
 
 
-def test_iou_is_that_of_the_native_pixels_from_the_window_they_lie_most_central_in(tiny_config, tmp_path):
-    """32×56 is covered by windows at columns 0 and 24, which meet at column 28."""
+def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in(tiny_config, tmp_path):
+    """32×56 is covered by tiles at columns 0 and 24, which meet at column 28."""
     data = write_wide_pairs(tmp_path / "data", (32, 56))
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=2, learning_rate=0.01, augmentation="none")
     best = torch.load(run.run_dir / "best.pt", weights_only=True)

@@ -1,9 +1,11 @@
-"""The bench: rows that suit the hardware, each a run of its own, and a table that says what came of them."""
+"""The bench: rows that suit the hardware, each a run in its own process, and a table of their results."""
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import json
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -13,16 +15,49 @@ from pathlib import Path
 import cv2
 import pytest
 
-from helpers.killed_runs import words
+from helpers.killed_runs import bench_once, start
 from helpers.project import ROOT
+from helpers.runs import words
 from train_unet import main
-from unet_trainer.commands import bench as bench_room
+from unet_trainer.commands import bench as bench_module
 from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, choose_winner, table_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
 
-SCRIPT = ROOT / "train_unet.py"
+# Stands in for train_unet.py: leaves what a run of two epochs leaves. `plan` says by the run's name what it does otherwise.
+STUB = """
+import json, sys; from pathlib import Path; import yaml
+settings = yaml.safe_load(Path(sys.argv[1]).read_text())
+plan = json.loads(Path(__file__).with_name("plan.json").read_text()).get(settings["run_name"], {})
+for line in plan.get("lines", []): print(line)
+if "code" in plan: sys.exit(plan["code"])
+folder = Path(settings["checkpoint_dir"]) / settings["run_name"]
+folder.mkdir()
+number_format = settings["amp_dtype"] if settings["use_amp"] else "float32"
+result = {"number_format": number_format, "is_compiled": settings["compile_model"], **plan.get("result", {})}
+(folder / "result.json").write_text(json.dumps(result))
+(folder / "config.yaml").write_text(yaml.safe_dump({**settings, **plan.get("config", {})}))
+columns = "epoch,seconds,images_per_second,peak_memory_gib,peak_reserved_gib,data_wait,val_iou"
+for epoch in (1, 2): print(f"Epoch {epoch}/2  train loss ...", flush=True)
+(folder / "metrics.csv").write_text(f"{columns}\\n1,9.0,2.0,1.5,2.0,0.5,0.4\\n2,3.0,{plan.get('rate', 8.0)},1.0,2.5,0.1,0.5\\n")
+"""
+SLEEP = """
+import os, sys, time; from pathlib import Path
+Path(sys.argv[1]).with_suffix(".pid").write_text(str(os.getpid())); time.sleep(60)
+"""
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """The script of the rows, with a plan for some of them."""
+
+    def write(**plan):
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        (tmp_path / "stub.py").write_text(STUB)
+        return tmp_path / "stub.py"
+
+    return write
 
 
 def names(*arguments):
@@ -47,7 +82,7 @@ def test_rows_follow_the_hardware():
     assert names(8, True, True, True) == ["Baseline (float32)", "AMP", "AMP + compiled"]
 
 
-def test_mixed_precision_takes_the_format_that_the_gpu_has():
+def test_mixed_precision_takes_the_format_that_the_gpu_supports():
     formats = {trial.settings.get("amp_dtype") for trial in choose_trials(8, True, False, False)}
     assert formats == {None, "float16"}
     large = next(trial for trial in choose_trials(8, True, True, False) if "large" in trial.name)
@@ -55,13 +90,18 @@ def test_mixed_precision_takes_the_format_that_the_gpu_has():
     assert choose_trials(8, True, True, False)[0].settings == {"use_amp": False, "compile_model": False, "channels_last": False}
 
 
-def test_the_winner_is_fast_at_the_same_iou():
+def test_the_winner_is_the_fastest_at_the_same_iou():
     slow, fast, wrong = outcome("slow", 100, 0.80), outcome("fast", 300, 0.795), outcome("wrong", 900, 0.70)
     assert choose_winner([slow, fast, wrong]) is fast
     assert choose_winner([slow, wrong]) is slow
 
 
-def test_the_table_has_a_row_each_and_says_why_one_is_empty():
+def test_the_winner_is_the_fastest_where_the_baseline_has_no_iou():
+    slow, fast = outcome("slow", 100, math.nan), outcome("fast", 300, math.nan)
+    assert choose_winner([slow, fast]) is fast
+
+
+def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
     lines = table_lines([outcome("a", 100, 0.8), outcome("b", 250, 0.81), Outcome(Trial("c", {}), failure="out of memory")])
     assert lines[0].split() == ["s/epoch", "images/s", "speed-up", "memory", "GiB", "reserved", "data", "wait", "val", "IoU"]
     assert lines[1].split() == ["a", "2.00", "100", "1.00×", "1.50", "2.50", "10%", "0.8000"]
@@ -71,38 +111,76 @@ def test_the_table_has_a_row_each_and_says_why_one_is_empty():
     assert len({len(line) for line in lines[:4]}) == 1
 
 
-def test_each_row_is_a_run_and_a_failure_does_not_end_the_others(tiny_config, tmp_path, capsys):
+def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, capsys):
     config = load_config({**tiny_config, "warmup_epochs": 1, "early_stopping_patience": 1})
-    trials = [Trial("plain", {"use_amp": False}), Trial("too large", {"batch_size": 4000})]
-    outcomes = bench(config, trials, ROOT / "train_unet.py", True, Console())
-    said = capsys.readouterr().out
+    (found,) = bench(config, [Trial("plain", {"use_amp": False})], ROOT / "train_unet.py", True, Console())
     folder = tmp_path / "checkpoints" / "bench"
-    assert [bool(each.failure) for each in outcomes] == [False, True]
-    assert outcomes[1].failure == "batch_size: 4000 is more than the 10 training images; need at most 10"
-    assert outcomes[0].images_per_second > 0
-    assert "Fastest at the same IoU: plain. Its lines for your config:\n  use_amp: false\n" in said
+    assert found.failure == ""
+    assert found.images_per_second > 0
+    assert "Fastest at the same IoU: plain. Its lines for your config:\n  use_amp: false\n" in capsys.readouterr().out
     report = json.loads((folder / "bench.json").read_text())
     assert report["winner"] == "plain"
-    assert report["rows"][0]["val_iou"] == pytest.approx(outcomes[0].val_iou)
-    assert report["rows"][1]["failure"] == outcomes[1].failure
+    assert report["rows"][0]["val_iou"] == pytest.approx(found.val_iou)
     assert cv2.imread(str(folder / "bench.png")).shape[1] == 720
     assert len((folder / "plain" / "metrics.csv").read_text().splitlines()) == 3  # a header and two epochs
     assert "Epoch 2/2" in (folder / "plain.log").read_text()
 
 
-def test_a_bench_in_which_nothing_runs_is_an_error_with_the_reason(tiny_config, capsys):
-    config = load_config(tiny_config)
-    with pytest.raises(UserError, match=r"no run of the bench came to an end; .*batch_size: 4000 is more than"):
-        bench(config, [Trial("too large", {"batch_size": 4000})], ROOT / "train_unet.py", True, Console())
+def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(tiny_config, stub, tmp_path, capsys):
+    error = "batch_size: 4000 is more than the 10 training images; need at most 10"
+    script = stub(too_large={"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2})
+    trials = [Trial("too large", {"batch_size": 4000}), Trial("plain", {"use_amp": False})]
+    outcomes = bench(load_config(tiny_config), trials, script, True, Console())
+    assert outcomes == [
+        Outcome(trials[0], failure=error),
+        Outcome(
+            trials[1],
+            seconds_per_epoch=3.0,
+            images_per_second=8.0,
+            allocated_gib=1.5,
+            reserved_gib=2.5,
+            data_wait=0.1,
+            val_iou=0.5,
+            seconds_in_all=12.0,
+        ),
+    ]
+    rows = json.loads((tmp_path / "checkpoints/bench/bench.json").read_text())["rows"]
+    assert [(row["trial"], row["failure"], row["images_per_second"]) for row in rows] == [("too large", error, 0), ("plain", "", 8)]
+    assert f"too large: {error}\n" in capsys.readouterr().out
 
 
-def test_the_command_hands_config_and_overrides_on(tiny_config, tmp_path, monkeypatch, capsys):
-    seen = {}
-    monkeypatch.setattr(
-        "unet_trainer.commands.bench.bench", lambda *given: seen.update(config=given[0], trials=given[1], quick=given[3])
+def test_a_row_has_the_settings_of_the_config_but_for_its_own_and_the_few_epochs(tiny_config, stub, tmp_path, capsys):
+    config = load_config(
+        {**tiny_config, "num_epochs": 50, "warmup_epochs": 3, "early_stopping_patience": 9, "resume": "auto", "seed": 5}
     )
-    words = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in tiny_config.items()]
-    assert main(["bench", "--quick", *words]) == 0
+    bench(config, [Trial("AMP + large", {"batch_size": 9})], stub(), True, Console())
+    taken = load_config(tmp_path / "checkpoints/bench/amp_large.yaml")
+    assert (taken.num_epochs, taken.warmup_epochs, taken.early_stopping_patience, taken.resume) == (2, 1.0, None, None)
+    assert (taken.run_name, taken.checkpoint_dir) == ("amp_large", str(tmp_path / "checkpoints/bench"))
+    assert (taken.seed, taken.batch_size, taken.image_size, taken.data_dir) == (5, 9, 32, tiny_config["data_dir"])
+
+
+def test_every_epoch_of_a_row_moves_the_bar(tiny_config, stub):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    bench(load_config(tiny_config), [Trial("plain", {})], stub(), True, Console(terminal))
+    assert "Training: 100%" in terminal.getvalue()
+    assert " 2/2 [" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"), [(["Error: one", "Error: two", "x"], "two"), (["Killed", ""], "Killed"), ([], "no output")]
+)
+def test_a_bench_in_which_every_row_fails_is_an_error_with_the_reason(lines, reason, tiny_config, stub, capsys):
+    script = stub(plain={"lines": lines, "code": 3})
+    with pytest.raises(UserError, match=rf"no run of the bench succeeded; see .*bench \({reason}\)$"):
+        bench(load_config(tiny_config), [Trial("plain", {})], script, True, Console())
+
+
+def test_the_command_hands_config_and_overrides_on(tiny_config, monkeypatch, capsys):
+    seen = {}
+    monkeypatch.setattr(bench_module, "bench", lambda *given: seen.update(config=given[0], trials=given[1], quick=given[3]))
+    assert main(["bench", "--quick", *words(tiny_config)]) == 0
     assert seen["quick"]
     assert seen["config"].image_size == 32
     assert seen["trials"][0].name == "Baseline (float32)"
@@ -110,60 +188,60 @@ def test_the_command_hands_config_and_overrides_on(tiny_config, tmp_path, monkey
     assert "nonsense" in capsys.readouterr().err
 
 
-def test_a_row_that_ran_otherwise_than_it_says_is_none():
-    asked = load_config({"use_amp": True, "compile_model": True})
-    assert bench_room._not_as_asked(asked, asked) == []
-    for change in ({"compile_model": False}, {"use_amp": False}, {"amp_dtype": "float16"}, {"batch_parts": 2}):
-        taken = dataclasses.replace(asked, **change)
-        assert bench_room._not_as_asked(asked, taken) == list(change)
-
-
-NO_COMPILER = """
-import sys, yaml; from pathlib import Path
-settings = yaml.safe_load(Path(sys.argv[1]).read_text())
-folder = Path(settings["checkpoint_dir"]) / settings["run_name"]
-folder.mkdir()
-print("Warning: another matter")
-if settings["compile_model"]:
-    print("Warning: compile_model: compiling failed, training goes on uncompiled (no compiler)")
-    settings["compile_model"] = False
-(folder / "config.yaml").write_text(yaml.safe_dump(settings))
-(folder / "metrics.csv").write_text(
-    "epoch,seconds,images_per_second,peak_memory_gib,peak_reserved_gib,data_wait,val_iou\\n1,2.0,9.0,0.0,0.0,0.1,0.5\\n"
+@pytest.mark.parametrize(
+    ("change", "failure"),
+    [
+        ({"result": {"is_compiled": False}}, "it did not run with the compile_model of its row"),
+        (
+            {
+                "result": {"is_compiled": False},
+                "lines": ["Warning: another matter", "Warning: compile_model: compiling failed (why)"],
+            },
+            "compile_model: compiling failed (why)",
+        ),
+        ({"result": {"number_format": "float32"}}, "it did not run with the amp_dtype of its row"),
+        ({"result": {"number_format": "float16"}}, "it did not run with the amp_dtype of its row"),
+        ({"config": {"batch_parts": 2}}, "it did not run with the batch_parts of its row"),
+        ({"config": {"batch_size": 2, "batch_parts": 2}}, "it did not run with the batch_size, batch_parts of its row"),
+        ({}, ""),
+    ],
 )
-"""
-
-
-def test_a_row_whose_compiler_fails_has_no_figures(tiny_config, tmp_path, capsys):
-    script = tmp_path / "train.py"
-    script.write_text(NO_COMPILER)
-    trials = choose_trials(4, on_gpu=False, has_bfloat16=False, quick=True)
+def test_a_row_that_did_not_run_as_asked_has_no_figures(change, failure, tiny_config, stub, capsys):
+    trials = [Trial("baseline", {}), Trial("fast", {"use_amp": True, "amp_dtype": "bfloat16", "compile_model": True})]
+    script = stub(fast={"rate": 99.0, **change})
     outcomes = bench(load_config(tiny_config), trials, script, True, Console())
-    assert [outcome.images_per_second for outcome in outcomes] == [9.0, 0.0]
-    assert outcomes[1].failure.startswith("compile_model: compiling failed")
-    assert "Fastest at the same IoU: Baseline (float32)" in capsys.readouterr().out
+    assert [found.failure for found in outcomes] == ["", failure]
+    assert [found.images_per_second for found in outcomes] == [8.0, 0.0 if failure else 99.0]
+    assert f"Fastest at the same IoU: {'baseline' if failure else 'fast'}." in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_is_told(tiny_config, tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_key(tiny_config, stub, tmp_path):
     (tmp_path / "file").touch()
     config = load_config({**tiny_config, "checkpoint_dir": str(tmp_path / "file" / "runs")})
     with pytest.raises(UserError, match=r"checkpoint_dir: .* cannot be written \("):
-        bench(config, choose_trials(4, on_gpu=False, has_bfloat16=False, quick=True), SCRIPT, True, Console())
+        bench(config, [Trial("plain", {})], stub(), True, Console())
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_bench_that_is_interrupted_leaves_no_run_behind(number, code, tiny_config):
-    command = [sys.executable, str(SCRIPT), "bench", *words({**tiny_config, "num_workers": 0})]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        log = Path(tiny_config["checkpoint_dir"]) / "bench" / "baseline_float32.log"
-        deadline = time.monotonic() + 60
-        while not (log.exists() and list(Path(f"/proc/{child.pid}/task/{child.pid}").glob("children"))):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.5)
-        runs = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        child.send_signal(number)
-        _, errors = child.communicate(timeout=60)
-    assert (child.returncode, errors) == (code, f"Error: interrupted by {number.name}\n")
-    assert runs
-    assert not [run for run in runs if Path(f"/proc/{run}").exists()]
+def test_a_bench_that_is_interrupted_ends_its_run(number, code, tiny_config, tmp_path):
+    (tmp_path / "sleep.py").write_text(SLEEP)
+    process = start(bench_once, tiny_config, tmp_path / "sleep.py", tmp_path / "log")
+    pid_file = tmp_path / "checkpoints/bench/baseline_float32.pid"
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    assert (tmp_path / "log").read_text().endswith(f"Error: interrupted by {number.name}\n")
+    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+
+
+def test_a_run_that_does_not_end_in_time_is_killed(monkeypatch):
+    monkeypatch.setattr(bench_module, "TERMINATE_SECONDS", 0.2)
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        bench_module._terminate(child)
+    assert child.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The parsers by themselves: the words they ask with, and the Python objects they take. What keys accept is in test_config."""
+"""The parsers: their messages, and the Python objects that they take. What each key accepts is in test_load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unet_trainer.config.safe_yaml import Plain
 
 
 def need(parser, raw):
-    """The words that follow "got X; "."""
+    """The part of the message that follows "got X; "."""
     with pytest.raises(ValueError) as raised:
         parser(raw)
     return str(raised.value)
@@ -43,7 +43,7 @@ def test_number_names_its_bounds(bounds, words):
         ({"maximum": 1}, "1", "1.000001"),
     ],
 )
-def test_number_holds_its_bounds(bounds, inside, outside):
+def test_number_keeps_to_its_bounds(bounds, inside, outside):
     parser = p.number(**bounds, example="1")
     assert parser(Plain(inside)) == float(inside)
     assert need(parser, Plain(outside)).startswith("need a")
@@ -52,12 +52,12 @@ def test_number_holds_its_bounds(bounds, inside, outside):
 @pytest.mark.parametrize(
     "raw", [".inf", ".nan", "1e999", math.inf, math.nan, pytest.param(10**400, id="huge"), Fraction(10**400), None, [1], 1j, True]
 )
-def test_what_is_not_a_finite_number_is_refused_as_one(raw):
+def test_value_that_is_not_a_finite_number_is_refused(raw):
     assert need(p.number(example="1"), raw) == "need a number, e.g. 1"
 
 
 @pytest.mark.parametrize("raw", ["8", "8.0", "0.8e1", 8, 8.0, np.int64(8), np.uint8(8), np.float32(8), np.float64(8), np.array(8)])
-def test_whole_numbers_come_in_many_shapes_and_leave_as_int(raw):
+def test_whole_numbers_of_many_types_become_int(raw):
     value = p.integer(minimum=1, example="8")(raw)
     assert value == 8
     assert type(value) is int
@@ -77,7 +77,7 @@ def test_integer_with_a_maximum_names_both_ends():
 
 
 @pytest.mark.parametrize(("raw", "value"), [("yes", True), ("ON", True), ("off", False), (False, False), (np.True_, True)])
-def test_flag_leaves_as_bool(raw, value):
+def test_flag_becomes_bool(raw, value):
     assert p.flag(raw) is value
 
 
@@ -104,7 +104,7 @@ def test_pattern_is_a_regular_expression_and_says_where_it_is_not():
     assert need(p.pattern, "a{99999999999999999999}").startswith(words)  # more than the engine can count
 
 
-def test_plain_text_leaves_as_str():
+def test_plain_text_becomes_str():
     assert type(p.text()(Plain("no"))) is str
     assert type(p.word_or_empty(Plain(""))) is str
     assert type(p.choice("auto")(Plain("auto"))) is str
@@ -124,11 +124,11 @@ def test_optional_takes_null_and_says_so():
     assert need(parser, "0") == "need a whole number of at least 1, e.g. 20, or null"
 
 
-def test_quoted_null_is_a_word():
+def test_quoted_null_is_text():
     assert p.optional(p.text())("null") == "null"
 
 
-def test_either_names_both_ways():
+def test_either_names_both_options():
     parser = p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4"))
     assert (parser("auto"), parser("4")) == ("auto", 4)
     assert need(parser, "many") == "need auto, or a whole number from 0 to 512, e.g. 4"
@@ -154,6 +154,34 @@ def test_weighted_terms_are_always_a_dict():
     assert need(parser, {"dice": 0}) == "need a positive number, e.g. 1"
 
 
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        ("auto", "auto"),
+        (" nonzero ", "nonzero"),
+        ("above 127", "above 127"),
+        ("above  0", "above 0"),
+        ("above 127.0", "above 127"),
+        ("above 1e2", "above 100"),
+        ("above 65534", "above 65534"),
+        ([0, "255"], (0, 255)),
+        ([[0, 0, 0], ["255", 0, 0]], ((0, 0, 0), (255, 0, 0))),
+    ],
+)
+def test_mask_values_are_a_rule_or_a_value_or_colour_for_each_class(raw, value):
+    assert p.mask_values(raw) == value
+
+
+@pytest.mark.parametrize("raw", ["", "above", "above x", "above 1.5", "above -1", "above 65535", "below 3", "above .nan"])
+def test_text_that_is_not_a_rule_for_masks_is_refused(raw):
+    assert need(p.mask_values, raw) == "need auto, nonzero, above 127, or a list such as [0, 255] or [[0, 0, 0], [255, 0, 0]]"
+
+
+@pytest.mark.parametrize("raw", [[0], [0, 65536], [0, [1, 2]], [0, [1, 2, 256]], 3, None])
+def test_list_that_is_not_one_of_mask_values_is_refused(raw):
+    assert need(p.mask_values, raw).startswith("need a list")
+
+
 def test_transforms_are_names_with_plain_parameters():
     raw = [
         Plain("HorizontalFlip"),
@@ -166,7 +194,7 @@ def test_transforms_are_names_with_plain_parameters():
 
 
 @pytest.mark.parametrize("raw", ["HorizontalFlip", [3], [["HorizontalFlip"]], [{}], [{"A": {}, "B": {}}], [{"Affine": 15}], None])
-def test_what_is_no_list_of_transforms_is_refused(raw):
+def test_value_that_is_not_a_list_of_transforms_is_refused(raw):
     assert need(p.transform_list, raw) == "need a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]"
 
 
@@ -176,7 +204,7 @@ def test_transform_parameter_that_cannot_be_written_to_yaml_is_refused():
     assert need(p.transform_list, [{"Affine": {"rotate": [np.zeros(2)]}}]) == words
 
 
-def test_near_miss_is_near():
+def test_near_miss_is_the_most_similar_name():
     assert p.near_miss("Batchsize", ["batch_size", "image_size"]) == "batch_size"
     assert p.near_miss("resnet35", ["resnet50", "resnet34", "resnet18"]) == "resnet34"
     assert p.near_miss("zzz", ["batch_size", "image_size"]) is None

@@ -1,9 +1,8 @@
-"""YAML from strangers: what is read keeps its text, what is dangerous or doubtful is refused with its line."""
+"""Untrusted YAML: scalars keep their text, what is dangerous or ambiguous is refused with its line."""
 
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 
@@ -50,7 +49,7 @@ def test_unquoted_scalar_keeps_the_text_that_was_typed(written):
 
 
 @pytest.mark.parametrize("written", ["'no'", '"no"', "|-\n  no", ">-\n  no"])
-def test_quoted_scalar_is_plain_text_whose_type_is_not_open(written):
+def test_quoted_scalar_is_text(written):
     value = parse_yaml(f"key: {written}")["key"]
     assert value == "no"
     assert not isinstance(value, Plain)
@@ -105,11 +104,9 @@ def test_duplicates_are_collected_where_the_caller_asks_for_them():
     assert duplicates == ["line 2: 'a' is given twice; keep one", "line 4: 'b' is given twice; keep one"]
 
 
-def test_alias_bomb_is_refused_at_once():
-    started = time.perf_counter()
+def test_alias_bomb_is_refused_before_it_is_expanded():
     # a holds 10 values, b 91, c 820; d would bring the sum past 5,000.
     assert refusal(ALIAS_BOMB) == f"line 4: more than {MAX_NODES} values (aliases counted in full)"
-    assert time.perf_counter() - started < 1
 
 
 def test_merge_key_is_an_ordinary_key():
@@ -118,12 +115,10 @@ def test_merge_key_is_an_ordinary_key():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5_000, "- " * 100_000, "? " * 100_000, "[" * 100_000 + "]" * 100_000])
 def test_deep_nesting_is_refused_without_a_recursion_error(text):
-    started = time.perf_counter()
     assert refusal(text) == f"line 1: nested deeper than {MAX_DEPTH} levels"
-    assert time.perf_counter() - started < 5
 
 
-def test_nesting_up_to_the_bound_is_read():
+def test_nesting_up_to_the_limit_is_read():
     value = parse_yaml("[" * MAX_DEPTH + "x" + "]" * MAX_DEPTH)
     for _ in range(MAX_DEPTH):
         (value,) = value
@@ -131,7 +126,7 @@ def test_nesting_up_to_the_bound_is_read():
     assert refusal("[" * (MAX_DEPTH + 1) + "x" + "]" * (MAX_DEPTH + 1)) == f"line 1: nested deeper than {MAX_DEPTH} levels"
 
 
-def test_aliases_cannot_be_stacked_past_the_depth():
+def test_aliases_cannot_exceed_the_depth():
     stacked = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 30))
     # a10 is 11 high and stands at depth 2 inside a11: its x would be at depth 13.
     assert refusal(stacked) == f"line 12: nested deeper than {MAX_DEPTH} levels"
@@ -150,7 +145,7 @@ def test_second_document_is_refused():
     assert refusal("a: 1\n---\nb: 2\n") == "line 2: a second document (---); need one"
 
 
-def test_one_document_may_have_its_marks():
+def test_one_document_may_have_its_markers():
     assert parse_yaml("%YAML 1.1\n---\na: 1\n...\n") == {"a": "1"}
 
 
@@ -158,7 +153,7 @@ def test_key_that_is_a_list_is_refused():
     assert refusal("a: 1\n? [b, c]\n: d\n") == "line 2: a key must be a word"
 
 
-def test_text_past_the_size_bound_is_refused_and_text_at_it_is_read():
+def test_text_above_the_size_limit_is_refused_and_text_at_it_is_read():
     assert parse_yaml("a: 1 #" + "x" * (MAX_BYTES - 6)) == {"a": "1"}
     assert refusal("a: 1 #" + "x" * (MAX_BYTES - 5)) == "more than 256 KiB; a config is far smaller"
 
@@ -212,7 +207,7 @@ def test_nan_is_recognised():
 
 
 @pytest.mark.parametrize("written", ["", "e3", "1e", "0x1f", "1_000", "1,5", "12:30", "inf", "nan", "1 2", "--1", "٣", "1" * 301])
-def test_what_is_no_number_is_none(written):
+def test_text_that_is_not_a_number_is_none(written):
     assert parse_number(written) is None
 
 
@@ -230,7 +225,7 @@ def test_what_is_no_number_is_none(written):
         ("a", "a"),
     ],
 )
-def test_value_whose_key_fixes_no_type_is_interpreted(plain, value):
+def test_value_of_a_key_without_a_type_is_interpreted(plain, value):
     interpreted = interpret(Plain(plain))
     assert interpreted == value
     assert type(interpreted) is type(value)
@@ -240,7 +235,7 @@ def test_quoted_text_is_never_interpreted():
     assert interpret(["8", "true", "null", "1e-3"]) == ["8", "true", "null", "1e-3"]
 
 
-def test_resolve_reaches_into_lists_and_mappings():
+def test_values_in_lists_and_mappings_are_interpreted():
     value = parse_yaml("- {Affine: {rotate: [-15, 1e1], fill: 'no'}}\n- on\n")
     assert interpret(value) == [{"Affine": {"rotate": [-15, 10.0], "fill": "no"}}, "on"]
 

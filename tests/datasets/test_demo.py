@@ -1,4 +1,4 @@
-"""The built-in dataset: the same every time, whole or absent, and a task worth learning."""
+"""The demo dataset: always the same, complete or absent, and neither trivial nor impossible to learn."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def test_the_files_are_the_same_every_time(tmp_path):
     assert digests(tmp_path / "first") == digests(tmp_path / "second")
 
 
-def test_each_sample_is_another(samples):
+def test_all_samples_are_different(samples):
     assert len({image.tobytes() for image, _ in samples}) == len(samples)
     assert len({mask.tobytes() for _, mask in samples}) == len(samples)
 
 
-def test_a_sample_does_not_depend_on_how_many_there_are(tmp_path):
+def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
     write_demo(tmp_path / "few", 2, side=64)
     write_demo(tmp_path / "many", 3, side=64)
     few, many = digests(tmp_path / "few"), digests(tmp_path / "many")
     assert few == {name: many[name] for name in few}
 
 
-def test_the_demo_is_jpegs_and_png_masks_that_pair_and_scan(tmp_path):
+def test_the_demo_is_a_valid_dataset_of_jpegs_and_png_masks(tmp_path):
     write_demo(tmp_path / "demo", 3)
     pairs = find_pairs(tmp_path / "demo/images", tmp_path / "demo/masks")
     assert [pair.image.name for pair in pairs] == ["cells_000.jpg", "cells_001.jpg", "cells_002.jpg"]
@@ -74,7 +74,7 @@ def test_the_demo_is_jpegs_and_png_masks_that_pair_and_scan(tmp_path):
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise
 
 
-def test_it_is_made_once_and_left_alone_afterwards(tmp_path, three_images):
+def test_it_is_written_once_and_not_changed_afterwards(tmp_path, three_images):
     folder = tmp_path / "data" / "demo"
     assert ensure_demo(folder)
     assert len(digests(folder)) == 6
@@ -86,7 +86,7 @@ def test_it_is_made_once_and_left_alone_afterwards(tmp_path, three_images):
     assert digests(folder) == before
 
 
-def test_others_may_read_the_folder(tmp_path, three_images):
+def test_the_folder_is_readable_for_other_users(tmp_path, three_images):
     ensure_demo(tmp_path / "demo")
     assert (tmp_path / "demo").stat().st_mode & 0o777 == 0o755
 
@@ -109,20 +109,20 @@ def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")
-def test_a_kill_leaves_no_half_dataset_and_the_next_start_makes_a_whole_one(tmp_path, three_images):
+def test_after_a_kill_the_folder_is_absent_and_the_next_start_writes_it(tmp_path, three_images):
     folder = tmp_path / "demo"
-    code = f"from pathlib import Path; from unet_trainer import demo; demo.ensure_demo(Path({str(folder)!r}))"
+    code = f"from pathlib import Path; from unet_trainer.datasets import demo; demo.ensure_demo(Path({str(folder)!r}))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         while len(list(tmp_path.rglob("*.png"))) < 5 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL  # it was at work, not done
+    assert process.returncode == -signal.SIGKILL  # it was not done
     assert not folder.exists()
     assert ensure_demo(folder)
     assert len(digests(folder)) == 6
 
 
-def test_two_starts_at_once_end_with_one_dataset(tmp_path, three_images, monkeypatch):
+def test_two_starts_at_the_same_time_write_one_dataset(tmp_path, three_images, monkeypatch):
     folder = tmp_path / "demo"
 
     def write_while_another_finishes(draft, num_images):

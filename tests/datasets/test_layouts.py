@@ -1,4 +1,4 @@
-"""Folders as people have them: which hold the images and which the masks, and what is refused because two could."""
+"""Which folders hold the images and which the masks, in common layouts; ambiguous layouts are refused."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from unet_trainer.images.image_files import DataError
 
 
 def fill(root, *folders):
-    """Layouts are told by names, so an empty file in each folder does."""
+    """Layouts are found by names, so an empty file in each folder is enough."""
     for folder in folders:
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / "a.png").touch()
 
 
 def found(root, image_dir=None, mask_dir=None):
-    """(images, masks) to train on, the same for val or None, and what the layout says."""
+    """(images, masks) to train on, the same for val or None, and the phrase for the parts."""
     layout = find_layout(root, image_dir, mask_dir)
     train, val = (
         None if folders is None else (folders.images.relative_to(root).as_posix(), folders.masks.relative_to(root).as_posix())
@@ -25,7 +25,7 @@ def found(root, image_dir=None, mask_dir=None):
     return train, val, layout.parts
 
 
-def refusal(root, image_dir=None, mask_dir=None):
+def error_message(root, image_dir=None, mask_dir=None):
     with pytest.raises(DataError) as raised:
         find_layout(root, image_dir, mask_dir)
     return str(raised.value)
@@ -62,7 +62,7 @@ def test_folders_are_known_by_their_names(tmp_path, images, masks):
     ],
     ids=str,
 )  # fmt: skip
-def test_train_and_val_may_stand_above_below_or_in_the_name(tmp_path, template, train, val, test):
+def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, train, val, test):
     def folders(part):
         return tuple(text.format(part, part) for text in template)
 
@@ -81,7 +81,7 @@ def test_the_name_of_the_part_may_be_part_of_the_folders_name(tmp_path):
     )
 
 
-def test_images_that_are_not_divided_train_beside_a_val_folder(tmp_path):
+def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
     fill(tmp_path, "images", "masks", "val/images", "val/masks")
     assert found(tmp_path) == (("images", "masks"), ("val/images", "val/masks"), "folders images and val")
 
@@ -92,13 +92,13 @@ def test_a_test_folder_is_not_used(tmp_path, test):
     assert found(tmp_path) == (("images", "masks"), None, "")
 
 
-def test_images_beside_a_folder_of_masks(tmp_path):
+def test_images_in_data_dir_beside_a_folder_of_masks(tmp_path):
     fill(tmp_path, ".", "masks")
     layout = find_layout(tmp_path, None, None)
     assert layout.train == Folders(tmp_path, tmp_path / "masks")
 
 
-def test_labels_of_text_files_and_an_empty_folder_are_no_rivals(tmp_path):
+def test_folders_without_images_are_no_candidates(tmp_path):
     fill(tmp_path, "images", "masks")
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels/a.txt").touch()
@@ -106,11 +106,11 @@ def test_labels_of_text_files_and_an_empty_folder_are_no_rivals(tmp_path):
     assert found(tmp_path) == (("images", "masks"), None, "")
 
 
-def test_rivals_without_any_image_are_named_all_the_same(tmp_path):
+def test_candidates_are_named_even_if_none_holds_an_image(tmp_path):
     fill(tmp_path, "masks")
     (tmp_path / "images").mkdir()
     (tmp_path / "img").mkdir()
-    assert "could hold the images: images/, img/; set image_dir: images or image_dir: img" in refusal(tmp_path)
+    assert "could hold the images: images/, img/; set image_dir: images or image_dir: img" in error_message(tmp_path)
 
 
 def test_a_folder_of_another_part_inside_train_is_not_trained_on(tmp_path):
@@ -138,7 +138,7 @@ def test_hidden_folders_are_not_searched(tmp_path):
         (["images", "train/images", "masks", "train/masks"], ("train/images", "train/masks"), ("train/images", "train/masks")),
     ],
 )
-def test_folders_that_are_set_win_over_the_search(tmp_path, there, settings, expected):
+def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):
     fill(tmp_path, *there)
     assert found(tmp_path, *settings)[0] == expected
 
@@ -152,9 +152,9 @@ def test_folders_that_are_set_may_be_divided(tmp_path, template):
 
 
 @pytest.mark.parametrize(("settings", "key"), [(("nothing", None), "image_dir"), ((None, "nothing"), "mask_dir")])
-def test_a_folder_that_is_set_and_not_there_is_refused(tmp_path, settings, key):
+def test_a_missing_folder_that_is_set_is_refused(tmp_path, settings, key):
     fill(tmp_path, "images", "masks")
-    assert refusal(tmp_path, *settings) == (
+    assert error_message(tmp_path, *settings) == (
         f"{key}: no folder {tmp_path / 'nothing'}; {tmp_path} holds images/, masks/; set {key} to the folder's name"
     )
 
@@ -211,7 +211,7 @@ def test_a_folder_that_is_set_and_not_there_is_refused(tmp_path, settings, key):
             "data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in ROOT; ROOT holds val/; "
             "set image_dir and mask_dir to the folders to use",
         ),
-        (  # what lies loose beside test/ may be anything
+        (  # files beside test/ may be anything
             [".", "test/images"],
             "data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in ROOT; ROOT holds test/; "
             "set image_dir and mask_dir to the folders to use",
@@ -227,9 +227,9 @@ def test_a_folder_that_is_set_and_not_there_is_refused(tmp_path, settings, key):
         ),
     ],
 )
-def test_what_is_not_clear_is_refused_with_the_key_to_set(tmp_path, there, message):
+def test_an_ambiguous_layout_is_refused_with_the_key_to_set(tmp_path, there, message):
     fill(tmp_path, *there)
-    assert refusal(tmp_path) == message.replace("ROOT", str(tmp_path))
+    assert error_message(tmp_path) == message.replace("ROOT", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -239,16 +239,16 @@ def test_what_is_not_clear_is_refused_with_the_key_to_set(tmp_path, there, messa
         ((None, "mask"), (("training/images", "training/mask"), ("val/images", "val/mask"))),
     ],
 )
-def test_the_fix_that_a_refusal_names_is_one(tmp_path, settings, expected):
+def test_the_fix_in_the_error_works(tmp_path, settings, expected):
     fill(tmp_path, *(f"{part}/{kind}" for part in ("training", "val") for kind in ("images", "1st_manual", "mask")))
-    assert "set mask_dir: 1st_manual or mask_dir: mask" in refusal(tmp_path)
+    assert "set mask_dir: 1st_manual or mask_dir: mask" in error_message(tmp_path)
     assert found(tmp_path, *settings)[:2] == expected
 
 
 # Files
 
 
-def test_files_are_those_with_an_images_extension_that_are_not_hidden(tmp_path):
+def test_files_with_an_image_extension_are_listed_unless_hidden(tmp_path):
     for name in ("b.PNG", "a.jpg", ".c.png", "Thumbs.db", "notes.txt", "sub/d.tif", ".hidden/e.png", "masks/f.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -269,7 +269,7 @@ def test_marks_of_masks_are_whole_words_at_either_end(stem, marks):
     assert mask_marks(stem) == marks
 
 
-def test_marks_tell_only_where_some_names_have_none(tmp_path):
+def test_marks_count_only_if_some_names_have_none(tmp_path):
     image, mask, other = tmp_path / "a.png", tmp_path / "a_mask.png", tmp_path / "a_x.png"
     assert has_marks([image, mask], "")
     assert not has_marks([mask], "")
@@ -277,7 +277,7 @@ def test_marks_tell_only_where_some_names_have_none(tmp_path):
     assert has_marks([image, other], "_x")
 
 
-def test_a_link_to_nothing_is_a_file_that_is_missing(tmp_path):
+def test_a_broken_link_is_listed_and_a_link_to_a_folder_is_not(tmp_path):
     (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
     (tmp_path / "b.png").symlink_to(tmp_path)
     assert list_files(tmp_path) == [tmp_path / "a.png"]

@@ -1,4 +1,4 @@
-"""Folders as people have them: which files are pairs, which are left over, what they are grouped by."""
+"""Which files of common folders are pairs, which stay unpaired, and the groups of the pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
 
 
 def touch(folder, *names):
-    """Pairing opens no file, so empty ones do."""
+    """Pairing opens no file, so empty files are enough."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = folder / name
@@ -31,7 +31,7 @@ def stems(pairs):
     return [(pair.image.stem, pair.mask.stem) for pair in pairs]
 
 
-FIX = "  set mask_suffix to what a mask's name has after its image's, or image_dir and mask_dir to folders that pair up"
+FIX = "  set mask_suffix to what follows the image's name in the mask's name, or image_dir and mask_dir to other folders"
 
 
 def found_in(data_dir, **settings):
@@ -39,15 +39,15 @@ def found_in(data_dir, **settings):
 
 
 def split_of(data_dir, **settings):
-    """By names alone: what the files hold is not known."""
+    """By names only: the files are not read."""
     found = found_in(data_dir, **settings)
-    if found.refusal:
-        raise DataError(found.refusal)
+    if found.blocking_message:
+        raise DataError(found.blocking_message)
     nothing = [""] * len(found.pairs)
     return split_pairs(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
 
 
-def refusal(call, *arguments, **options):
+def error_message(call, *arguments, **options):
     with pytest.raises(DataError) as raised:
         call(*arguments, **options)
     return str(raised.value)
@@ -70,7 +70,7 @@ def test_files_pair_by_name_whatever_their_extension(tmp_path):
     ]
 
 
-def test_a_suffix_of_the_masks_is_taken_off(tmp_path):
+def test_mask_suffix_is_removed_from_the_names_of_masks(tmp_path):
     touch(tmp_path / "images", "a.jpg", "b_mask.jpg")
     touch(tmp_path / "masks", "a_mask.png", "b_mask_mask.png")
     assert names(find_pairs(tmp_path / "images", tmp_path / "masks", "_mask")) == ["a", "b_mask"]
@@ -82,13 +82,13 @@ def test_dots_in_names_are_kept(tmp_path):
     assert names(find_pairs(tmp_path / "images", tmp_path / "masks")) == ["cell.v1", "cell.v2"]
 
 
-def test_subfolders_are_searched_and_belong_to_the_name(tmp_path):
+def test_subfolders_are_searched_and_are_part_of_the_name(tmp_path):
     touch(tmp_path / "images", "p1/001.png", "p2/001.png", "p2/deep/3.png")
     touch(tmp_path / "masks", "p1/001_m.png", "p2/001_m.png", "p2/deep/3_m.png")
     assert names(find_pairs(tmp_path / "images", tmp_path / "masks", "_m")) == ["p1/001", "p2/001", "p2/deep/3"]
 
 
-def test_hidden_files_and_other_extensions_are_no_images(tmp_path):
+def test_hidden_files_and_other_extensions_are_ignored(tmp_path):
     touch(tmp_path / "images", "a.png", ".DS_Store", "._a.png", ".cache/b.png", "Thumbs.db", "notes.txt")
     touch(tmp_path / "masks", "a.png", "._a.png", "classes.json")
     assert names(find_pairs(tmp_path / "images", tmp_path / "masks")) == ["a"]
@@ -104,7 +104,7 @@ def test_images_without_masks_and_masks_without_images_are_named_together(tmp_pa
     touch(tmp_path / "images", "a.png", "b.jpg", "c.png")
     touch(tmp_path / "masks", "a_m.png", "d_m.png")
     images, masks = tmp_path / "images", tmp_path / "masks"
-    assert refusal(find_pairs, images, masks, "_m").splitlines() == [
+    assert error_message(find_pairs, images, masks, "_m").splitlines() == [
         "images and masks do not pair up:",
         "  the best rule pairs 1 of 3 images, a.png with a_m.png",
         f"  2 images without a mask in {masks} (such as b_m.png): {images / 'b.jpg'}, {images / 'c.png'}",
@@ -113,28 +113,28 @@ def test_images_without_masks_and_masks_without_images_are_named_together(tmp_pa
     ]
 
 
-def test_many_leftovers_are_counted_and_five_are_named(tmp_path):
+def test_five_unpaired_files_are_named_and_the_others_counted(tmp_path):
     touch(tmp_path / "images", *numbered(9))
     touch(tmp_path / "masks", "000.png")
-    message = refusal(find_pairs, tmp_path / "images", tmp_path / "masks")
+    message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
     assert "8 images without a mask" in message
     assert message.endswith(f"{tmp_path / 'images/005.png'} and 3 more\n{FIX}")
 
 
-def test_when_no_name_matches_the_suffix_is_suspected(tmp_path):
+def test_names_that_no_rule_pairs_are_refused_with_the_keys_to_set(tmp_path):
     images, masks = tmp_path / "images", tmp_path / "masks"
     touch(images, "a.png", "b.png")
     touch(masks, "c_mask.png", "d_mask.png")
-    assert refusal(find_pairs, images, masks).splitlines() == [
+    assert error_message(find_pairs, images, masks).splitlines() == [
         "images and masks do not pair up:",
-        "  no rule pairs any (same names, a common prefix or suffix, zeros before numbers)",
+        "  no rule pairs any of them (same names, a common prefix or suffix, zeros before numbers)",
         f"  2 images without a mask in {masks} (such as a.png): {images / 'a.png'}, {images / 'b.png'}",
         f"  2 masks without an image in {images}: {masks / 'c_mask.png'}, {masks / 'd_mask.png'}",
         FIX,
     ]
 
 
-def test_masks_without_the_suffix_are_none(tmp_path):
+def test_masks_without_the_suffix_are_ignored(tmp_path):
     """A second annotator's masks in the same folder."""
     touch(tmp_path / "images", "a.png", "b.png")
     touch(tmp_path / "masks", "a_one.png", "b_one.png", "a_two.png", "b_two.png")
@@ -145,13 +145,13 @@ def test_masks_without_the_suffix_are_none(tmp_path):
 def test_an_image_whose_mask_lacks_the_suffix_is_named(tmp_path):
     touch(tmp_path / "images", "a.png", "b.png")
     touch(tmp_path / "masks", "a_mask.png", "b.png")
-    assert "1 image without a mask" in refusal(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask")
+    assert "1 image without a mask" in error_message(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask")
 
 
-def test_a_suffix_that_no_mask_has_is_refused_with_the_names(tmp_path):
+def test_a_suffix_that_no_mask_has_is_refused_with_examples(tmp_path):
     touch(tmp_path / "images", "a.png")
     touch(tmp_path / "masks", "a_gt.png")
-    assert refusal(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask") == (
+    assert error_message(find_pairs, tmp_path / "images", tmp_path / "masks", "_mask") == (
         f"mask_suffix: no name in {tmp_path / 'masks'} ends in '_mask'; such as a_gt.png"
     )
 
@@ -162,48 +162,48 @@ def test_two_files_of_one_name_are_refused(tmp_path, folder):
     touch(tmp_path / "masks", "a.png")
     touch(tmp_path / folder, "a.bmp")
     first, second = tmp_path / folder / "a.bmp", tmp_path / folder / "a.png"
-    message = refusal(find_pairs, tmp_path / "images", tmp_path / "masks")
+    message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
     assert message == f"images and masks do not pair up:\n  {first} and {second} have the same name; keep one"
 
 
-def test_missing_folders_are_named_beside_those_that_are_there(tmp_path):
+def test_missing_folders_are_refused_with_the_folders_found(tmp_path):
     touch(tmp_path / "before", "a.png")
     touch(tmp_path / "after", "a.png")
     touch(tmp_path, "readme.txt")
-    assert refusal(split_of, tmp_path) == (
+    assert error_message(split_of, tmp_path) == (
         f"data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in {tmp_path}; "
         f"{tmp_path} holds after/, before/; set image_dir and mask_dir to the folders to use"
     )
-    assert refusal(find_pairs, tmp_path / "x", tmp_path / "y") == (
+    assert error_message(find_pairs, tmp_path / "x", tmp_path / "y") == (
         f"no folder {tmp_path / 'x'} and no folder {tmp_path / 'y'}; set image_dir and mask_dir to the folders' names"
     )
 
 
-def test_a_missing_mask_folder_alone_is_named(tmp_path):
+def test_a_missing_mask_folder_is_named(tmp_path):
     touch(tmp_path / "images", "a.png")
-    assert refusal(split_of, tmp_path) == (
+    assert error_message(split_of, tmp_path) == (
         f"data_dir: no folder of masks (masks, labels, ...) in {tmp_path}; {tmp_path} holds images/; set mask_dir to the folder to use"
     )
 
 
-def test_a_folder_without_images_says_which_extensions_count(tmp_path):
+def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     extensions = ", ".join(sorted(IMAGE_EXTENSIONS))
     assert ".jpg, " in extensions
     touch(tmp_path / "images", "a.heic", "b.dcm", "README")
     touch(tmp_path / "masks")
-    assert refusal(split_of, tmp_path) == (
+    assert error_message(split_of, tmp_path) == (
         f"no images in {tmp_path / 'images'}; need files with one of {extensions}; it holds .dcm, .heic files"
     )
     touch(tmp_path / "images", "a.png")
-    assert refusal(split_of, tmp_path) == f"no masks in {tmp_path / 'masks'}; need files with one of {extensions}"
+    assert error_message(split_of, tmp_path) == f"no masks in {tmp_path / 'masks'}; need files with one of {extensions}"
 
 
-def test_a_data_dir_that_is_not_there_or_no_folder_is_refused(tmp_path):
+def test_a_data_dir_that_is_missing_or_not_a_folder_is_refused(tmp_path):
     missing = tmp_path / "nothing"
-    assert refusal(split_of, missing) == f"data_dir: {missing} does not exist; need a folder with images/ and masks/"
+    assert error_message(split_of, missing) == f"data_dir: {missing} does not exist; need a folder with images/ and masks/"
     touch(tmp_path, "file")
     file = tmp_path / "file"
-    assert refusal(split_of, file) == f"data_dir: {file} is not a folder; need a folder with images/ and masks/"
+    assert error_message(split_of, file) == f"data_dir: {file} is not a folder; need a folder with images/ and masks/"
 
 
 def test_folders_of_other_names_are_set_in_the_config(tmp_path):
@@ -233,31 +233,31 @@ REAL_FOLDERS = {  # image and mask of the same number
 
 @pytest.mark.parametrize("numbers", [range(1, 13), [7, 8], [10, 20, 30], [100, 110], [3]], ids=str)
 @pytest.mark.parametrize("kind", REAL_FOLDERS)
-def test_names_that_differ_by_what_all_share_pair_up(tmp_path, kind, numbers):
+def test_names_with_common_prefixes_and_suffixes_pair_up(tmp_path, kind, numbers):
     image, mask = REAL_FOLDERS[kind]
     touch(tmp_path / "images", *(image.format(number) for number in numbers))
     touch(tmp_path / "masks", *(mask.format(number) for number in numbers))
     expected = {image.format(number): mask.format(number) for number in numbers}
-    if len(numbers) == 1 and kind == "cell tracking":  # one name alone does not show what is shared
-        assert refusal(find_pairs, tmp_path / "images", tmp_path / "masks").endswith(FIX)
+    if len(numbers) == 1 and kind == "cell tracking":  # a single name shows no common prefix
+        assert error_message(find_pairs, tmp_path / "images", tmp_path / "masks").endswith(FIX)
     else:
         pairs = find_pairs(tmp_path / "images", tmp_path / "masks")
         assert {pair.image.name: pair.mask.name for pair in pairs} == expected
 
 
-def test_the_rule_shows_a_pair(tmp_path):
+def test_the_rule_shows_a_pair_as_an_example(tmp_path):
     touch(tmp_path / "images", "t000.tif", "t001.tif", "t002.tif")
     touch(tmp_path / "masks", "man_seg000.tif", "man_seg001.tif", "man_seg002.tif")
     assert split_of(tmp_path).rule == "images/ + masks/, paired like t000 ↔ man_seg000; val_fraction 0.2, seed 42"
 
 
-def test_the_rule_of_a_suffix_that_was_set_shows_a_pair(tmp_path):
+def test_the_rule_with_a_mask_suffix_shows_a_pair_as_an_example(tmp_path):
     touch(tmp_path / "images", "a.jpg", "b.jpg")
     touch(tmp_path / "masks", "a_x.png", "b_x.png")
     assert split_of(tmp_path, mask_suffix="_x").rule == "images/ + masks/, paired like a ↔ a_x; val_fraction 0.2, seed 42"
 
 
-def test_another_rule_for_val_is_said(tmp_path):
+def test_another_rule_for_val_is_named(tmp_path):
     touch(tmp_path / "train/images", "a.png", "b.png")
     touch(tmp_path / "train/masks", "a.png", "b.png")
     touch(tmp_path / "val/images", "c.png")
@@ -266,8 +266,8 @@ def test_another_rule_for_val_is_said(tmp_path):
     assert rule == "train/images/ + train/masks/, same names, val paired like c ↔ c_mask; folders train and val"
 
 
-def test_equal_names_win_over_other_rules(tmp_path):
-    """Without their zeros 1 and 01 are one number; as they stand they are two names."""
+def test_equal_names_come_before_other_rules(tmp_path):
+    """1 and 01 are the same number, but two names."""
     touch(tmp_path / "images", "1.png", "01.png", "a1.png")
     touch(tmp_path / "masks", "1.png", "01.png", "a1.png")
     assert stems(find_pairs(tmp_path / "images", tmp_path / "masks")) == [("01", "01"), ("1", "1"), ("a1", "a1")]
@@ -276,15 +276,15 @@ def test_equal_names_win_over_other_rules(tmp_path):
 @pytest.mark.parametrize(
     ("images", "masks"),
     [
-        (["t000", "t001"], ["man_seg001", "man_seg002"]),  # a number too far
+        (["t000", "t001"], ["man_seg001", "man_seg002"]),  # shifted by one
         (["1", "2"], ["1_mask", "3_mask"]),
         (["001"], ["002"]),
         (["img_3"], ["mask_5"]),
         (["dog_img"], ["cat_mask"]),
-        (["s1_a", "s1_b"], ["s2_a", "s2_b"]),  # two sessions
+        (["s1_a", "s1_b"], ["s2_a", "s2_b"]),  # two series
         (["a_1", "b_1"], ["a_2", "b_2"]),  # two frames
         (["2020_a", "2020_b"], ["2021_a", "2021_b"]),
-        (["a", "b"], ["a_2", "b_2"]),  # a bare number is no suffix
+        (["a", "b"], ["a_2", "b_2"]),  # a number is no suffix
         (["10", "20"], ["1", "2"]),
         (["x10", "x20"], ["x100", "x200"]),
         (["1", "01"], ["1_mask", "001_mask"]),  # two images of one number
@@ -294,16 +294,16 @@ def test_equal_names_win_over_other_rules(tmp_path):
 def test_different_numbers_or_names_are_never_paired(tmp_path, images, masks):
     touch(tmp_path / "images", *(f"{stem}.png" for stem in images))
     touch(tmp_path / "masks", *(f"{stem}.png" for stem in masks))
-    message = refusal(find_pairs, tmp_path / "images", tmp_path / "masks")
+    message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
     assert message.startswith("images and masks do not pair up:\n")
     assert message.endswith(FIX)
 
 
-def test_a_refusal_shows_how_far_the_best_rule_got(tmp_path):
+def test_the_error_shows_what_the_best_rule_pairs(tmp_path):
     images, masks = tmp_path / "images", tmp_path / "masks"
     touch(images, "21_training.tif", "22_training.tif", "23_training.tif")
     touch(masks, "21_manual1.png", "22_manual1.png")
-    assert refusal(find_pairs, images, masks).splitlines() == [
+    assert error_message(find_pairs, images, masks).splitlines() == [
         "images and masks do not pair up:",
         "  the best rule pairs 2 of 3 images, 21_training.tif with 21_manual1.png",
         f"  1 image without a mask in {masks} (such as 23_manual1.png): {images / '23_training.tif'}",
@@ -311,18 +311,18 @@ def test_a_refusal_shows_how_far_the_best_rule_got(tmp_path):
     ]
 
 
-def test_pairs_are_formed_inside_one_subfolder_only(tmp_path):
+def test_files_of_different_subfolders_are_not_paired(tmp_path):
     images, masks = tmp_path / "images", tmp_path / "annotations"
     touch(images, "a.jpg", "b.jpg")
     touch(masks, "trimaps/a.png", "trimaps/b.png")
-    message = refusal(split_of, tmp_path)
-    assert "  a pair lies in one subfolder, but these images lie in ./ and these masks in trimaps/\n" in message
+    message = error_message(split_of, tmp_path)
+    assert "  a pair must be in one subfolder, but these images are in ./ and these masks in trimaps/\n" in message
     assert stems(find_pairs(images, masks / "trimaps")) == [("a", "a"), ("b", "b")]
     split = split_of(tmp_path, mask_dir="annotations/trimaps")
     assert split.rule == "images/ + annotations/trimaps/, same names; val_fraction 0.2, seed 42"
 
 
-def test_affixes_are_those_of_the_whole_folder_and_pairs_those_of_the_subfolders(tmp_path):
+def test_affixes_are_common_to_all_subfolders_and_pairs_are_in_one(tmp_path):
     touch(tmp_path / "images", "p1/001_img.png", "p1/002_img.png", "p2/001_img.png")
     touch(tmp_path / "masks", "p1/001_seg.png", "p1/002_seg.png", "p2/001_seg.png")
     pairs = find_pairs(tmp_path / "images", tmp_path / "masks")
@@ -347,7 +347,7 @@ def without_zeros(stem):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_names_with_random_affixes_are_paired_rightly_or_refused(tmp_path, seed):
+def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, seed):
     chooser = random.Random(seed)
     num_paired = 0
     for case in range(80):
@@ -371,7 +371,7 @@ def test_names_with_random_affixes_are_paired_rightly_or_refused(tmp_path, seed)
         assert found == truth, (cores, start, end, mask_start, mask_end)
         assert not is_cut
         num_paired += 1
-    assert num_paired > 15  # a refusal of everything would be right as well
+    assert num_paired > 15  # refusing everything would pass too
 
 
 # Image and mask side by side
@@ -388,13 +388,13 @@ def test_names_with_random_affixes_are_paired_rightly_or_refused(tmp_path, seed)
         ("{}_sat.jpg", "{}_mask.png"),
         ("{}.png", "mask_{}.png"),
         ("img_{}.png", "gt_{}.png"),
-        ("seg_{}.png", "seg_{}_mask.png"),  # seg_ is on every name and tells nothing
+        ("seg_{}.png", "seg_{}_mask.png"),  # seg_ is on every name
         ("p{0}/scan_{0}.tif", "p{0}/scan_{0}_mask.tif"),
         ("case{}/image.png", "case{}/mask.png"),
         ("Image_{}L.jpg", "Image_{}L_1stHO.png"),
     ],
 )
-def test_image_and_mask_side_by_side_are_told_apart(tmp_path, image, mask):
+def test_images_and_masks_in_one_folder_are_told_apart(tmp_path, image, mask):
     numbers = ["01", "02", "03"]
     touch(tmp_path, *(name.format(number) for number in numbers for name in (image, mask)), "notes.txt")
     split = split_of(tmp_path)
@@ -421,10 +421,10 @@ def test_side_by_side_in_a_folder_for_images(tmp_path, settings):
     assert split_of(tmp_path, **settings).rule == rule
 
 
-def test_two_annotators_side_by_side_need_a_suffix(tmp_path):
+def test_masks_of_two_annotators_in_one_folder_need_a_suffix(tmp_path):
     for number in ("01L", "01R"):
         touch(tmp_path, *(f"Image_{number}{end}" for end in (".jpg", "_1stHO.png", "_2ndHO.png")))
-    assert refusal(split_of, tmp_path) == (
+    assert error_message(split_of, tmp_path) == (
         f"cannot tell images from masks in {tmp_path}: several kinds of names could be masks: _1stho (2 files), _2ndho (2 files); "
         "set mask_suffix to one of them, or image_dir and mask_dir to two folders"
     )
@@ -432,31 +432,31 @@ def test_two_annotators_side_by_side_need_a_suffix(tmp_path):
     assert sorted(stems((*split.train, *split.val))) == [("Image_01L", "Image_01L_1stHO"), ("Image_01R", "Image_01R_1stHO")]
 
 
-def test_two_readings_that_are_both_complete_are_refused(tmp_path):
+def test_two_marks_that_both_pair_all_files_are_refused(tmp_path):
     touch(tmp_path, "gt_1.png", "gt_2.png", "1_mask.png", "2_mask.png")
-    assert "could be masks: _mask (2 files), gt_ (2 files); set mask_suffix" in refusal(split_of, tmp_path)
+    assert "could be masks: _mask (2 files), gt_ (2 files); set mask_suffix" in error_message(split_of, tmp_path)
 
 
 def test_side_by_side_without_a_mark_is_refused(tmp_path):
     touch(tmp_path, "a.png", "b.png")
-    assert refusal(split_of, tmp_path) == (
-        f"cannot tell images from masks in {tmp_path}: no name has what masks have (X_mask, X_label, gt_X, ...), "
+    assert error_message(split_of, tmp_path) == (
+        f"cannot tell images from masks in {tmp_path}: no file is named like a mask (X_mask, X_label, gt_X, ...), "
         "such as a.png, b.png; set mask_suffix, or image_dir and mask_dir to two folders"
     )
 
 
-def test_side_by_side_with_an_unknown_suffix_takes_the_one_that_is_set(tmp_path):
+def test_side_by_side_with_an_unknown_suffix_needs_mask_suffix(tmp_path):
     touch(tmp_path, "a.png", "a_lesion.png", "b.png", "b_lesion.png")
     split = split_of(tmp_path, mask_suffix="_lesion")
     assert sorted(stems((*split.train, *split.val))) == [("a", "a_lesion"), ("b", "b_lesion")]
-    assert refusal(split_of, tmp_path, mask_suffix="_x") == (
+    assert error_message(split_of, tmp_path, mask_suffix="_x") == (
         f"mask_suffix: no name in {tmp_path} ends in '_x'; such as a.png, a_lesion.png, b.png, b_lesion.png"
     )
 
 
 def test_side_by_side_with_the_same_name_is_refused(tmp_path):
     touch(tmp_path, "a.jpg", "a.png", "b.jpg", "b.png")
-    assert refusal(split_of, tmp_path).splitlines() == [
+    assert error_message(split_of, tmp_path).splitlines() == [
         f"cannot tell images from masks in {tmp_path}:",
         f"  {tmp_path / 'a.jpg'} and {tmp_path / 'a.png'} have the same name; keep one",
         f"  {tmp_path / 'b.jpg'} and {tmp_path / 'b.png'} have the same name; keep one",
@@ -464,9 +464,9 @@ def test_side_by_side_with_the_same_name_is_refused(tmp_path):
     ]
 
 
-def test_side_by_side_with_an_image_too_many_is_refused(tmp_path):
+def test_side_by_side_with_an_unpaired_image_is_refused(tmp_path):
     touch(tmp_path, "a.jpg", "a_mask.png", "b.jpg", "b_mask.png", "c.jpg")
-    message = refusal(split_of, tmp_path)
+    message = error_message(split_of, tmp_path)
     assert "the best rule pairs 2 of 3 images, a.jpg with a_mask.png\n" in message
     assert f"1 image without a mask in {tmp_path} (such as c_mask.png): {tmp_path / 'c.jpg'}\n" in message
 
@@ -488,7 +488,7 @@ def test_the_only_channel_of_a_case_pairs_with_its_label(tmp_path):
 def test_several_channel_files_of_a_case_are_refused(tmp_path):
     touch(tmp_path / "imagesTr", "a_0000.png", "a_0001.png", "b_0000.png", "b_0001.png")
     touch(tmp_path / "labelsTr", "a.png", "b.png")
-    assert refusal(split_of, tmp_path) == (
+    assert error_message(split_of, tmp_path) == (
         f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for a (a_0000.png, a_0001.png); an image must be one file: "
         "merge its channels, or set image_dir to a folder with one channel"
     )
@@ -497,13 +497,13 @@ def test_several_channel_files_of_a_case_are_refused(tmp_path):
 def test_different_channels_of_different_cases_are_refused(tmp_path):
     touch(tmp_path / "imagesTr", "a_0000.png", "b_0001.png")
     touch(tmp_path / "labelsTr", "a.png", "b.png")
-    assert refusal(split_of, tmp_path).endswith(FIX)
+    assert error_message(split_of, tmp_path).endswith(FIX)
 
 
-def test_numbered_frames_are_no_channels(tmp_path):
+def test_numbered_frames_are_not_channels(tmp_path):
     touch(tmp_path / "imagesTr", "a_0000.png", "a_0001.png", "a_0002.png")
     touch(tmp_path / "labelsTr", "a_0000.png", "a_0001.png")
-    assert "the best rule pairs 2 of 3 images" in refusal(split_of, tmp_path)
+    assert "the best rule pairs 2 of 3 images" in error_message(split_of, tmp_path)
     touch(tmp_path / "labelsTr", "a_0002.png")
     assert split_of(tmp_path).rule.startswith("imagesTr/ + labelsTr/, same names")
 
@@ -544,10 +544,10 @@ def test_a_val_folder_without_its_masks_is_refused(tmp_path):
     touch(tmp_path / "train/images", "a.png")
     touch(tmp_path / "train/masks", "a.png")
     touch(tmp_path / "val/images", "b.png")
-    assert refusal(split_of, tmp_path).startswith(f"no folder {tmp_path / 'val/masks'}; {tmp_path / 'val'} holds images/")
+    assert error_message(split_of, tmp_path).startswith(f"no folder {tmp_path / 'val/masks'}; {tmp_path / 'val'} holds images/")
 
 
-def test_absolute_folders_are_split_like_others_and_not_validated_on_themselves(tmp_path):
+def test_absolute_folders_are_split_like_others(tmp_path):
     touch(tmp_path / "here/img", *numbered(10))
     touch(tmp_path / "there/gt", *numbered(10))
     settings = {"image_dir": str(tmp_path / "here/img"), "mask_dir": str(tmp_path / "there/gt")}
@@ -568,24 +568,24 @@ def test_absolute_folders_may_hold_train_and_val(tmp_path):
     assert (names(split.train), names(split.val)) == (["a", "b"], ["c"])
 
 
-# Leftovers, file by file
+# Unpaired files
 
 
-def test_leftovers_are_listed_file_by_file_beside_the_pairs_that_were_found(tmp_path):
+def test_unpaired_files_are_listed_beside_the_pairs(tmp_path):
     images, masks = tmp_path / "images", tmp_path / "masks"
     touch(images, "a.png", "b.png", "c.png", "d.png")
     touch(masks, "a.png", "b.png", "e.png")
     found = found_in(tmp_path)
     assert names(found.pairs) == ["a", "b"]
-    assert found.refusal.startswith("images and masks do not pair up:\n")
-    fix = "add the partner, take the file away, or set mask_suffix, image_dir and mask_dir so that they pair up"
+    assert found.blocking_message.startswith("images and masks do not pair up:\n")
+    fix = "add the partner, remove the file, or set mask_suffix, image_dir and mask_dir so that they pair up"
     assert [(problem.kind, problem.title, problem.lines, problem.fix) for problem in found.problems] == [
         ("no_mask", f"images without a mask in {masks}", (str(images / "c.png"), str(images / "d.png")), fix),
         ("no_image", f"masks without an image in {images}", (str(masks / "e.png"),), fix),
     ]
 
 
-def test_leftovers_of_train_and_of_val_come_together(tmp_path):
+def test_unpaired_files_of_train_and_of_val_are_in_one_message(tmp_path):
     touch(tmp_path / "train/images", "a.png", "b.png")
     touch(tmp_path / "train/masks", "a.png")
     touch(tmp_path / "val/images", "c.png")
@@ -596,14 +596,14 @@ def test_leftovers_of_train_and_of_val_come_together(tmp_path):
         ("no_mask", (str(tmp_path / "train/images/b.png"),)),
         ("no_image", (str(tmp_path / "val/masks/d.png"),)),
     ]
-    assert found.refusal.count("images and masks do not pair up:") == 2
+    assert found.blocking_message.count("images and masks do not pair up:") == 2
 
 
-def test_what_pairs_up_has_no_problems_and_says_whether_it_is_divided(tmp_path):
+def test_complete_pairs_have_no_problems_and_may_be_divided(tmp_path):
     touch(tmp_path / "one/images", "a.png")
     touch(tmp_path / "one/masks", "a.png")
     found = found_in(tmp_path / "one")
-    assert (found.refusal, found.problems, found.is_divided) == ("", (), False)
+    assert (found.blocking_message, found.problems, found.is_divided) == ("", (), False)
     for part in ("train", "val"):
         touch(tmp_path / "two" / part / "images", "a.png")
         touch(tmp_path / "two" / part / "masks", "a.png")
@@ -619,7 +619,7 @@ def grouped(tmp_path, pattern, *images):
     return [pair.group for pair in found_in(tmp_path, group_pattern=pattern).pairs]
 
 
-def test_a_group_is_what_the_first_bracket_matches_in_the_path(tmp_path):
+def test_a_group_is_the_match_of_the_first_bracket(tmp_path):
     files = ["p01_1.png", "p01_2.png", "p02_1.png"]
     assert grouped(tmp_path, r"(p\d+)_(\d)", *files) == ["p01", "p01", "p02"]
 
@@ -633,25 +633,25 @@ def test_a_group_may_be_a_folder(tmp_path):
     assert grouped(tmp_path, r"images/(\w+)/", *files) == ["night", "night", "noon"]
 
 
-def test_a_bracket_that_takes_no_part_in_the_match_gives_no_group(tmp_path):
+def test_a_bracket_without_a_match_gives_no_group(tmp_path):
     assert grouped(tmp_path, r"(p\d+)?_x", "p1_x.png", "_x.png") == ["", "p1"]
 
 
-def test_paths_that_the_pattern_does_not_match_are_counted_and_shown(tmp_path):
+def test_paths_that_the_pattern_does_not_match_are_refused(tmp_path):
     touch(tmp_path / "images", "p1_a.png", "b.png", "c.png")
     touch(tmp_path / "masks", "p1_a.png", "b.png", "c.png")
-    message = refusal(found_in, tmp_path, group_pattern=r"p(\d+)_")
+    message = error_message(found_in, tmp_path, group_pattern=r"p(\d+)_")
     assert message == r"group_pattern: 'p(\\d+)_' matches nothing in 2 of 3 paths, such as images/b.png, images/c.png"
 
 
-def test_a_path_outside_data_dir_stays_whole(tmp_path):
+def test_a_path_outside_data_dir_is_kept_whole(tmp_path):
     assert path_in(tmp_path / "data", tmp_path / "data/images/a.png") == "images/a.png"
     assert path_in(tmp_path / "data", tmp_path / "other/a.png") == (tmp_path / "other/a.png").as_posix()
     pairs = add_groups([Pair("a", tmp_path / "other/a.png", tmp_path / "m.png")], "other/(.)", tmp_path / "data")
     assert pairs[0].group == "a"
 
 
-def test_finding_and_splitting_leave_the_folder_as_it_is(tmp_path):
+def test_finding_and_splitting_change_no_file(tmp_path):
     for folder in ("images", "masks"):
         touch(tmp_path / folder, *numbered(4))
         for path in (tmp_path / folder).iterdir():

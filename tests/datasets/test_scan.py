@@ -1,11 +1,12 @@
-"""Every file is read before the first step, once: what it holds, what is wrong with it, and what is remembered."""
+"""Every file is read once before the first step: its facts, the reason if it cannot be used, and the cache of facts."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
 
@@ -14,22 +15,20 @@ import numpy as np
 import pytest
 import tifffile
 
-from unet_trainer.config.resolve import class_weights
+from helpers.image_bytes import cv2_bytes, damaged_jpeg
 from unet_trainer.datasets import scan
-from unet_trainer.datasets.class_statistics import class_ids, class_shares, describe_rarest_values, total_counts
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import (
     JPEG_DAMAGE,
-    MAX_REMEMBERED,
+    MAX_CACHED_VALUES,
     ImageFacts,
     MaskFacts,
     PairFacts,
-    ScanMemory,
-    memory_of,
+    ScanCache,
+    open_scan_cache,
     scan_pairs,
 )
-from unet_trainer.images.image_files import COLOUR, encode_image, write_image
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
+from unet_trainer.images.image_files import COLOUR, ReadError, encode_image, write_image
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -47,13 +46,23 @@ def make_jpeg(folder, name, seed=0):
     return pair
 
 
+def damage(path):
+    path.write_bytes(damaged_jpeg(path.read_bytes()))
+
+
+def save_array(folder, array):
+    """A pair whose image is this array."""
+    np.save(folder / "a.npy", array)
+    return Pair("a", folder / "a.npy", make_pair(folder, "a", np.zeros(array.shape[:2], np.uint8)).mask)
+
+
 def mask_of(*values):
     """2 rows, so that width and height differ."""
     return np.array([values, values], np.uint8)
 
 
-def masks_of(*counts):
-    return [MaskFacts(1, sum(count.values()), count, "") for count in counts]
+def state_of(folder):
+    return {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
 def forbid_decoding(monkeypatch):
@@ -64,15 +73,25 @@ def forbid_decoding(monkeypatch):
     monkeypatch.setattr(scan, "decode_mask", refuse)
 
 
+def log_reads(monkeypatch, log):
+    """Writes the path of every file that is read into `log`: the reading is done in child processes."""
+    read_bytes = scan.read_bytes
+
+    def read_and_log(path):
+        with log.open("a") as file:
+            file.write(f"{path}\n")
+        return read_bytes(path)
+
+    monkeypatch.setattr(scan, "read_bytes", read_and_log)
+
+
 # Facts
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 1), (np.uint8, 3), (np.uint8, 6), (np.int16, 2), (np.float32, 5)])
-def test_facts_of_an_image_are_those_that_numpy_finds(tmp_path, dtype, channels):
+def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, channels):
     image = (np.random.default_rng(0).normal(90, 30, (20, 30, channels)).clip(1, 250)).astype(dtype)
-    pair = make_pair(tmp_path, "a", np.zeros((20, 30), np.uint8))
-    pair = Pair("a", tmp_path / "a.npy", pair.mask)
-    np.save(pair.image, image)
+    pair = save_array(tmp_path, image)
     facts = scan_pairs([pair], 1)[0].image
     assert (facts.height, facts.width, facts.channels, facts.dtype) == (20, 30, channels, np.dtype(dtype).name)
     assert facts.size == (20, 30)
@@ -86,7 +105,7 @@ def test_facts_of_an_image_are_those_that_numpy_finds(tmp_path, dtype, channels)
 
 def test_alpha_and_orientation_are_among_the_facts(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    pair.image.write_bytes(cv2.imencode(".png", np.zeros((2, 2, 4), np.uint8))[1].tobytes())
+    pair.image.write_bytes(cv2_bytes(".png", np.zeros((2, 2, 4), np.uint8)))
     facts = scan_pairs([pair], 1)[0].image
     assert (facts.channels, facts.has_alpha, facts.is_turned) == (3, True, False)
     tifffile.imwrite(pair.image, np.zeros((2, 2), np.uint16), extratags=[(274, 3, 1, 6, True)])
@@ -99,7 +118,6 @@ def test_values_of_each_mask_are_counted(tmp_path):
     masks = [facts.mask for facts in scan_pairs(pairs, 2)]
     assert [mask.counts for mask in masks] == [{0: 4, 255: 2}, {0: 2, 1: 6}]
     assert [mask.size for mask in masks] == [(2, 3), (2, 4)]
-    assert total_counts(masks) == {0: 6, 1: 6, 255: 2}
 
 
 def test_wide_values_and_colours_are_counted_too(tmp_path):
@@ -110,40 +128,48 @@ def test_wide_values_and_colours_are_counted_too(tmp_path):
     assert counts == [{0: 1, 300: 2}, {0: 1, COLOUR + 0xFF0000: 1}]
 
 
-def test_a_mask_of_many_millions_of_pixels_is_counted_to_the_last():
+def test_every_pixel_of_a_mask_with_many_millions_is_counted(tmp_path):
     """A float32 counts no further than 2^24."""
     mask = np.zeros((4097, 4099), np.uint8)
     mask[0, :2] = 7
-    assert scan._count_values(mask) == {0: 4097 * 4099 - 2, 7: 2}  # an odd number
+    pair = make_pair(tmp_path, "a", mask, image_size=(4, 4))
+    assert scan_pairs([pair], 1)[0].mask.counts == {0: 4097 * 4099 - 2, 7: 2}  # an odd number
 
 
-def test_the_order_of_pairs_is_kept_by_many_threads(tmp_path):
+def test_the_order_of_pairs_is_kept_by_several_children(tmp_path):
     pairs = [make_pair(tmp_path, f"{value:02d}", np.full((8, 8), value, np.uint8)) for value in range(24)]
-    assert [list(facts.mask.counts) for facts in scan_pairs(pairs, 8)] == [[value] for value in range(24)]
+    assert [list(facts.mask.counts) for facts in scan_pairs(pairs, 4)] == [[value] for value in range(24)]
 
 
-def test_every_pair_ticks_once(tmp_path):
+def test_tick_is_called_once_for_every_pair(tmp_path):
     pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "abc"]
     ticks = []
     scan_pairs(pairs, 2, lambda: ticks.append(1))
     assert len(ticks) == 3
 
 
-def test_a_scan_leaves_the_files_as_they_are(tmp_path):
+def test_a_scan_changes_no_file(tmp_path):
     pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "abc"]
-
-    def state():
-        return {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-
-    before = state()
+    before = state_of(tmp_path)
     scan_pairs(pairs, 2)
-    assert state() == before
+    assert state_of(tmp_path) == before
 
 
-# What is wrong
+def test_where_processes_cannot_be_forked_threads_read_the_files(tmp_path, monkeypatch):
+    pairs = [make_pair(tmp_path, f"{value}", mask_of(value, 0)) for value in range(5)]
+    read, read_bytes = [], scan.read_bytes
+    monkeypatch.setattr(scan, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    in_children = scan_pairs(pairs, 2)
+    assert read == []  # children have a copy of the list
+    monkeypatch.setattr("unet_trainer.system.forked_map.CAN_FORK", False)
+    assert scan_pairs(pairs, 2) == in_children
+    assert len(read) == 10
 
 
-def test_a_file_that_cannot_be_read_stands_with_its_reason_beside_its_partner(tmp_path):
+# Files that cannot be used
+
+
+def test_an_unreadable_file_has_its_reason_and_its_partner_has_its_facts(tmp_path):
     pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in ("cut", "empty", "fine", "text", "gone")]
     cut, empty, _, text, gone = pairs
     cut.image.write_bytes(cut.image.read_bytes()[:40])
@@ -169,25 +195,28 @@ def test_a_file_that_cannot_be_read_stands_with_its_reason_beside_its_partner(tm
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_are_named(tmp_path, bad):
-    pair = Pair("a", tmp_path / "a.npy", make_pair(tmp_path, "a", np.zeros((4, 5), np.uint8)).mask)
+def test_values_that_are_not_finite_are_counted(tmp_path, bad):
     image = np.ones((4, 5, 2), np.float32)
     image[1, 2, 0] = image[3, 4, 1] = bad
-    np.save(pair.image, image)
-    assert scan_pairs([pair], 1)[0].image == "2 of 40 values are NaN or infinite"
+    assert scan_pairs([save_array(tmp_path, image)], 1)[0].image == "2 of 40 values are NaN or infinite"
 
 
-def test_numbers_too_large_for_a_batch_are_named(tmp_path):
+def test_numbers_too_large_for_float32_are_counted(tmp_path):
     """-1.8e308 marks missing pixels in maps; as float32 it is infinite."""
-    pair = Pair("a", tmp_path / "a.npy", make_pair(tmp_path, "a", np.zeros((4, 5), np.uint8)).mask)
     image = np.ones((4, 5))
     image[0, 0] = np.finfo(np.float64).min
-    np.save(pair.image, image)
-    assert scan_pairs([pair], 1)[0].image == "1 of 20 values are NaN or infinite"
+    assert scan_pairs([save_array(tmp_path, image)], 1)[0].image == "1 of 20 values are NaN or infinite"
 
 
-def test_a_bomb_is_named_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
-    """Ten thousand pixels are many here, so that the test is small."""
+def test_a_mark_for_missing_data_is_refused(tmp_path):
+    values = np.ones((4, 4), np.float32)
+    values[0, 0] = -3.4e38
+    (facts,) = scan_pairs([save_array(tmp_path, values)], 1)
+    assert facts.image == "values from -3.4e+38 to 1; a mark for missing data? replace it by an ordinary number"
+
+
+def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
+    """With a limit of ten thousand pixels, so that the test is fast."""
     monkeypatch.setattr("unet_trainer.images.image_files.BOMB_PIXELS", 10_000)
     monkeypatch.setattr("unet_trainer.images.image_files.BOMB_RATIO", 5)
     nothing = np.zeros((150, 200), np.uint8)
@@ -195,57 +224,65 @@ def test_a_bomb_is_named_and_an_empty_mask_of_a_large_image_is_not(tmp_path, mon
     large = make_pair(tmp_path, "large", nothing)
     write_image(large.image, np.random.default_rng(0).integers(0, 256, (150, 200, 3), np.uint8))
     found = scan_pairs([bomb, large], 1)
-    assert found[0].image.endswith("MB that unfold to 200×150 pixels: a decompression bomb")
-    assert found[0].mask.endswith("MB that unfold to 200×150 pixels: a decompression bomb")
+    assert found[0].image.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
+    assert found[0].mask.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
     assert isinstance(found[1].image, ImageFacts)
     assert isinstance(found[1].mask, MaskFacts)
 
 
-def damage(path, seed=0):
-    """Overwrites entropy-coded data in the middle until libjpeg complains; the end marker stays."""
-    data = path.read_bytes()
-    start = data.index(b"\xff\xda") + 20
-    rng = np.random.default_rng(seed)
-    for _ in range(200):
-        broken = bytearray(data)
-        place = int(rng.integers(start, len(data) - 200))
-        broken[place : place + 40] = rng.integers(0, 255, 40, np.uint8).tobytes()
-        path.write_bytes(broken)
-        if isinstance(scan_pairs([Pair("x", path, path)], 1)[0].image, str):
-            return
-    raise AssertionError("no damage found that libjpeg notices")
+# Damaged JPEGs
 
 
-def test_a_jpeg_damaged_in_the_middle_is_named_and_its_neighbours_are_not(tmp_path):
+def test_a_damaged_jpeg_is_named_and_its_neighbours_are_not(tmp_path):
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(6)]
     damage(pairs[3].image)
-    assert pairs[3].image.read_bytes().endswith(b"\xff\xd9")
-    assert cv2.imread(str(pairs[3].image)).shape == (64, 80, 3)  # why: OpenCV decodes it all the same
+    assert cv2.imread(str(pairs[3].image)).shape == (64, 80, 3)  # OpenCV decodes it all the same
     found = scan_pairs(pairs, 4)
     assert found[3].image.startswith("the file is damaged (")
     assert [isinstance(facts.image, ImageFacts) for facts in found] == [True] * 3 + [False] + [True] * 2
     assert all(isinstance(facts.mask, MaskFacts) for facts in found)
 
 
-def test_a_damaged_jpeg_mask_is_named(tmp_path):
-    image = make_jpeg(tmp_path, "a")
-    mask = make_jpeg(tmp_path, "b", 1)
-    damage(mask.image)
-    found = scan_pairs([Pair("a", image.image, mask.image)], 1)[0]
-    assert isinstance(found.image, ImageFacts)
-    assert found.mask.startswith("the file is damaged (")
+@pytest.mark.parametrize("which", ["image", "mask"])
+def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_read_once(tmp_path, monkeypatch, which):
+    jpegs = [make_jpeg(tmp_path, f"{index}", index).image for index in range(6)]
+    pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4)]
+    damage(getattr(pairs[1], which))
+    log_reads(monkeypatch, tmp_path / "log")
+    found = scan_pairs(pairs, 2)
+    reasons = [
+        (pair.name, kind)
+        for pair, facts in zip(pairs, found, strict=True)
+        for kind in ("image", "mask")
+        if isinstance(getattr(facts, kind), str)
+    ]
+    assert reasons == [("2", which)]
+    assert getattr(found[1], which).startswith("the file is damaged (")
+    assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
 
 
-def test_a_damaged_jpeg_is_not_remembered(tmp_path):
+def test_what_a_failed_decoder_printed_is_not_attributed_to_the_next_file(tmp_path, monkeypatch):
+    def print_and_fail(data):
+        os.write(2, b"Corrupt JPEG data: bad Huffman code\n")
+        raise ReadError("not an image that can be decoded")
+
+    pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)]
+    monkeypatch.setattr(scan, "decode_image", print_and_fail)
+    for facts in scan_pairs(pairs, 1):
+        assert facts.image == "not an image that can be decoded"
+        assert isinstance(facts.mask, MaskFacts)
+
+
+def test_a_damaged_jpeg_is_not_cached(tmp_path):
     pair = make_jpeg(tmp_path, "a")
     damage(pair.image)
     for _ in range(2):
-        memory = ScanMemory(tmp_path / "memory.json")
-        assert scan_pairs([pair], 1, memory=memory)[0].image.startswith("the file is damaged (")
-    assert [key.split(":")[0] for key in ScanMemory(tmp_path / "memory.json").known] == ["mask"]
+        cache = ScanCache(tmp_path / "cache.json")
+        assert scan_pairs([pair], 1, cache=cache)[0].image.startswith("the file is damaged (")
+    assert [key.split(":")[0] for key in ScanCache(tmp_path / "cache.json").known] == ["mask"]
 
 
-def test_bytes_before_the_end_marker_are_no_damage(tmp_path):
+def test_extra_bytes_before_the_end_marker_are_no_damage(tmp_path):
     """Some cameras write them."""
     pair = make_jpeg(tmp_path, "a")
     data = pair.image.read_bytes()
@@ -257,61 +294,120 @@ def test_bytes_before_the_end_marker_are_no_damage(tmp_path):
     assert JPEG_DAMAGE.search("Premature end of JPEG file").group(1) is None
 
 
-def test_a_file_that_vanishes_while_damage_is_looked_for_is_named(tmp_path, monkeypatch):
+# Standard error
+
+
+def test_messages_of_this_process_reach_standard_error_while_a_scan_runs(tmp_path, capfd):
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)]
-    damage(pairs[0].image)
-    search = scan._find_damaged
+    damage(pairs[1].image)
 
-    def lose_one(*arguments):
-        pairs[1].image.unlink()
-        return search(*arguments)
+    def tick():
+        os.write(2, b"raw\n")
+        print("text", file=sys.stderr, flush=True)
 
-    monkeypatch.setattr(scan, "_find_damaged", lose_one)
-    found = scan_pairs(pairs, 1)
-    assert found[0].image.startswith("the file is damaged (")
-    assert found[1].image == "No such file or directory"
-    assert isinstance(found[2].image, ImageFacts)
+    scan_pairs(pairs, 2, tick)
+    assert capfd.readouterr().err == "raw\ntext\n" * 3  # and nothing of libjpeg's, which names no file
 
 
-def test_standard_error_is_the_users_again_after_a_scan(tmp_path, capfd):
+def test_a_scan_does_not_touch_the_file_descriptor_of_standard_error(tmp_path, capfd):
     pair = make_jpeg(tmp_path, "a")
-    damage(pair.image)
-    capfd.readouterr()
     before = os.fstat(2)
-    scan_pairs([pair], 2)
-    assert (os.fstat(2).st_dev, os.fstat(2).st_ino) == (before.st_dev, before.st_ino)
-    assert capfd.readouterr().err == ""  # libjpeg's words name no file
-    os.write(2, b"raw\n")
-    print("word", file=sys.stderr)
-    assert capfd.readouterr().err == "raw\nword\n"
+    seen = []
+    scan_pairs([pair], 1, lambda: seen.append(os.fstat(2)))
+    for status in (*seen, os.fstat(2)):
+        assert (status.st_dev, status.st_ino) == (before.st_dev, before.st_ino)
+    assert capfd.readouterr().err == ""
 
 
-def test_standard_error_is_the_users_again_after_a_failing_scan(tmp_path, capfd):
-    pair = make_pair(tmp_path, "a", mask_of(0, 1))
+def test_an_interrupted_scan_leaves_no_child_process_behind(tmp_path, capfd):
+    pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "abc"]
+    during = []
 
     def fail():
+        during.append(len(multiprocessing.active_children()))
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        scan_pairs([pair], 1, fail)
+    with pytest.raises(KeyboardInterrupt) as raised:  # while its traceback is kept, so is all that the scan refers to
+        scan_pairs(pairs, 2, fail)
+    assert during == [2]
+    assert raised.traceback
+    assert multiprocessing.active_children() == []
     os.write(2, b"still here\n")
     assert capfd.readouterr().err == "still here\n"
 
 
-# Memory
+# Decoders that crash
+
+
+def crash_on(monkeypatch, name, path, message=b""):
+    """The decoder `name` ends its own process for this file."""
+    parent, decode, bad = os.getpid(), getattr(scan, name), path.read_bytes()
+
+    def crash(data):
+        if data == bad:
+            assert os.getpid() != parent
+            os.write(2, message)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(data)
+
+    monkeypatch.setattr(scan, name, crash)
+
+
+@pytest.mark.parametrize("which", ["image", "mask"])
+def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_path, monkeypatch, which):
+    pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(5)]
+    write_image(pairs[2].mask, np.ones((64, 80), np.uint8))  # the bytes of each mask are compared
+    crash_on(monkeypatch, f"decode_{which}", getattr(pairs[2], which), b"double free\n detected")
+    ticks = []
+    found = scan_pairs(pairs, 2, lambda: ticks.append(1), ScanCache(tmp_path / "cache.json"))
+    assert len(ticks) == 5
+    assert getattr(found[2], which) == "decoding it crashed (SIGKILL: double free detected)"
+    usable = [(isinstance(facts.image, ImageFacts), isinstance(facts.mask, MaskFacts)) for facts in found]
+    assert usable == [(True, True)] * 2 + [(which == "mask", which == "image")] + [(True, True)] * 2
+    monkeypatch.undo()
+    again = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "cache.json"))
+    assert isinstance(getattr(again[2], which), ImageFacts | MaskFacts)  # it is read again, not cached
+
+
+def test_every_file_that_crashes_the_decoder_is_named(tmp_path, monkeypatch):
+    pairs = [make_pair(tmp_path, f"{value}", mask_of(value, value)) for value in range(4)]
+    monkeypatch.setattr(scan, "decode_image", lambda data: os.kill(os.getpid(), signal.SIGKILL))
+    found = scan_pairs(pairs, 2)
+    assert [facts.image for facts in found] == ["decoding it crashed (SIGKILL)"] * 4
+    assert [facts.mask.counts for facts in found] == [{value: 4} for value in range(4)]
+
+
+def test_a_crash_that_does_not_happen_again_costs_nothing(tmp_path, monkeypatch):
+    """As when memory was short for a moment."""
+    pair = make_pair(tmp_path, "a", mask_of(0, 1))
+    decode, mark = scan.decode_image, tmp_path / "crashed"
+
+    def crash_once(data):
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(data)
+
+    monkeypatch.setattr(scan, "decode_image", crash_once)
+    (facts,) = scan_pairs([pair], 1)
+    assert mark.exists()
+    assert (type(facts.image), type(facts.mask)) == (ImageFacts, MaskFacts)
+
+
+# Cache
 
 
 def test_a_second_scan_decodes_nothing_and_finds_the_same(tmp_path, monkeypatch):
     pairs = [make_pair(tmp_path, "a", mask_of(0, 0, 255)), make_jpeg(tmp_path, "b")]
     write_image(pairs[0].mask, np.array([[[255, 0, 0], [0, 0, 0], [9, 9, 9]]] * 2, np.uint8))
-    first = scan_pairs(pairs, 2, memory=ScanMemory(tmp_path / "deep" / "memory.json"))
+    first = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "deep" / "cache.json"))
     forbid_decoding(monkeypatch)
     ticks = []
-    assert scan_pairs(pairs, 2, lambda: ticks.append(1), ScanMemory(tmp_path / "deep" / "memory.json")) == first
+    assert scan_pairs(pairs, 2, lambda: ticks.append(1), ScanCache(tmp_path / "deep" / "cache.json")) == first
     assert len(ticks) == 2
     assert [type(value) for value in first[0].image.mean] == [float] * 3
-    with pytest.raises(AssertionError, match="decoded again"):
-        scan_pairs(pairs, 2)  # without the memory
+    with pytest.raises(RuntimeError, match="decoded again"):
+        scan_pairs(pairs, 2)  # without the cache
 
 
 @pytest.mark.parametrize("which", ["image", "mask"])
@@ -319,45 +415,42 @@ def test_a_second_scan_decodes_nothing_and_finds_the_same(tmp_path, monkeypatch)
 def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, which, change):
     pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "ab"]
     path = getattr(pairs[1], which)
-    scan_pairs(pairs, 1, memory=ScanMemory(tmp_path / "memory.json"))
+    scan_pairs(pairs, 1, cache=ScanCache(tmp_path / "cache.json"))
     status = path.stat()
     if change == "size":
         path.write_bytes(path.read_bytes() + b"\0")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     else:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
-    read = []
-    read_bytes = scan.read_bytes
-    monkeypatch.setattr(scan, "read_bytes", lambda path: read.append(path) or read_bytes(path))
-    scan_pairs(pairs, 1, memory=ScanMemory(tmp_path / "memory.json"))
-    assert read == [path]
-    scan_pairs(pairs, 1, memory=ScanMemory(tmp_path / "memory.json"))
-    assert read == [path]
+    log_reads(monkeypatch, tmp_path / "log")
+    for _ in range(2):
+        scan_pairs(pairs, 1, cache=ScanCache(tmp_path / "cache.json"))
+        assert (tmp_path / "log").read_text() == f"{path}\n"
 
 
-def test_one_file_as_image_and_as_mask_is_remembered_as_both(tmp_path):
+def test_one_file_as_image_and_as_mask_is_cached_as_both(tmp_path):
     write_image(tmp_path / "a.png", mask_of(0, 1))
     pair = Pair("a", tmp_path / "a.png", tmp_path / "a.png")
-    first = scan_pairs([pair], 1, memory=ScanMemory(tmp_path / "memory.json"))
-    assert scan_pairs([pair], 1, memory=ScanMemory(tmp_path / "memory.json")) == first
+    first = scan_pairs([pair], 1, cache=ScanCache(tmp_path / "cache.json"))
+    assert scan_pairs([pair], 1, cache=ScanCache(tmp_path / "cache.json")) == first
 
 
-def test_what_cannot_be_read_is_tried_again(tmp_path):
+def test_an_unreadable_file_is_read_again(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
     whole = pair.image.read_bytes()
-    memory = tmp_path / "memory.json"
-    scan_pairs([pair], 1, memory=ScanMemory(memory))
+    cache_file = tmp_path / "cache.json"
+    scan_pairs([pair], 1, cache=ScanCache(cache_file))
     pair.image.write_bytes(whole[:40])
-    assert scan_pairs([pair], 1, memory=ScanMemory(memory))[0].image == "the file is cut off"
+    assert scan_pairs([pair], 1, cache=ScanCache(cache_file))[0].image == "the file is cut off"
     pair.image.write_bytes(whole)
-    assert isinstance(scan_pairs([pair], 1, memory=ScanMemory(memory))[0].image, ImageFacts)
+    assert isinstance(scan_pairs([pair], 1, cache=ScanCache(cache_file))[0].image, ImageFacts)
 
 
-def test_a_file_that_is_gone_is_not_remembered_as_being_there(tmp_path):
+def test_a_deleted_file_is_not_found_in_the_cache(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    scan_pairs([pair], 1, memory=ScanMemory(tmp_path / "memory.json"))
+    scan_pairs([pair], 1, cache=ScanCache(tmp_path / "cache.json"))
     pair.mask.unlink()
-    assert scan_pairs([pair], 1, memory=ScanMemory(tmp_path / "memory.json"))[0].mask == "No such file or directory"
+    assert scan_pairs([pair], 1, cache=ScanCache(tmp_path / "cache.json"))[0].mask == "No such file or directory"
 
 
 @pytest.mark.parametrize(
@@ -375,61 +468,61 @@ def test_a_file_that_is_gone_is_not_remembered_as_being_there(tmp_path):
         b'{"files": {}}',
     ],
 )
-def test_a_memory_that_is_broken_or_foreign_is_written_anew(tmp_path, monkeypatch, content):
+def test_a_broken_or_foreign_cache_is_written_anew(tmp_path, monkeypatch, content):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    memory = tmp_path / "memory.json"
-    memory.write_bytes(content)
-    first = scan_pairs([pair], 1, memory=ScanMemory(memory))
+    cache_file = tmp_path / "cache.json"
+    cache_file.write_bytes(content)
+    first = scan_pairs([pair], 1, cache=ScanCache(cache_file))
     assert isinstance(first[0].image, ImageFacts)
-    assert len(json.loads(memory.read_text())["files"]) == 2
+    assert len(json.loads(cache_file.read_text())["files"]) == 2
     forbid_decoding(monkeypatch)
-    assert scan_pairs([pair], 1, memory=ScanMemory(memory)) == first
+    assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == first
 
 
-def test_a_place_that_cannot_be_written_costs_nothing_but_the_memory(tmp_path):
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
     (tmp_path / "file").write_text("no folder")
-    for path in (tmp_path / "file" / "memory.json", tmp_path):
-        assert isinstance(scan_pairs([pair], 1, memory=ScanMemory(path))[0].image, ImageFacts)
+    for path in (tmp_path / "file" / "cache.json", tmp_path):
+        assert isinstance(scan_pairs([pair], 1, cache=ScanCache(path))[0].image, ImageFacts)
     assert (tmp_path / "file").read_text() == "no folder"
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder_costs_nothing_but_the_memory(tmp_path):
+def test_a_read_only_folder_is_no_error(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
     folder = tmp_path / "locked"
     folder.mkdir()
     folder.chmod(0o500)
-    assert isinstance(scan_pairs([pair], 1, memory=ScanMemory(folder / "memory.json"))[0].image, ImageFacts)
+    assert isinstance(scan_pairs([pair], 1, cache=ScanCache(folder / "cache.json"))[0].image, ImageFacts)
     assert list(folder.iterdir()) == []
 
 
-def test_a_mask_of_very_many_values_is_counted_and_not_remembered(tmp_path):
-    pair = make_pair(tmp_path, "a", np.arange(MAX_REMEMBERED + 1, dtype=np.uint16).reshape(1, -1))
+def test_a_mask_of_very_many_values_is_counted_and_not_cached(tmp_path):
+    pair = make_pair(tmp_path, "a", np.arange(MAX_CACHED_VALUES + 1, dtype=np.uint16).reshape(1, -1))
     for _ in range(2):
-        memory = ScanMemory(tmp_path / "memory.json")
-        assert len(scan_pairs([pair], 1, memory=memory)[0].mask.counts) == MAX_REMEMBERED + 1
-    assert [key.split(":")[0] for key in ScanMemory(tmp_path / "memory.json").known] == ["image"]
+        cache = ScanCache(tmp_path / "cache.json")
+        assert len(scan_pairs([pair], 1, cache=cache)[0].mask.counts) == MAX_CACHED_VALUES + 1
+    assert [key.split(":")[0] for key in ScanCache(tmp_path / "cache.json").known] == ["image"]
 
 
-def test_each_dataset_has_a_memory_of_its_own(tmp_path):
-    first, second = (memory_of(tmp_path / name, tmp_path / "runs").path for name in ("one", "two"))
+def test_each_dataset_has_its_own_cache(tmp_path):
+    first, second = (open_scan_cache(tmp_path / name, tmp_path / "runs").path for name in ("one", "two"))
     assert first != second
     assert first.parent == tmp_path / "runs" / ".scan"
-    assert memory_of(tmp_path / "two" / ".." / "one", tmp_path / "runs").path == first
+    assert open_scan_cache(tmp_path / "two" / ".." / "one", tmp_path / "runs").path == first
 
 
-def test_a_scan_that_found_nothing_new_writes_nothing(tmp_path):
+def test_a_scan_without_new_files_writes_nothing(tmp_path):
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    memory = tmp_path / "memory.json"
-    scan_pairs([pair], 1, memory=ScanMemory(memory))
-    before = memory.stat().st_mtime_ns, memory.stat().st_ino
-    scan_pairs([pair], 1, memory=ScanMemory(memory))
-    assert (memory.stat().st_mtime_ns, memory.stat().st_ino) == before
+    cache_file = tmp_path / "cache.json"
+    scan_pairs([pair], 1, cache=ScanCache(cache_file))
+    before = cache_file.stat().st_mtime_ns, cache_file.stat().st_ino
+    scan_pairs([pair], 1, cache=ScanCache(cache_file))
+    assert (cache_file.stat().st_mtime_ns, cache_file.stat().st_ino) == before
 
 
-def test_a_broken_header_warns_nobody(tmp_path):
-    """PIL warns about tags beyond the end of a TIFF; here warnings are errors, even in threads."""
+def test_a_broken_header_gives_no_warning(tmp_path):
+    """PIL warns about tags beyond the end of a TIFF; here warnings are errors, in child processes too."""
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
     data = bytearray(encode_image(np.zeros((8, 8), np.uint8), ".tif"))
     start = int.from_bytes(data[4:8], "little")
@@ -438,58 +531,14 @@ def test_a_broken_header_warns_nobody(tmp_path):
     assert isinstance(scan_pairs([pair], 2)[0], PairFacts)
 
 
-# Classes
-
-
-def test_ids_of_a_mask_with_ignored_and_unknown_pixels():
-    mask = masks_of({0: 5, 255: 3, 128: 2, 7: 1, 9: 1})[0]
-    assert class_ids(mask, MaskCoding((0, 255), 0, 128)) == {0: 5, 1: 3, IGNORED: 2, UNKNOWN: 2}
-    assert class_ids(mask, MaskCoding(None, 8)) == {0: 6, 1: 6}
-
-
-def test_shares_are_those_of_the_pixels_that_count():
-    assert class_shares(masks_of({0: 6, 255: 2}, {128: 8}), MaskCoding((0, 255), 0, 128), 2) == [0.75, 0.25]
-
-
-def test_shares_of_ignored_pixels_alone_are_0():
-    assert class_shares(masks_of({255: 4}), MaskCoding((0, 1), 0, 255), 2) == [0.0, 0.0]
-
-
-def test_the_rarest_values_are_named_with_a_mask_that_holds_them(tmp_path):
-    pairs = [Pair(name, tmp_path / f"{name}.png", tmp_path / f"{name}_mask.png") for name in "ab"]
-    masks = masks_of({0: 90, 1: 5, 7: 1}, {0: 90, 1: 5, 2: 3, COLOUR + 0xFF: 2})
-    assert describe_rarest_values(pairs, masks) == (
-        f"Rarest: 7 in 1 of 2 masks, e.g. {pairs[0].mask}; #0000ff in 1 of 2 masks, e.g. {pairs[1].mask}; "
-        f"2 in 1 of 2 masks, e.g. {pairs[1].mask}"
-    )
-
-
-def test_rare_classes_weigh_more_within_bounds():
-    assert class_weights([0.5, 0.25, 0.25]) == (0.5, 1.0, 1.0)
-    assert class_weights([0.998, 0.001, 0.001]) == (0.1, 1.0, 1.0)  # never below a tenth
-    assert class_weights([0.6, 0.3999, 0.0001])[2] == 10.0
-    assert class_weights([0.5, 0.0, 0.5]) == (1.0, 1.0, 1.0)  # a class that does not occur
-    assert class_weights([0.0, 0.0]) == (1.0, 1.0)
-
-
-def test_a_mark_for_missing_data_is_named(tmp_path):
-    pair = make_pair(tmp_path, "a", np.zeros((4, 4), np.uint8))
-    path = tmp_path / "a.npy"
-    values = np.ones((4, 4), np.float32)
-    values[0, 0] = -3.4e38
-    np.save(path, values)
-    (facts,) = scan_pairs([dataclasses.replace(pair, image=path)], 1)
-    assert facts.image == "values from -3.4e+38 to 1; a mark for missing data? put an ordinary number in its place"
-
-
-def test_files_of_one_size_and_time_that_are_exchanged_are_not_taken_for_each_other(tmp_path):
-    """As they come out of an archive."""
+def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_path):
+    """As files from one archive may be."""
     one, two, aside = (tmp_path / name for name in ("1.npy", "2.npy", "aside"))
     for path, text in ((one, "a"), (two, "b")):
         path.write_text(text)
         os.utime(path, (1e9, 1e9))
     before = scan.file_stamp(one)
-    time.sleep(0.02)  # the system's clock for such stamps ticks every few milliseconds
+    time.sleep(0.02)  # ctime has a resolution of a few milliseconds
     for source, target in ((one, aside), (two, one), (aside, two)):
         source.rename(target)
     assert scan.file_stamp(one) != before

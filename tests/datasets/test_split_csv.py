@@ -1,4 +1,4 @@
-"""Split tables as people write them, and as a run writes its own."""
+"""Split files as users write them, and as a run writes its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import MAX_BYTES, read_split_csv, split_csv_text
 from unet_trainer.images.image_files import DataError
 
-NEEDED = "need image and mask, and if you like split and group"
+NEEDED = "need image and mask, and optionally split and group"
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Reading a table opens no image, so empty files do."""
+    """Reading a split file opens no image, so empty files are enough."""
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
         for name in ("a", "b", "c", "d", "e f", "g,h"):
@@ -31,7 +31,7 @@ def read(data, text, name="split.csv"):
     return read_split_csv(file, data)
 
 
-def refusal(data, text):
+def error_message(data, text):
     with pytest.raises(DataError) as raised:
         read(data, text)
     return str(raised.value).replace(str(data), "DATA")
@@ -56,12 +56,12 @@ def pair(data, name, part=None, group=""):
         "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
         "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
     ],
-    ids=["comma", "semicolon", "tab", "BOM and Tiles", "quoted", "spaces and empty lines", "another order", "other paths"],
+    ids=["comma", "semicolon", "tab", "BOM and Windows", "quoted", "spaces and empty lines", "another order", "other paths"],
 )
-def test_a_table_is_read_however_it_is_written(data, text):
+def test_a_split_file_may_be_written_in_many_ways(data, text):
     found = read(data, text)
     assert found.pairs == (pair(data, "a", "train", "p1"), pair(data, "b", "val", "p2"))
-    assert (found.rule, found.refusal, found.problems, found.is_divided) == ("split.csv", "", (), True)
+    assert (found.rule, found.blocking_message, found.problems, found.is_divided) == ("split.csv", "", (), True)
 
 
 def test_paths_may_hold_spaces_and_quoted_commas(data):
@@ -75,16 +75,16 @@ def test_split_and_group_may_be_left_out(data):
     assert not found.is_divided
 
 
-def test_rows_of_test_are_left_alone_and_it_is_said(data):
+def test_rows_of_test_are_not_used_and_counted(data):
     found = read(
         data,
         "image,mask,split\nimages/a.png,masks/a.png,train\nnowhere.png,,test\nimages/b.png,masks/b.png,val\n,,Testing\n",
     )
     assert [pair.name for pair in found.pairs] == ["images/a", "images/b"]
-    assert found.rule == "split.csv, 2 rows of test left alone"
+    assert found.rule == "split.csv, 2 rows of test not used"
 
 
-def test_absolute_paths_are_taken_as_they_are(data, tmp_path):
+def test_absolute_paths_are_used_as_they_are(data, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("x.png", "x_mask.png"):
@@ -113,11 +113,11 @@ def test_absolute_paths_are_taken_as_they_are(data, tmp_path):
     ],
     ids=["no mask", "no image", "unknown", "twice", "no header", "empty"],
 )
-def test_columns_that_are_missing_or_unknown_are_refused_with_those_that_are_there(data, text, columns):
-    assert refusal(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"
+def test_missing_and_unknown_columns_are_refused_with_the_columns_found(data, text, columns):
+    assert error_message(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"
 
 
-def test_every_problem_comes_with_its_line(data):
+def test_every_problem_is_named_with_its_line(data):
     text = (
         "image,mask,split\n"
         "images/a.png,masks/a.png,train\n"
@@ -128,42 +128,42 @@ def test_every_problem_comes_with_its_line(data):
         "images/d.png,,train\n"
         "images/c.png,masks/c.png,\n"
     )
-    assert refusal(data, text).splitlines() == [
+    assert error_message(data, text).splitlines() == [
         "split_file: DATA/split.csv:",
         "  line 3: no file DATA/images/x.png",
         "  line 3: no file DATA/masks/y.png",
         "  line 4: split 'holdout'; need train, val or test",
-        "  line 6: DATA/images/a.png stands in line 2 too",
+        "  line 6: DATA/images/a.png is in line 2 too",
         "  line 7: need an image and a mask",
         "  some rows have a split and some have none; fill in all or leave the column out",
     ]
 
 
-def test_more_problems_than_anyone_reads_are_counted(data):
-    lines = refusal(data, "image,mask\n" + "".join(f"x{index}.png,masks/a.png\n" for index in range(14))).splitlines()
+def test_ten_problems_are_named_and_the_others_counted(data):
+    lines = error_message(data, "image,mask\n" + "".join(f"x{index}.png,masks/a.png\n" for index in range(14))).splitlines()
     assert lines[1] == "  line 2: no file DATA/x0.png"
     assert lines[10:] == ["  line 11: no file DATA/x9.png", "  … and 4 more"]
 
 
 @pytest.mark.parametrize("cell", [".", "images", "a" * 300, "a\0b", "/"])
-def test_a_cell_that_can_name_no_file_is_refused_with_its_line(data, cell):
-    assert refusal(data, f"image,mask\n{cell},masks/a.png\n").startswith("split_file: DATA/split.csv:\n  line 2: no file ")
+def test_a_cell_that_cannot_be_a_file_is_refused_with_its_line(data, cell):
+    assert error_message(data, f"image,mask\n{cell},masks/a.png\n").startswith("split_file: DATA/split.csv:\n  line 2: no file ")
 
 
-def test_a_table_without_a_row_to_train_on_is_refused(data):
-    assert refusal(data, "image,mask,split\nimages/a.png,masks/a.png,test\n") == (
-        "split_file: DATA/split.csv has no row to train on"
+def test_a_split_file_without_train_and_val_is_refused(data):
+    assert error_message(data, "image,mask,split\nimages/a.png,masks/a.png,test\n") == (
+        "split_file: DATA/split.csv has no row of train or val"
     )
 
 
 def test_text_that_is_not_utf_8_is_refused(data):
-    message = refusal(data, "image,mask\nimages/ä.png,masks/ä.png\n".encode("latin-1"))
+    message = error_message(data, "image,mask\nimages/ä.png,masks/ä.png\n".encode("latin-1"))
     assert message.startswith("split_file: DATA/split.csv cannot be read ('utf-8' codec can't decode byte 0xe4 in position")
 
 
-def test_a_file_that_is_no_csv_is_refused(data):
-    assert refusal(data, 'image,mask\n"' + "x" * 200_000 + '",b\n') == (
-        "split_file: DATA/split.csv is no CSV file (field larger than field limit (131072))"
+def test_a_file_that_is_not_csv_is_refused(data):
+    assert error_message(data, 'image,mask\n"' + "x" * 200_000 + '",b\n') == (
+        "split_file: DATA/split.csv is not a CSV file (field larger than field limit (131072))"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_folder_is_refused(data):
 # Writing
 
 
-def test_what_is_written_is_read_back_as_the_same_pairs(data):
+def test_a_written_split_is_read_back_as_the_same_pairs(data):
     train = (pair(data, "a", "train", "p1"), pair(data, "e f", "train"), pair(data, "g,h", "train", 'a "quoted", group'))
     val = (pair(data, "b", "val", "p2"),)
     text = split_csv_text(train, val, data)
@@ -190,8 +190,8 @@ def test_what_is_written_is_read_back_as_the_same_pairs(data):
     assert read(data, text).pairs == train + val
 
 
-def test_names_and_parts_are_those_of_the_split_that_is_written(data):
-    """A pair found in a folder is called by its name there, and has no part until it is divided."""
+def test_names_and_parts_are_those_of_the_written_split(data):
+    """A pair found in a folder is named by its path there, and has no part before the split."""
     found = Pair("a", data / "images/a.png", data / "masks/a.png")
     other = Pair("b", data / "images/b.png", data / "masks/b.png", "train")
     (first, second) = read(data, split_csv_text([found], [other], data)).pairs
@@ -207,28 +207,28 @@ def test_files_outside_data_dir_are_written_with_their_whole_path(data, tmp_path
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
-def test_split_file_lies_where_it_is_named_or_in_data_dir(data, is_absolute):
+def test_split_file_is_a_path_or_a_name_in_data_dir(data, is_absolute):
     read(data, "image,mask\nimages/a.png,masks/a.png\n", "mine.csv")
     split_file = str(data / "mine.csv") if is_absolute else "mine.csv"
     found = find_dataset(load_config({"data_dir": str(data), "split_file": split_file}))
     assert (found.rule, [pair.name for pair in found.pairs]) == ("mine.csv", ["images/a"])
 
 
-def test_a_split_file_that_is_not_there_is_refused_with_both_places(data):
+def test_a_missing_split_file_is_refused_with_both_places(data):
     with pytest.raises(DataError) as raised:
         find_dataset(load_config({"data_dir": str(data), "split_file": "mine.csv"}))
     assert str(raised.value) == f"split_file: no file mine.csv or {data / 'mine.csv'}"
 
 
 def test_a_group_pattern_beside_a_group_column_is_refused(data):
-    """One would undo the other: a patient of the column could stand on both sides."""
+    """The pattern would replace the groups of the column, and a patient could be on both sides."""
     read(data, "image,mask,group\nimages/a.png,masks/a.png,x\nimages/b.png,masks/b.png,x\n")
     config = load_config({"data_dir": str(data), "split_file": "split.csv", "group_pattern": r"(\w)\.png"})
     with pytest.raises(DataError, match=r"group_pattern: split\.csv has groups of its own; leave out the pattern, or the column"):
         find_dataset(config)
 
 
-def test_a_group_pattern_goes_with_a_table_without_groups(data):
+def test_a_group_pattern_is_used_with_a_split_file_without_groups(data):
     read(data, "image,mask\nimages/a.png,masks/a.png\nimages/b.png,masks/b.png\n")
     config = load_config({"data_dir": str(data), "split_file": "split.csv", "group_pattern": r"(\w)\.png"})
     assert [pair.group for pair in find_dataset(config).pairs] == ["a", "b"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 import os
 import sys
@@ -11,35 +9,11 @@ import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
 
-import torch
-
 from helpers.project import ROOT
+from helpers.runs import words
 
 CONTEXT = multiprocessing.get_context("forkserver")
 TESTS = ROOT / "tests"
-
-
-def words(settings):
-    """A config dict as command-line words."""
-    return [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, value in settings.items()]
-
-
-def digest(folder, name="last.pt"):
-    """SHA-256 of every tensor of the model and its average, bit for bit."""
-    content = torch.load(folder / name, weights_only=True, map_location="cpu")
-    total = hashlib.sha256()
-    for model in [content["model"], *([content["ema"]["model"]] if content.get("ema") else [])]:
-        for tensor_name, tensor in model.items():
-            total.update(tensor_name.encode())
-            total.update(tensor.numpy().tobytes())
-    return total.hexdigest()
-
-
-def timeless_rows(folder):
-    """metrics.csv without what depends on the clock."""
-    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
-    timed = [rows[0].index(name) for name in ("seconds", "images_per_second", "data_wait")]
-    return [[value for index, value in enumerate(row) if index not in timed] for row in rows]
 
 
 def start(target, *arguments):
@@ -74,20 +48,31 @@ def train_once(settings, log, crash_at=None):
 def train_until_done(settings, log, steps):
     """Starts again after every SIGTERM. Each step leaves a byte in the file `steps`."""
     from train_unet import main
+    from unet_trainer.training import setup
     from unet_trainer.training.step import TrainStep
 
     _be_quiet(log)
     optimizer_step = TrainStep.optimizer_step
 
-    def counted(self, totals, learning_rate):
-        optimizer_step(self, totals, learning_rate)
+    def counted(self, metrics, learning_rate):
+        optimizer_step(self, metrics, learning_rate)
         with Path(steps).open("ab") as file:
             file.write(b".")
 
     TrainStep.optimizer_step = counted
+    setup.try_components = lambda settings, components, console: None  # its steps are not the run's
     while (code := main(words(settings))) == 143:
         pass
     sys.exit(code)
+
+
+def bench_once(settings, script, log):
+    """Exits with the code of `bench`, whose rows run this script."""
+    from train_unet import script_config
+    from unet_trainer.commands.command_line import Script, run_command_line
+
+    _be_quiet(log)
+    sys.exit(run_command_line(["bench", *words(settings)], Script(Path(script), None, script_config, None)))
 
 
 NUM_MOMENTS = 18

@@ -1,4 +1,4 @@
-"""Pictures for people: what is tinted, what is left, and how a sheet is laid out."""
+"""Overlays, contact sheets, sample sheets and bar charts: colours and layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.images.overlays import CELL, COLOURS, GAP, HEADER, contact_sheet, overlay, sample_sheet, to_display
+from unet_trainer.images.overlays import (
+    BAR_HEIGHT,
+    CELL,
+    CHART_WIDTH,
+    COLOURS,
+    GAP,
+    HEADER,
+    NAME_WIDTH,
+    NUMBER_WIDTH,
+    bar_chart,
+    class_colours,
+    contact_sheet,
+    overlay,
+    sample_sheet,
+    to_display,
+)
 
 
 def grey(height=24, width=24, value=100):
@@ -19,7 +34,7 @@ def square(class_id, height=24, width=24):
     return ids
 
 
-def test_8_bit_pictures_are_shown_as_they_are():
+def test_8_bit_images_are_shown_as_they_are():
     image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
     assert np.array_equal(to_display(image), image)
 
@@ -34,7 +49,7 @@ def test_any_number_of_channels_is_shown_as_three(channels, shown):
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float32, np.float64])
-def test_other_depths_are_stretched_to_what_occurs(dtype):
+def test_other_depths_are_scaled_to_the_values_that_occur(dtype):
     ramp = np.linspace(1000, 3000, 10_001).reshape(1, -1, 1).astype(dtype)
     displayed = to_display(ramp)
     assert (displayed.dtype, displayed.shape) == (np.uint8, (1, 10_001, 3))
@@ -45,7 +60,7 @@ def test_other_depths_are_stretched_to_what_occurs(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float16, np.float64])
-def test_a_flat_picture_of_another_depth_is_shown(dtype):
+def test_a_constant_image_of_another_depth_is_black(dtype):
     assert to_display(np.full((4, 5, 1), 300, dtype)).tolist() == np.zeros((4, 5, 3)).tolist()
 
 
@@ -68,28 +83,28 @@ def test_a_contact_sheet_has_a_cell_for_each_pair_with_its_label():
         assert pair[2, 2].tolist() == [40 * (index + 1)] * 3
         assert pair[99, 100].tolist() == [40 * (index + 1)] * 3  # 100×50 is shown at 200×100
         assert pair[2 * 12, CELL + GAP + 2 * 12].tolist() != pair[2 * 12, 2 * 12].tolist()  # tinted
-    assert (sheet[2 * (height + 2 * GAP) :, width:] == 255).all()  # the place of a sixth
+    assert (sheet[2 * (height + 2 * GAP) :, width:] == 255).all()  # the empty sixth cell
 
 
-def test_a_sheet_of_few_pictures_is_as_narrow_as_they_are():
+def test_a_sheet_of_one_image_has_one_column():
     sheet = contact_sheet([(grey(), square(1))], ["a" * 300 + "größe"], columns=4)
     assert sheet.shape == (CELL + HEADER - 6, 2 * CELL + GAP, 3)
 
 
-def test_pictures_of_any_shape_fit_into_a_sheet():
+def test_images_of_any_shape_fit_into_a_contact_sheet():
     shapes = [(1, 1), (1, 500), (500, 1), (700, 650), (3, 900)]
     sheet = contact_sheet([(grey(*shape), np.ones(shape, np.uint8)) for shape in shapes], ["x"] * 5, columns=5)
     assert sheet.shape == (CELL + HEADER - 6, 5 * (2 * CELL + GAP) + 4 * 3 * GAP, 3)
 
 
-def test_a_row_of_a_sheet_is_as_high_as_its_highest_picture():
+def test_a_row_of_a_contact_sheet_is_as_high_as_its_highest_image():
     pictures = [(grey(*shape), np.ones(shape, np.uint8)) for shape in [(50, 100), (75, 100), (10, 100)]]
     sheet = contact_sheet(pictures, ["x"] * 3, columns=2)
     assert sheet.shape[0] == (150 + HEADER - 6) + 2 * GAP + (20 + HEADER - 6)
-    assert (sheet[HEADER - 6 + 100 : 150 + HEADER - 6, :CELL] == 255).all()  # under the lower one
+    assert (sheet[HEADER - 6 + 100 : 150 + HEADER - 6, :CELL] == 255).all()  # below the lower image
 
 
-def test_background_is_left_as_it_is():
+def test_background_pixels_do_not_change():
     image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
     assert np.array_equal(overlay(image, np.zeros((24, 24), np.uint8)), image)
     shown = overlay(image, square(1))
@@ -104,11 +119,15 @@ def test_a_class_is_tinted_inside_and_outlined_in_its_colour():
     assert shown[17, 10].tolist() == COLOURS[0].tolist()
 
 
-def test_classes_have_colours_of_their_own_and_begin_again_after_the_last():
+def test_each_class_has_its_colour_and_the_ninth_has_the_first_again():
     outlines = [overlay(grey(), square(class_id))[6, 6].tolist() for class_id in range(1, 10)]
     assert outlines[:8] == COLOURS.tolist()
     assert outlines[8] == outlines[0]
-    assert overlay(grey(), square(0), first_shown=0)[0, 0].tolist() == COLOURS[0].tolist()
+    assert class_colours(10)[1:] == tuple(tuple(colour) for colour in outlines)
+
+
+def test_the_colours_of_classes_begin_with_black_for_the_background():
+    assert class_colours(2) == ((0, 0, 0), (0, 200, 120))
 
 
 def test_ignored_pixels_are_grey():
@@ -116,14 +135,14 @@ def test_ignored_pixels_are_grey():
     assert overlay(grey(value=0), square(IGNORED))[6, 6].tolist() == [128, 128, 128]
 
 
-def test_an_overlay_leaves_image_and_ids_as_they_are():
+def test_an_overlay_changes_neither_image_nor_ids():
     image, ids = grey(), square(3)
     image.setflags(write=False)
     ids.setflags(write=False)
-    overlay(image, ids)
+    assert not np.array_equal(overlay(image, ids), image)
 
 
-def test_a_sheet_shows_image_truth_and_prediction_side_by_side():
+def test_a_sample_sheet_shows_image_truth_and_prediction_side_by_side():
     image = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
     truth, prediction = np.zeros((160, 160), np.uint8), np.zeros((160, 160), np.uint8)
     truth[20:60, 20:60] = 1
@@ -138,7 +157,7 @@ def test_a_sheet_shows_image_truth_and_prediction_side_by_side():
     assert (sheet[:HEADER] < 100).any()  # the words
 
 
-def test_triples_are_laid_out_in_rows_and_the_last_row_is_filled_with_white():
+def test_triples_are_in_rows_and_the_last_row_is_filled_with_white():
     images = [grey(160, 160, value) for value in (10, 20, 30)]
     nothing = [np.zeros((160, 160), np.uint8)] * 3
     sheet = sample_sheet(images, nothing, nothing, columns=2)
@@ -162,7 +181,30 @@ def test_a_small_image_is_enlarged_by_a_whole_factor():
     ("size", "shown"),
     [((512, 512), (320, 320)), ((512, 1024), (160, 320)), ((320, 32), (320, 32)), ((96, 192), (96, 192)), ((64, 96), (192, 288))],
 )
-def test_every_shape_is_shown_within_320_pixels_at_its_own_aspect(size, shown):
+def test_every_image_is_shown_within_320_pixels_with_its_aspect_ratio(size, shown):
     ids = np.zeros(size, np.uint8)
     sheet = sample_sheet([grey(*size)], [ids], [ids], columns=1)
     assert sheet.shape == (HEADER + shown[0], 3 * shown[1] + 2 * GAP, 3)
+
+
+# Bar charts
+
+
+def test_the_longest_bar_of_a_chart_fills_its_width_and_the_others_are_in_proportion():
+    chart = bar_chart(["one", "two", "three"], [("speed", [10.0, 40.0, 0.0])])
+    title = BAR_HEIGHT + GAP
+    assert chart.shape == (title + 3 * BAR_HEIGHT + GAP, CHART_WIDTH, 3)
+    full = CHART_WIDTH - NAME_WIDTH - NUMBER_WIDTH
+    lengths = []
+    for index in range(3):
+        row = chart[title + index * BAR_HEIGHT + BAR_HEIGHT // 2]
+        lengths.append(int((row == COLOURS[index]).all(1).sum()))
+    assert lengths == [round(full / 4) + 1, full + 1, 2]  # both ends of a bar are drawn; 0 is a bar of one pixel
+    assert (chart[:title] < 150).any()  # the title
+
+
+def test_charts_are_below_each_other():
+    one = bar_chart(["a"], [("first", [1.0])])
+    two = bar_chart(["a"], [("first", [1.0]), ("second", [2.0])])
+    assert two.shape[0] == 2 * (one.shape[0] - GAP) + GAP
+    assert np.array_equal(two[: one.shape[0] - GAP], one[:-GAP])

@@ -1,4 +1,4 @@
-"""Samples and batches: pure functions of (seed, epoch, index), whatever reads them."""
+"""Samples and batches depend on (seed, epoch, index) alone; a file that changed during the run is refused."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ import numpy as np
 import pytest
 import torch
 
-from unet_trainer.config.resolve import choose_num_workers
-from unet_trainer.datasets.pairs import Pair, find_pairs
-from unet_trainer.images.image_files import DataError, read_image, write_image
+from helpers.samples import build_dataset, make_dataset
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_files import DataError, write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
-from unet_trainer.images.tiling import RandomCrops, WholeImages, tile_images
-from unet_trainer.loading import dataset as dataset_room
+from unet_trainer.images.tiling import RandomCrops, Tile, Tiles, WholeImages, tile_images
+from unet_trainer.loading import dataset as dataset_module
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import EpochBatches, SegmentationDataset
+from unet_trainer.loading.dataset import BatchAssembler, EpochBatches
 from unet_trainer.loading.loader import Loader
 
-
-def build_dataset(data_dir, augmentation="default", seed=3):
-    pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
-    framing = WholeImages((32, 32), len(pairs))
-    return SegmentationDataset(pairs, MaskCoding((0, 255)), RGB_8BIT, framing, build_augmentation(augmentation), seed)
+BINARY = MaskCoding((0, 1))
 
 
-def write_array_pair(folder, image, mask):
-    np.save(folder / "a.npy", image)
-    write_image(folder / "a_mask.png", mask)
-    return Pair("a", folder / "a.npy", folder / "a_mask.png")
+def write_pair(folder, image, mask, extension=".npy"):
+    pair = Pair("a", folder / f"a{extension}", folder / "a_mask.png")
+    if extension == ".npy":
+        np.save(pair.image, image)
+    else:
+        write_image(pair.image, image)
+    write_image(pair.mask, mask)
+    return pair
 
 
-def deep_form(channels):
-    return ImageSpec(channels, False, (33000.0,) * channels, (200.0,) * channels, 32000.0, 34000.0)
+def deep_spec(channels):
+    return ImageSpec(channels, "uint16", (33000.0,) * channels, (200.0,) * channels, 32000.0, 34000.0)
 
 
-def count_reads(monkeypatch):
-    read = []
-    for name in ("read_image", "read_mask"):
-        original = getattr(dataset_room, name)
-        monkeypatch.setattr(dataset_room, name, lambda path, *more, original=original: read.append(path) or original(path, *more))
-    return read
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+@pytest.fixture
+def own_data(tiny_data, tmp_path):
+    """A dataset whose files a test may change, built before they change."""
+    shutil.copytree(tiny_data, tmp_path / "data")
+    return build_dataset(tmp_path / "data")
+
+
+# Samples
 
 
 def test_a_sample_differs_between_epochs_and_seeds_but_not_between_reads(tiny_data):
@@ -50,6 +56,156 @@ def test_a_sample_differs_between_epochs_and_seeds_but_not_between_reads(tiny_da
     assert np.array_equal(first, dataset[0, 5][0])
     assert not np.array_equal(first, dataset[1, 5][0])
     assert not np.array_equal(first, build_dataset(tiny_data, seed=4)[0, 5][0])
+
+
+def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
+    image = noise(100, 150, 3)
+    pair = write_pair(tmp_path, image, image[:, :, 0] // 128)
+
+    def build():
+        tiling = RandomCrops((32, 48), 1, 6, ((1,),), 0.5, 9)
+        return make_dataset([pair], BINARY, tiling, augmentation=build_augmentation("default", (32, 48), RGB_8BIT), seed=9)
+
+    first, second = build(), build()
+    assert len(first) == 6
+    samples = {key: first[key] for key in [(epoch, index) for epoch in range(3) for index in range(6)]}
+    assert all(part.shape == (32, 48, 3) and ids.shape == (32, 48) for part, ids in samples.values())
+    for key in reversed(samples):
+        assert second[key][0].tobytes() == samples[key][0].tobytes()
+    assert len({part.tobytes() for part, _ in samples.values()}) == 18
+
+
+def test_the_tiles_of_an_image_share_one_reading(tmp_path, monkeypatch):
+    image = noise(100, 150, 3)
+    (tmp_path / "other").mkdir()
+    pairs = [write_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
+    tiling = tile_images([(100, 150)] * 2, (64, 64))
+    dataset = make_dataset(pairs, BINARY, tiling)
+    paths = []
+    for name in ("read_image_and_size", "read_mask"):
+        original = getattr(dataset_module, name)
+        monkeypatch.setattr(
+            dataset_module, name, lambda path, *more, original=original: paths.append(path) or original(path, *more)
+        )
+    samples = [dataset[0, index] for index in range(len(dataset))]
+    assert len(samples) == 12
+    assert paths == [path for pair in pairs for path in (pair.image, pair.mask)]
+    num_counted = sum(int((ids != IGNORED).sum()) for _, ids in samples)
+    assert num_counted == 2 * 100 * 150
+    for tile, (part, _) in zip(tiling.tiles, samples, strict=True):
+        assert np.array_equal(part, image[tile.top : tile.top + 64, tile.left : tile.left + 64])
+
+
+def test_a_crop_in_the_users_list_is_resized_to_the_size_of_the_batch(tmp_path):
+    pair = write_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
+    crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], (64, 64), RGB_8BIT)
+    image, ids = make_dataset([pair], BINARY, WholeImages((64, 64), 1), augmentation=crop)[0, 0]
+    assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
+
+
+def test_a_grey_image_among_rgb_images_gets_equal_channels(tmp_path):
+    pair = write_pair(tmp_path, np.full((8, 8), 7, np.uint8), np.zeros((8, 8), np.uint8))
+    image, _ = make_dataset([pair], BINARY, WholeImages((8, 8), 1))[0, 0]
+    assert image.shape == (8, 8, 3)
+    assert (image == 7).all()
+
+
+def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
+    mask = np.array([[0, 1], [2, 255]], np.uint8)
+    pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
+    coding = MaskCoding((0, 1, 2), 0, 255)
+    _, ids = make_dataset([pair], coding, WholeImages((8, 8), 1), resize_masks=True)[0, 0]
+    assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
+
+
+def test_a_worker_shares_the_pairs_but_has_its_own_augmentation(tiny_data):
+    """albumentations' transforms hold the generator that they draw from."""
+    dataset = build_dataset(tiny_data, "strong")
+    clone = dataset.clone_for_worker()
+    assert clone.pairs is dataset.pairs
+    assert clone.augmentation is not dataset.augmentation
+    assert np.array_equal(clone[2, 3][0], dataset[2, 3][0])
+
+
+# Files that change during the run
+
+
+def assert_refused(dataset, path, key=(0, 0)):
+    with pytest.raises(DataError) as caught:
+        dataset[key]
+    assert str(caught.value) == f"{path}: changed since the run began"
+
+
+def test_a_mask_with_a_value_that_is_no_class_is_refused(own_data):
+    mask = own_data.pairs[0].mask
+    write_image(mask, np.full((64, 64), 7, np.uint8))
+    assert_refused(own_data, mask)
+
+
+@pytest.mark.parametrize("change", ["channels", "depth", "size"])
+def test_an_image_of_another_kind_is_refused(own_data, change):
+    changed = {
+        "channels": np.zeros((64, 64, 4), np.uint8),
+        "depth": np.zeros((64, 64, 3), np.uint16),
+        "size": np.zeros((64, 65, 3), np.uint8),
+    }[change]
+    image = own_data.pairs[0].image
+    with image.open("wb") as file:
+        np.save(file, changed)
+    assert_refused(own_data, image)
+
+
+def test_8_bit_images_where_others_were_expected_are_refused(tmp_path):
+    pair = write_pair(tmp_path, np.zeros((8, 8, 2), np.uint8), np.zeros((8, 8), np.uint8))
+    assert_refused(make_dataset([pair], BINARY, WholeImages((8, 8), 1), deep_spec(2)), pair.image)
+
+
+def test_a_small_mask_that_changed_its_size_is_refused(tmp_path):
+    pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), np.zeros((4, 4), np.uint8))
+    dataset = make_dataset([pair], BINARY, WholeImages((8, 8), 1), resize_masks=True)
+    assert dataset[0, 0][1].shape == (8, 8)
+    write_image(pair.mask, np.zeros((2, 2), np.uint8))
+    assert_refused(dataset, pair.mask)
+
+
+TILINGS = {
+    "whole images": WholeImages((32, 32), 1),
+    "random crops": RandomCrops((32, 32), 1, 4, ((1,),), 0.5, 0),
+    "tiles": tile_images([(256, 256)], (32, 32)),
+}
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("extension", [".png", ".jpg"])
+@pytest.mark.parametrize("mask_changes", [False, True], ids=["old mask", "new mask"])
+@pytest.mark.parametrize("side", [128, 512], ids=["half the size", "twice the size"])
+def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, mask_changes, side, tmp_path):
+    """Also a JPEG that is decoded at a fraction: at 32×32, one of 256 and one of 128 pixels are both decoded at 64×64."""
+    image = noise(256, 256, 3)
+    pair = write_pair(tmp_path, image, image[:, :, 0] // 128, extension)
+    dataset = make_dataset([pair], BINARY, TILINGS[tiling])
+    assert dataset.clone_for_worker()[0, 0][0].shape == (32, 32, 3)
+    image = noise(side, side, 3)
+    write_image(pair.image, image)
+    if mask_changes:
+        write_image(pair.mask, image[:, :, 0] // 128)
+    assert_refused(dataset, pair.mask if mask_changes else pair.image)
+
+
+def test_a_large_jpeg_is_decoded_at_a_fraction_and_accepted(tmp_path, monkeypatch):
+    image = np.full((256, 512, 3), 90, np.uint8)
+    pair = write_pair(tmp_path, image, image[:, :, 0] * 0, ".jpg")
+    dataset = make_dataset([pair], BINARY, WholeImages((32, 32), 1))
+    shapes = []
+    resize_pair = WholeImages.extract
+    monkeypatch.setattr(
+        WholeImages, "extract", lambda self, image, *more: shapes.append(image.shape) or resize_pair(self, image, *more)
+    )
+    assert (np.abs(dataset[0, 0][0].astype(int) - 90) <= 2).all()
+    assert shapes == [(64, 128, 3)]  # a quarter: twice the 32 of the batch
+
+
+# Batches
 
 
 def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_changes():
@@ -69,154 +225,55 @@ def test_validation_sees_every_image_in_order():
     assert [[index for _, index in batches.keys(0, batch)] for batch in range(len(batches))] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_mask_that_changed_since_the_start_is_named(tiny_data, tmp_path):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    dataset.coding = MaskCoding((0, 1))  # 255 is no class here
-    with pytest.raises(DataError, match="changed since the run began"):
-        dataset[0, 0]
-
-
-@pytest.mark.parametrize("change", ["channels", "depth", "size"])
-def test_an_image_that_changed_since_the_start_is_named(tiny_data, tmp_path, change):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    pair = dataset.pairs[0]
-    changed = {
-        "channels": np.zeros((64, 64, 4), np.uint8),
-        "depth": np.zeros((64, 64, 3), np.uint16),
-        "size": np.zeros((64, 65, 3), np.uint8),
-    }[change]
-    with pair.image.open("wb") as file:
-        np.save(file, changed)
-    with pytest.raises(DataError) as caught:
-        dataset[0, 0]
-    named = pair.mask if change == "size" else pair.image
-    assert str(caught.value) == f"{named}: changed since the run began"
-
-
-@pytest.mark.parametrize("shape", [(16, 16), (96, 96)], ids=["smaller", "larger"])
-def test_a_pair_of_another_size_than_its_windows_cover_is_named(shape, tiny_data, tmp_path):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    pair = dataset.pairs[0]
-    dataset.framing = tile_images([read_image(one.image).shape[:2] for one in dataset.pairs], (32, 32))
-    dataset[0, 0]
-    dataset._last = None
-    with pair.image.open("wb") as file:
-        np.save(file, np.zeros((*shape, 3), np.uint8))
-    with pair.mask.open("wb") as file:
-        np.save(file, np.zeros(shape, np.uint8))
-    with pytest.raises(DataError) as caught:
-        dataset[0, 3]
-    assert str(caught.value) == f"{pair.image}: changed since the run began"
-
-
-def test_8_bit_images_where_others_were_expected_are_named(tmp_path):
-    pair = write_array_pair(tmp_path, np.zeros((8, 8, 2), np.uint8), np.zeros((8, 8), np.uint8))
-    dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(2), WholeImages((8, 8), 1), None, 0)
-    with pytest.raises(DataError, match="changed since the run began"):
-        dataset[0, 0]
-
-
-def test_a_grey_image_among_colours_gets_equal_channels(tmp_path):
-    pair = write_array_pair(tmp_path, np.full((8, 8), 7, np.uint8), np.zeros((8, 8), np.uint8))
-    image, _ = SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, WholeImages((8, 8), 1), None, 0)[0, 0]
-    assert image.shape == (8, 8, 3)
-    assert (image == 7).all()
+def test_the_order_of_an_epoch_is_computed_once(monkeypatch):
+    epochs = []
+    order = EpochBatches._order
+    monkeypatch.setattr(EpochBatches, "_order", lambda self, epoch: (epochs.append(epoch), order(self, epoch))[1])
+    batches = EpochBatches(num_samples=9, batch_size=3, seed=0, shuffle=True)
+    first = [batches.keys(4, batch) for batch in range(3)]
+    assert [batches.keys(4, batch) for batch in range(3)] == first
+    assert epochs == [4]
+    assert sorted(index for batch in first for _, index in batch) == list(range(9))
 
 
 def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_path):
     image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
-    pair = write_array_pair(tmp_path, image, np.ones((40, 50), np.uint8))
-    dataset = SegmentationDataset([pair], MaskCoding((0, 1)), deep_form(5), WholeImages((40, 50), 1), None, 0)
+    pair = write_pair(tmp_path, image, np.ones((40, 50), np.uint8))
+    dataset = make_dataset([pair], BINARY, WholeImages((40, 50), 1), deep_spec(5))
     batch = Loader(dataset, 2, shuffle=False).read(0, 0)
     assert (batch.images.dtype, batch.images.shape) == (torch.float32, (2, 40, 50, 5))
     assert np.array_equal(batch.images[0].numpy(), image.astype(np.float32))
     assert batch.masks.dtype == torch.uint8
+    assert (batch.masks[0] == 1).all()
     assert (batch.masks[1] == IGNORED).all()
     assert not batch.images[1].any()
 
 
-def test_8_bit_batches_stay_small(tiny_data):
+def test_8_bit_batches_stay_8_bit(tiny_data):
     assert Loader(build_dataset(tiny_data), 2, shuffle=False).read(0, 0).images.dtype == torch.uint8
 
 
-def test_a_smaller_mask_is_brought_to_its_images_size_when_asked_for(tmp_path):
-    mask = np.array([[0, 1], [2, 255]], np.uint8)
-    pair = write_array_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
-    options = (MaskCoding((0, 1, 2), 0, 255), RGB_8BIT, WholeImages((8, 8), 1), None, 0)
-    _, ids = SegmentationDataset([pair], *options, resize_masks=True)[0, 0]
-    assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
-    with pytest.raises(DataError) as caught:
-        SegmentationDataset([pair], *options)[0, 0]
-    assert str(caught.value) == f"{pair.mask}: changed since the run began"
+def test_images_and_masks_of_a_batch_lie_one_after_the_other(tiny_data):
+    assembler = BatchAssembler(build_dataset(tiny_data), EpochBatches(10, 3, 0, False))
+    images, masks = assembler.views(np.arange(assembler.num_bytes, dtype=np.uint64).astype(np.uint8))
+    assert (images.shape, masks.shape) == ((3, 32, 32, 3), (3, 32, 32))
+    assert masks[0, 0, 0] == images.size % 256  # right behind the images, nothing shared
+    assert assembler.num_bytes == images.nbytes + masks.nbytes
 
 
-def test_the_windows_of_an_image_share_one_reading(tmp_path, monkeypatch):
-    image = np.random.default_rng(0).integers(0, 256, (100, 150, 3), np.uint8)
-    (tmp_path / "other").mkdir()
-    pairs = [write_array_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
-    framing = tile_images([(100, 150)] * 2, (64, 64))
-    dataset = SegmentationDataset(pairs, MaskCoding((0, 1)), RGB_8BIT, framing, None, 0)
-    read = count_reads(monkeypatch)
-    samples = [dataset[0, index] for index in range(len(dataset))]
-    assert len(samples) == 12
-    assert read == [path for pair in pairs for path in (pair.image, pair.mask)]
-    owned = sum(int((ids != IGNORED).sum()) for _, ids in samples)
-    assert owned == 2 * 100 * 150
-    for index, (part, _) in enumerate(samples):
-        window = framing.windows[index]
-        assert np.array_equal(part, image[window.top : window.top + 64, window.left : window.left + 64])
+def test_a_batch_is_cut_into_pieces_and_tiles_of_one_image_stay_in_one(tiny_data):
+    def piece_lengths(batch_size, num_workers, tiling=None):
+        dataset = build_dataset(tiny_data)
+        dataset.tiling = tiling or dataset.tiling
+        pieces = BatchAssembler(dataset, EpochBatches(40, batch_size, 0, False)).pieces(num_workers)
+        assert [position for piece in pieces for position in piece] == list(range(batch_size))
+        return [len(piece) for piece in pieces]
 
-
-def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
-    image = np.random.default_rng(0).integers(0, 256, (100, 150, 3), np.uint8)
-    pair = write_array_pair(tmp_path, image, image[:, :, 0] // 128)
-
-    def build():
-        framing = RandomCrops((32, 48), 1, 6, ((1,),), 0.5, 9)
-        return SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, framing, build_augmentation("default"), 9)
-
-    first, second = build(), build()
-    assert len(first) == 6
-    samples = {key: first[key] for key in [(epoch, index) for epoch in range(3) for index in range(6)]}
-    assert all(part.shape == (32, 48, 3) and ids.shape == (32, 48) for part, ids in samples.values())
-    for key in reversed(samples):
-        assert second[key][0].tobytes() == samples[key][0].tobytes()
-    assert len({part.tobytes() for part, _ in samples.values()}) == 18
-
-
-def test_a_crop_in_the_users_list_is_brought_back_to_the_size_of_the_batch(tmp_path):
-    pair = write_array_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
-    crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], size=(64, 64))
-    image, ids = SegmentationDataset([pair], MaskCoding((0, 1)), RGB_8BIT, WholeImages((64, 64), 1), crop, 0)[0, 0]
-    assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
-
-
-def test_workers_follow_the_machine():
-    assert choose_num_workers("auto", 16, on_cpu=False) == 15
-    assert choose_num_workers("auto", 64, on_cpu=False) == 16
-    assert choose_num_workers("auto", 1, on_cpu=False) == 1
-    assert choose_num_workers("auto", 2, on_cpu=True) == 1
-    assert choose_num_workers(7, 2, on_cpu=True) == 7
-
-
-def test_a_worker_of_its_own_shares_the_pairs_and_not_the_pipeline(tiny_data):
-    """albumentations' transforms hold the generator that they draw from."""
-    dataset = build_dataset(tiny_data, "strong")
-    own = dataset.own()
-    assert own.pairs is dataset.pairs
-    assert own.augmentation is not dataset.augmentation
-    assert np.array_equal(own[2, 3][0], dataset[2, 3][0])
-
-
-def test_the_order_of_an_epoch_is_made_once(monkeypatch):
-    made = []
-    order = EpochBatches._order
-    monkeypatch.setattr(EpochBatches, "_order", lambda self, epoch: (made.append(epoch), order(self, epoch))[1])
-    batches = EpochBatches(num_samples=9, batch_size=3, seed=0, shuffle=True)
-    first = [batches.keys(4, batch) for batch in range(3)]
-    assert [batches.keys(4, batch) for batch in range(3)] == first
-    assert made == [4]
-    assert sorted(index for batch in first for _, index in batch) == list(range(9))
+    four_each = Tiles((32, 32), [Tile(index // 4, 0, 0, (0, 32), (0, 32)) for index in range(40)])
+    assert piece_lengths(16, 15) == [2] * 8
+    assert piece_lengths(16, 4) == [4] * 4
+    assert piece_lengths(2, 15) == [1, 1]
+    assert piece_lengths(7, 3) == [3, 3, 1]
+    assert piece_lengths(16, 15, four_each) == [4] * 4  # ten images of four tiles each
+    assert piece_lengths(2, 15, four_each) == [2]
+    assert len(piece_lengths(5000, 3000)) <= 64

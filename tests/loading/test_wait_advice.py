@@ -1,4 +1,4 @@
-"""The advice follows from the measured times: which setting, and what it would give."""
+"""Advice from measured times: which setting would help, and how much."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ def times(**changes):
     return EpochTimes(**{**given, **changes})
 
 
-def test_a_short_wait_is_not_worth_a_word():
+def test_a_short_wait_needs_no_advice():
     assert advise(times(data_wait=0.10), 16, "none", on_cpu=False) is None
     assert advise(times(data_wait=0.11), 16, "none", on_cpu=False) is not None
 
 
-def test_the_setting_that_promises_most_is_named_with_what_it_gives():
+def test_the_setting_with_the_largest_gain_is_named_with_the_rate_it_gives():
     # 15 workers: 15 / 8 ms = 1875 images/s; a cache: 4 / 2 ms = 2000; the model takes 800
     assert advise(times(), 16, "none", on_cpu=False) == (
         "the model waits for data in 50% of the time (reading 6.0 ms and augmenting 2.0 ms an image, 4 workers); "
-        "cache: ram would give about 800 images/s in place of 400"
+        "cache: ram would give about 800 images/s instead of 400"
     )
     # 5 workers: 625 images/s, no cache to add
-    assert advise(times(), 6, "ram", on_cpu=False).endswith("num_workers: 5 would give about 625 images/s in place of 400")
+    assert advise(times(), 6, "ram", on_cpu=False).endswith("num_workers: 5 would give about 625 images/s instead of 400")
 
 
-def test_what_is_set_already_is_not_named():
+def test_a_setting_that_is_already_set_is_not_named():
     sentence = advise(times(num_workers=15), 16, "ram", on_cpu=False)
     assert sentence.endswith("a smaller image_size or a lighter augmentation would help, or more cores")
 

@@ -1,34 +1,43 @@
-"""Worker processes: started all or none, deaf to signals, gone when the training process is; and messages that never wait."""
+"""Worker processes: all start or none, ignore signals, end with the training process; their messages never block."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from helpers.project import ROOT
 from helpers.samples import build_dataset, epoch_digest, keep, make_loader
-from unet_trainer.loading import worker_backends as room
+from unet_trainer.loading import worker_backends
 from unet_trainer.loading.dataset import MAX_PIECES, SegmentationDataset
 from unet_trainer.loading.worker_backends import RESULT, TASK, WorkerError
 from unet_trainer.loading.worker_pool import MAX_OPEN_PIECES
 
-PIPE_BYTES = 65536  # that Linux holds for a reader
+PIPE_BYTES = 65536  # capacity of a pipe on Linux
 
 
-def test_signals_are_the_training_process_own_affair(tiny_data):
-    """A terminal or a cluster sends them to all processes at once; the step is still to be finished."""
+def wait_until(is_true):
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline, "waited for 30 s"
+        time.sleep(0.01)
+
+
+def ignores_sigterm(pid):
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn:"))
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_workers_ignore_signals(tiny_data):
+    """A terminal or a scheduler sends them to the whole process group; the training process still needs batches."""
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     batches = loader.epoch(0)
     next(batches)
-    workers = loader.pool.hands.workers
-    time.sleep(0.2)
+    workers = loader.pool.backend.workers
+    wait_until(lambda: all(ignores_sigterm(worker.pid) for worker in workers))
     for worker in workers:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(worker.pid, number)
@@ -37,44 +46,52 @@ def test_signals_are_the_training_process_own_affair(tiny_data):
     assert all(worker.is_alive() for worker in workers)
 
 
+def take_batches_for_ever(data, pids):
+    loader = make_loader(build_dataset(data), 2, 2, shuffle=True)
+    batches = loader.epoch(0)
+    next(batches)
+    pids.send([worker.pid for worker in loader.pool.backend.workers])
+    time.sleep(600)
+
+
 def test_workers_end_when_the_training_process_is_killed(tiny_data):
-    script = (
-        "import multiprocessing, sys, time; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from helpers.samples import build_dataset; from test_loader import load\n"
-        "loader = make_loader(build_dataset(Path(sys.argv[3])), 2, 2, shuffle=True)\n"
-        "next(loader.epoch(0)); print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
-        "batches = loader.epoch(1); next(batches); time.sleep(600)"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(ROOT), str(ROOT / "tests"), str(tiny_data)], stdout=subprocess.PIPE, text=True
-    )
-    workers = [int(word) for word in child.stdout.readline().split()]
-    assert len(workers) == 2
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() and "Z" not in state(worker) for worker in workers):
-        assert time.monotonic() < deadline, "a worker outlives the training process"
-        time.sleep(0.05)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    trainer = context.Process(target=take_batches_for_ever, args=(tiny_data, sender))
+    trainer.start()
+    try:
+        assert receiver.poll(30)
+        workers = receiver.recv()
+        assert len(workers) == 2
+        assert all(state(worker) != "Z" for worker in workers)
+    finally:
+        trainer.kill()
+        trainer.join()
+    try:
+        wait_until(lambda: all(state(worker) == "Z" for worker in workers))
+    finally:
+        for worker in workers:
+            if state(worker) != "Z":
+                os.kill(worker, signal.SIGKILL)
 
 
 def state(worker):
+    """Letter of the process state; Z for one that has ended."""
     try:
         return Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "Z"
 
 
-def test_messages_never_wait_for_room():
-    """A full pipe at both ends would be the end of it."""
+def test_messages_fit_into_a_pipe():
+    """Two full pipes would block both ends for ever."""
     assert MAX_OPEN_PIECES * max(TASK.size, RESULT.size) < PIPE_BYTES
-    assert MAX_PIECES * max(TASK.size, RESULT.size) < 4096  # what a pipe holds when a user has very many of them
-    assert max(TASK.size, RESULT.size) <= 4096 // 2  # whole or not there
+    assert MAX_PIECES * max(TASK.size, RESULT.size) < 4096  # capacity once a user has many pipes
+    assert max(TASK.size, RESULT.size) <= 4096 // 2  # written whole or not at all
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
-def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(error, tiny_data, monkeypatch):
+def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, monkeypatch):
     start, started = multiprocessing.context.ForkProcess.start, []
 
     def start_two(self):
@@ -93,27 +110,27 @@ def test_workers_that_could_be_started_are_not_left_over_when_others_could_not(e
     assert not any(worker.is_alive() for worker in started)
     monkeypatch.undo()
     assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
-    assert sorted(loader.pool.free) == list(range(len(loader.pool.slots.arrays)))
+    assert sorted(loader.pool.free) == list(range(len(loader.pool.buffers.arrays)))
 
 
-def test_a_worker_that_cannot_be_killed_does_not_keep_the_process(tiny_data, monkeypatch):
+def test_a_worker_that_cannot_be_killed_does_not_block_the_exit(tiny_data, monkeypatch):
     loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
+    monkeypatch.setattr(SegmentationDataset, "timed_sample", lambda self, key: time.sleep(3600))
     loader.prepare(0)
-    (worker,) = loader.pool.hands.workers
+    (worker,) = loader.pool.backend.workers
     pid = worker.pid
-    time.sleep(0.2)
+    wait_until(lambda: loader.pool.buffers.in_progress[0, 0] >= 0)
     monkeypatch.setattr(type(worker), "kill", lambda self: None)
-    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_backends, "JOIN_SECONDS", 0.1)
     loader.pool.close()
-    assert worker not in multiprocessing.active_children()  # nobody waits for it any more
+    assert worker not in multiprocessing.active_children()  # the interpreter would join it when it exits
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
-def test_in_a_process_that_may_have_none_threads_do_the_work(tiny_data, monkeypatch):
+def test_a_daemonic_process_uses_threads(tiny_data, monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
-    assert isinstance(loader.pool.hands, room.ThreadBackend)
+    assert isinstance(loader.pool.backend, worker_backends.ThreadBackend)
     loader.pool.close()

@@ -1,9 +1,11 @@
-"""Workers that fill batches: any plan, any number of them, whatever dies, hangs or is dropped on the way."""
+"""Workers that fill batches: the same bytes for any plan and number of workers; death, hang and failure are reported."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from typing import ClassVar
 
@@ -12,12 +14,15 @@ import pytest
 import torch
 
 from helpers.samples import build_dataset, epoch_digest, keep, make_loader
-from unet_trainer.images.tiling import Tile, Tiles
-from unet_trainer.loading import worker_pool as room
-from unet_trainer.loading.dataset import EpochBatches, SegmentationDataset, Source
+from unet_trainer.loading import worker_pool
+from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_backends import WorkerError
-from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.loading.worker_pool import ERROR_BYTES, Failures, SharedBuffers, WorkerPool
+
+FORK = multiprocessing.get_context("fork")  # its events and counters work in threads as well
+MAIN_PID = os.getpid()
+KINDS = pytest.mark.parametrize("with_threads", [False, True], ids=["processes", "threads"])
 
 
 def build_pair(data, num_workers=2, **options):
@@ -26,49 +31,70 @@ def build_pair(data, num_workers=2, **options):
     return Loader(build_dataset(data), 2, True, pool), Loader(build_dataset(data, "none"), 4, False, pool), pool
 
 
-@pytest.mark.parametrize("with_threads", [False, True], ids=["processes", "threads"])
+def expected_digest(dataset, batch_size, epoch):
+    """Of an epoch that is read in this process."""
+    return epoch_digest(make_loader(dataset, batch_size, 0, shuffle=True), epoch)
+
+
+def in_worker():
+    return os.getpid() != MAIN_PID or threading.current_thread() is not threading.main_thread()
+
+
+def patch_samples(monkeypatch, before):
+    """Calls `before` with the index of each sample before it is read."""
+    timed_sample = SegmentationDataset.timed_sample
+
+    def patched(self, key):
+        before(key[1])
+        return timed_sample(self, key)
+
+    monkeypatch.setattr(SegmentationDataset, "timed_sample", patched)
+
+
+# Plans
+
+
+@KINDS
 @pytest.mark.parametrize("num_workers", [1, 3, 7])
 def test_workers_of_any_kind_and_number_give_the_same_bytes(tiny_data, num_workers, with_threads):
-    alone = make_loader(build_dataset(tiny_data, "strong"), 4, 0, shuffle=True)
-    pool = make_loader(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
+    loader = make_loader(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
     for epoch in (0, 1, 2):
-        assert epoch_digest(pool, epoch) == epoch_digest(alone, epoch)
-    pool.pool.close()
+        assert epoch_digest(loader, epoch) == expected_digest(loader.dataset, 4, epoch)
+    assert loader.pool.failures == Failures()
+    loader.pool.close()
 
 
-@pytest.mark.parametrize("max_bytes", [0, 1 << 29], ids=["fewest slots", "many slots"])
+@pytest.mark.parametrize("max_bytes", [0, 1 << 29], ids=["fewest buffers", "many buffers"])
 def test_epochs_and_validation_follow_each_other_as_planned(tiny_data, max_bytes, monkeypatch):
-    monkeypatch.setattr(room, "MAX_SLOT_BYTES", max_bytes)
+    monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", max_bytes)
     train, val, pool = build_pair(tiny_data)
-    expected = {loader: [epoch_digest(make_loader(loader.dataset, size, 0, shuffle), epoch) for epoch in range(4)]
-                for loader, size, shuffle in ((train, 2, True), (val, 4, False))}  # fmt: skip
+    val_digest = epoch_digest(make_loader(val.dataset, 4, 0, shuffle=False), 0)
     for epoch in range(4):
         train.prepare(epoch)
         val.prepare(0)
         train.prepare(epoch + 1)
-        assert epoch_digest(train, epoch) == expected[train][epoch]
-        assert epoch_digest(val, 0) == expected[val][0]
-    assert len(pool.slots.arrays) == (room.MIN_SLOTS if max_bytes == 0 else room.SLOTS_AHEAD)
+        assert epoch_digest(train, epoch) == expected_digest(train.dataset, 2, epoch)
+        assert epoch_digest(val, 0) == val_digest
+    assert len(pool.buffers.arrays) == (worker_pool.MIN_BUFFERS if max_bytes == 0 else worker_pool.BUFFERS_AHEAD)
 
 
-def test_the_workers_are_ahead_while_nobody_asks(tiny_data, monkeypatch):
-    """What they will have read when the first batch is asked for: all that there are slots for, over the end of the epoch."""
+def test_batches_are_assigned_ahead_past_the_end_of_an_epoch(tiny_data):
     train, val, pool = build_pair(tiny_data)
     train.prepare(0)
     val.prepare(0)
     train.prepare(1)
-    assert len(pool.orders) == room.SLOTS_AHEAD == 8  # five batches of training, three of validation
+    assert len(pool.pending) == worker_pool.BUFFERS_AHEAD == 8  # five batches of training, three of validation
     batches = train.epoch(0)
     next(batches)
-    assert len(pool.orders) == 7
+    assert len(pool.pending) == 7
     next(batches)
-    assert [(order.source, order.batch) for order in pool.orders][-1] == (0, 0)  # a slot came free: the epoch after
+    last = pool.pending[-1]
+    assert (last.assembler, last.epoch, last.batch) == (0, 1, 0)  # a buffer is free again: the epoch after
     batches.close()
 
 
-def test_plans_that_are_dropped_cost_no_slot_and_do_not_show(tiny_data):
+def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
     train, val, pool = build_pair(tiny_data, 3)
-    straight = epoch_digest(make_loader(train.dataset, 2, 0, shuffle=True), 7)
     for number in range(12):
         train.prepare(number)
         val.prepare(0)
@@ -78,211 +104,56 @@ def test_plans_that_are_dropped_cost_no_slot_and_do_not_show(tiny_data):
         batches.close()
         if number % 3 == 0:
             next(val.epoch(0))
-    assert epoch_digest(train, 7) == straight
-    assert pool.open == {}
-    assert sorted(pool.free) == list(range(len(pool.slots.arrays)))
+    assert epoch_digest(train, 7) == expected_digest(train.dataset, 2, 7)
+    assert pool.incomplete == {}
+    assert sorted(pool.free) == list(range(len(pool.buffers.arrays)))
+    assert pool.failures == Failures()  # what was handed back unfilled did not fail
 
 
-def test_what_was_dropped_is_not_read_any_more(tiny_data, monkeypatch):
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(0.5))
-    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
+@KINDS
+def test_dropped_batches_are_not_read(tiny_data, with_threads, monkeypatch):
+    """The worker reads on in its piece, here a batch of two; the other four batches are handed back."""
+    has_begun, may_go_on, num_reads = FORK.Event(), FORK.Event(), FORK.Value("i", 0)
+
+    def count_and_wait(index):
+        num_reads.value += 1
+        has_begun.set()
+        may_go_on.wait(30)
+
+    patch_samples(monkeypatch, count_and_wait)
+    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=with_threads)
     loader.prepare(0)
-    loader.pool.abandon()
-    before = time.monotonic()
-    while loader.pool.open:
-        loader.pool._note(loader.pool.hands.take(1.0))
-    assert time.monotonic() - before < 1.5  # five batches of two would take five seconds
-
-
-def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
-    monkeypatch.setattr(room, "MAX_SLOT_BYTES", 0)
-    train, _, _ = build_pair(tiny_data)
-    expected = keep(make_loader(train.dataset, 2, 0, shuffle=True).epoch(0))
-    for batch, own in zip(train.epoch(0), expected, strict=True):
-        time.sleep(0.05)  # the workers fill all other slots meanwhile
-        assert torch.equal(batch.images, own.images)
-        assert torch.equal(batch.masks, own.masks)
-
-
-class Copy:
-    """A CUDA event whose copy is done when the test says so."""
-
-    made: ClassVar[list] = []
-
-    def __init__(self):
-        self.is_done = False
-        self.was_waited_for = False
-        Copy.made.append(self)
-
-    def record(self, stream):
-        assert stream == "copy stream"
-
-    def query(self):
-        return self.is_done
-
-    def synchronize(self):
-        self.was_waited_for = not self.is_done
-        self.is_done = True
-
-
-def test_a_slot_is_filled_again_only_when_it_was_copied_from(tiny_data, monkeypatch):
-    pinned = []
-    monkeypatch.setattr(torch.cuda, "Event", Copy)
-    monkeypatch.setattr(room, "copy_stream", lambda device: "copy stream")
-    monkeypatch.setattr(room, "pin", lambda memory: pinned.append(memory.nbytes))
-    monkeypatch.setattr(room, "MAX_SLOT_BYTES", 0)
-    Copy.made.clear()
-    loader = Loader(build_dataset(tiny_data), 1, True, WorkerPool(2, torch.device("cuda", 0)))
-    batches = loader.epoch(0)
-    for _ in range(room.MIN_SLOTS):
-        next(batches)
-    assert pinned == [loader.pool.slots.memory.nbytes]
-    assert len(loader.pool.orders) == 0  # three slots are still copied from, one is held
-    next(batches)  # nothing is left to do but to wait for the first copy
-    assert [copy.was_waited_for for copy in Copy.made] == [True, False, False, False]
-    Copy.made[1].is_done = True
-    next(batches)
-    assert [copy.was_waited_for for copy in Copy.made] == [True, False, False, False, False]
-    batches.close()
-
-
-def test_a_worker_that_dies_is_named_with_what_it_was_reading(tiny_data, monkeypatch):
-    dataset = build_dataset(tiny_data)
-    victim = dataset.pairs[4].image
-    read = SegmentationDataset._read
-
-    def die(self, index):
-        if self.pairs[index].image == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, index)
-
-    monkeypatch.setattr(SegmentationDataset, "_read", die)
-    loader = make_loader(dataset, 2, 2, shuffle=True)
-    loader.prepare(0)
-    workers = loader.pool.hands.workers
-    with pytest.raises(WorkerError) as caught:
-        epoch_digest(loader, 0)
-    assert "died (SIGKILL)" in str(caught.value)
-    assert str(caught.value).endswith(f"; it may have been reading {victim}")
-    assert not any(worker.is_alive() for worker in workers)
-    monkeypatch.setattr(SegmentationDataset, "_read", read)
-    assert epoch_digest(loader, 0) == epoch_digest(make_loader(dataset, 2, 0, shuffle=True), 0)  # others are started when asked for
-
-
-def test_it_is_told_when_all_workers_are_dead(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    batches = loader.epoch(0)
-    next(batches)
-    for worker in loader.pool.hands.workers:
-        worker.kill()
-    batches.close()
-    with pytest.raises(WorkerError, match=r"worker process \d+ died \(SIGKILL\); it may have been reading .*\.jpg"):
-        list(loader.epoch(1))
-
-
-def test_workers_that_hang_are_given_up_with_the_file_they_hang_in(tiny_data, monkeypatch):
-    monkeypatch.setattr(room, "POLL_SECONDS", 0.1)
-    dataset = build_dataset(tiny_data)
-    victim = dataset.pairs[6].image
-    read = SegmentationDataset._read
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, index: time.sleep(3600) if index == 6 else read(self, index))
-    loader = make_loader(dataset, 2, 2, shuffle=True, timeout=0.5)
-    loader.prepare(0)
-    workers = loader.pool.hands.workers
-    before = time.monotonic()
-    with pytest.raises(WorkerError, match=r"no batch in 0\.5 s \(worker_timeout\)") as caught:
-        epoch_digest(loader, 0)
-    assert str(caught.value).endswith(f"perhaps in reading {victim}")
-    assert time.monotonic() - before < 5
-    assert not any(worker.is_alive() for worker in workers)
-
-
-def test_what_a_worker_could_not_read_is_tried_again_before_it_is_an_error(tiny_data, monkeypatch):
-    dataset = build_dataset(tiny_data)
-    own, read = os.getpid(), SegmentationDataset._read
-
-    def read_here_alone(self, pair):
-        if os.getpid() != own and pair in dataset.pairs[2:5]:
-            raise OSError("stale file handle")
-        return read(self, pair)
-
-    expected = epoch_digest(make_loader(dataset, 2, 0, shuffle=True), 0)
-    monkeypatch.setattr(SegmentationDataset, "_read", read_here_alone)
-    assert epoch_digest(make_loader(dataset, 2, 2, shuffle=True), 0) == expected
-
-
-def test_an_error_of_a_worker_is_raised_as_what_it_is(tiny_data, monkeypatch):
-    def fail(self, pair):
-        raise ZeroDivisionError("in the midst of a worker")
-
-    monkeypatch.setattr(SegmentationDataset, "_read", fail)
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    with pytest.raises(ZeroDivisionError, match="in the midst of a worker"):
-        epoch_digest(loader, 0)
-    monkeypatch.undo()
+    assert has_begun.wait(30)
+    loader.pool.drop_plans()
+    may_go_on.set()
+    while loader.pool.incomplete:
+        loader.pool._collect(loader.pool.backend.receive(1.0))
+    assert num_reads.value == 2
     loader.pool.close()
-    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
-
-
-def test_the_windows_of_an_image_stay_with_one_worker(tiny_data):
-    def pieces(framing, batch_size, num_workers):
-        dataset = build_dataset(tiny_data)
-        dataset.framing = framing or dataset.framing
-        return [len(piece) for piece in Source(dataset, EpochBatches(40, batch_size, 0, False)).pieces(num_workers)]
-
-    windows = Tiles((32, 32), [Tile(index // 4, 0, 0, (0, 32), (0, 32)) for index in range(40)], [(64, 64)] * 10)
-    assert pieces(None, 16, 15) == [2] * 8
-    assert pieces(None, 16, 4) == [4] * 4
-    assert pieces(None, 2, 15) == [1, 1]
-    assert pieces(None, 7, 3) == [3, 3, 1]
-    assert pieces(windows, 16, 15) == [4] * 4  # ten images of four windows each
-    assert pieces(windows, 2, 15) == [2]
-    assert len(pieces(None, 5000, 3000)) <= 64
-
-
-def test_many_workers_with_small_pieces_get_through(tiny_data, monkeypatch):
-    monkeypatch.setattr(room, "MAX_OPEN_PIECES", 5)
-    loader = make_loader(build_dataset(tiny_data), 5, 4, shuffle=True)
-    assert epoch_digest(loader, 3) == epoch_digest(make_loader(loader.dataset, 5, 0, shuffle=True), 3)
-
-
-def test_a_slot_holds_images_of_every_kind(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 3, 0, shuffle=False)
-    images, masks = loader.source.views(np.arange(loader.source.num_bytes, dtype=np.uint64).astype(np.uint8))
-    assert (images.shape, masks.shape) == ((3, 32, 32, 3), (3, 32, 32))
-    assert masks[0, 0, 0] == images.size % 256  # right behind the images, nothing shared
-    assert loader.source.num_bytes == images.nbytes + masks.nbytes
-
-
-def test_small_pipes_are_never_filled(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 5, 3, shuffle=True)
-    loader.prepare(0)
-    loader.pool.hands.capacity = 4
-    most = 0
-    give = loader.pool.hands.give
-
-    def watched(message):
-        nonlocal most
-        give(message)
-        most = max(most, sum(order.missing for order in loader.pool.open.values()))
-
-    loader.pool.hands.give = watched
-    for epoch in range(3):
-        assert epoch_digest(loader, epoch) == epoch_digest(make_loader(loader.dataset, 5, 0, shuffle=True), epoch)
-    assert 0 < most <= 4
 
 
 def test_threads_that_are_closed_read_no_further(tiny_data, monkeypatch):
-    read = []
-    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: (read.append(pair), time.sleep(0.1)))
+    has_begun, may_go_on, indices = threading.Event(), threading.Event(), []
+
+    def note_and_wait(index):
+        indices.append(index)
+        has_begun.set()
+        may_go_on.wait(30)
+
+    patch_samples(monkeypatch, note_and_wait)
+    others = set(threading.enumerate())
     loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=True)
     loader.prepare(0)
+    (worker,) = set(threading.enumerate()) - others
+    assert has_begun.wait(30)
     loader.pool.close()
-    time.sleep(0.5)
-    assert len(read) <= 2
+    may_go_on.set()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert len(indices) == 2  # the piece that it had begun
 
 
-def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data):
+def test_a_forgotten_epoch_does_not_disturb_the_next(tiny_data):
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     forgotten = loader.epoch(0)
     next(forgotten)
@@ -296,11 +167,228 @@ def test_an_epoch_that_is_forgotten_does_not_disturb_the_one_after_it(tiny_data)
     assert all(torch.equal(one, other.images) for one, other in zip(images, expected, strict=True))
 
 
-def test_a_dead_worker_is_told_even_when_the_others_could_do_its_work(tiny_data):
+# Buffers
+
+
+def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
+    monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", 0)
+    train, _, _ = build_pair(tiny_data)
+    expected = keep(make_loader(train.dataset, 2, 0, shuffle=True).epoch(0))
+    for batch, own in zip(train.epoch(0), expected, strict=True):
+        time.sleep(0.03)  # the workers fill all other buffers meanwhile
+        assert torch.equal(batch.images, own.images)
+        assert torch.equal(batch.masks, own.masks)
+
+
+class CopyEvent:
+    """A CUDA event whose copy is done when the test says so."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.is_done = False
+        self.was_waited_for = False
+        CopyEvent.made.append(self)
+
+    def record(self, stream):
+        assert stream == "copy stream"
+
+    def query(self):
+        return self.is_done
+
+    def synchronize(self):
+        self.was_waited_for = not self.is_done
+        self.is_done = True
+
+
+def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.cuda, "Event", CopyEvent)
+    monkeypatch.setattr(worker_pool, "copy_stream", lambda device: "copy stream")
+    monkeypatch.setattr(worker_pool, "pin", lambda memory: pinned.append(memory.nbytes))
+    monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", 0)
+    CopyEvent.made.clear()
+    loader = Loader(build_dataset(tiny_data), 1, True, WorkerPool(2, torch.device("cuda", 0)))
+    batches = loader.epoch(0)
+    for _ in range(worker_pool.MIN_BUFFERS):
+        next(batches)
+    assert pinned == [loader.pool.buffers.memory.nbytes]
+    assert len(loader.pool.pending) == 0  # three buffers are being copied, the training loop has the fourth
+    next(batches)  # nothing is left to do but to wait for the first copy
+    assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False]
+    CopyEvent.made[1].is_done = True
+    next(batches)
+    assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False, False]
+    batches.close()
+
+
+def test_many_workers_with_small_pieces_do_not_block(tiny_data, monkeypatch):
+    monkeypatch.setattr(worker_pool, "MAX_OPEN_PIECES", 5)
+    loader = make_loader(build_dataset(tiny_data), 5, 4, shuffle=True)
+    assert epoch_digest(loader, 3) == expected_digest(loader.dataset, 5, 3)
+
+
+def test_small_pipes_are_never_filled(tiny_data):
+    loader = make_loader(build_dataset(tiny_data), 5, 3, shuffle=True)
+    loader.prepare(0)
+    loader.pool.backend.capacity = 4
+    most = 0
+    send = loader.pool.backend.send
+
+    def watched(task):
+        nonlocal most
+        send(task)
+        most = max(most, sum(batch.num_missing for batch in loader.pool.incomplete.values()))
+
+    loader.pool.backend.send = watched
+    for epoch in range(3):
+        assert epoch_digest(loader, epoch) == expected_digest(loader.dataset, 5, epoch)
+    assert 0 < most <= 4
+
+
+# Workers that fail
+
+
+@KINDS
+@pytest.mark.parametrize(("num_workers", "num_pieces"), [(2, 3), (1, 2)])
+def test_a_piece_that_a_worker_failed_to_fill_is_read_in_the_training_process(
+    tiny_data, num_workers, num_pieces, with_threads, monkeypatch
+):
+    """Two workers: pieces of one sample, of which three fail. One worker: pieces of two, and two of them hold all three."""
+    loader = make_loader(build_dataset(tiny_data), 2, num_workers, shuffle=True, with_threads=with_threads)
+    failing = [index for batch in (1, 2) for _, index in loader.batches.keys(0, batch)][:3]
+    expected = expected_digest(loader.dataset, 2, 0)
+
+    def fail(index):
+        if in_worker() and index in failing:
+            raise OSError("stale file handle")
+
+    patch_samples(monkeypatch, fail)
+    assert epoch_digest(loader, 0) == expected
+    assert loader.pool.failures == Failures(num_pieces, "OSError: stale file handle")
+    loader.pool.close()
+
+
+def test_failures_of_several_epochs_add_up(tiny_data, monkeypatch):
+    def fail(index):
+        if in_worker() and index == 4:
+            raise MemoryError("in a worker")
+
+    patch_samples(monkeypatch, fail)
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
+    for _ in range(3):
+        epoch_digest(loader, 0)
+    assert loader.pool.failures == Failures(3, "MemoryError: in a worker")
+
+
+@KINDS
+def test_an_error_that_occurs_in_the_training_process_too_is_raised_as_it_is(tiny_data, with_threads, monkeypatch):
+    def fail(index):
+        raise ZeroDivisionError(f"while reading {index}")
+
+    with monkeypatch.context() as patch:
+        patch_samples(patch, fail)
+        loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True, with_threads=with_threads)
+        first = loader.batches.keys(0, 0)[0][1]
+        with pytest.raises(ZeroDivisionError, match=f"^while reading {first}$"):
+            epoch_digest(loader, 0)
+        assert loader.pool.failures.num_pieces == 0  # none was filled in its place
+        assert loader.pool.failures.reason.startswith("ZeroDivisionError: while reading ")
+        loader.pool.close()
+    assert epoch_digest(loader, 0) == expected_digest(loader.dataset, 2, 0)
+    loader.pool.close()
+
+
+@pytest.mark.parametrize("text", ["", "é" * ERROR_BYTES, "x" * 10 * ERROR_BYTES], ids=["empty", "not ASCII", "long"])
+def test_a_reason_is_cut_to_its_place_in_shared_memory(text):
+    buffers = SharedBuffers(num_buffers=1, buffer_bytes=4096, num_workers=3)
+    buffers.write_error(0, ValueError("another worker"))
+    buffers.write_error(1, OSError("longer than the one that follows" * 5))
+    assert buffers.take_error(1) == "OSError: " + "longer than the one that follows" * 5
+    buffers.write_error(1, OSError(text))
+    found = buffers.take_error(1)
+    assert f"OSError: {text}".startswith(found.rstrip("\ufffd"))
+    assert len(found.encode()) >= min(len(f"OSError: {text}".encode()), ERROR_BYTES - 1)
+    assert [buffers.take_error(worker) for worker in range(3)] == ["ValueError: another worker", "", ""]
+
+
+def test_a_reason_is_not_overwritten_before_it_was_read():
+    """The training process may be reading it."""
+    buffers = SharedBuffers(num_buffers=1, buffer_bytes=4096, num_workers=1)
+    buffers.write_error(0, OSError("first"))
+    buffers.write_error(0, OSError("second"))
+    assert buffers.take_error(0) == "OSError: first"
+    buffers.write_error(0, OSError("third"))
+    assert buffers.take_error(0) == "OSError: third"
+
+
+def test_a_dead_worker_is_reported_with_what_it_was_reading(tiny_data, monkeypatch):
+    dataset = build_dataset(tiny_data)
+
+    def die(index):
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch_samples(patch, die)
+        loader = make_loader(dataset, 2, 2, shuffle=True)
+        loader.prepare(0)
+        workers = loader.pool.backend.workers
+        with pytest.raises(WorkerError) as caught:
+            epoch_digest(loader, 0)
+    assert "died (SIGKILL)" in str(caught.value)
+    assert str(caught.value).endswith(f"; it may have been reading {dataset.pairs[4].image}")
+    assert not any(worker.is_alive() for worker in workers)
+    assert epoch_digest(loader, 0) == expected_digest(dataset, 2, 0)  # new workers start when they are needed
+
+
+def test_it_is_reported_when_all_workers_are_dead(tiny_data):
+    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
+    batches = loader.epoch(0)
+    next(batches)
+    for worker in loader.pool.backend.workers:
+        worker.kill()
+    batches.close()
+    with pytest.raises(WorkerError, match=r"worker process \d+ died \(SIGKILL\); it may have been reading .*\.jpg"):
+        list(loader.epoch(1))
+
+
+def test_a_dead_worker_is_reported_even_when_the_others_could_do_its_work(tiny_data):
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     epoch_digest(loader, 0)
-    first = loader.pool.hands.workers[0]
+    first = loader.pool.backend.workers[0]
     first.kill()
     first.join()
     with pytest.raises(WorkerError, match=rf"worker process {first.pid} died \(SIGKILL\)"):
         epoch_digest(loader, 1)
+
+
+def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monkeypatch):
+    monkeypatch.setattr(worker_pool, "POLL_SECONDS", 0.05)
+    dataset = build_dataset(tiny_data)
+    loader = make_loader(dataset, 2, 2, shuffle=True, timeout=0.3)
+    victim, is_hanging = loader.batches.keys(0, 0)[1][1], FORK.Event()
+
+    def hang(index):
+        if index == victim:
+            is_hanging.set()
+            time.sleep(3600)
+
+    patch_samples(monkeypatch, hang)
+    loader.prepare(0)
+    workers = loader.pool.backend.workers
+    assert is_hanging.wait(30)
+    with pytest.raises(WorkerError, match=r"no batch in 0\.3 s \(worker_timeout\)") as caught:
+        epoch_digest(loader, 0)
+    assert str(caught.value).endswith(f"perhaps in reading {dataset.pairs[victim].image}")
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_buffers_are_anonymous_memory_that_a_forked_process_shares():
+    buffers = SharedBuffers(num_buffers=2, buffer_bytes=4096, num_workers=1)
+    process = FORK.Process(target=lambda: np.copyto(buffers.arrays[1], 7))
+    process.start()
+    process.join(30)
+    assert (buffers.arrays[1] == 7).all()
+    assert not buffers.arrays[0].any()
+    assert buffers.memory[4096:].eq(7).all()

@@ -1,4 +1,4 @@
-"""The fast layers compute what the ordinary ones compute, forward and backward, with the same parameters."""
+"""The fast layers compute the same as the plain ones, forward and backward, with the same parameters."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_the_head_equals_a_convolution_with_few_outputs(classes):
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [(StemConv, (3, 8, 7, 2, 3)), (HeadConv, (16, 1, 3, 1, 1))], ids=["stem", "head"])
-def test_a_gradient_lies_in_memory_as_its_weight_does(kind, arguments):
-    """Else torch copies it to some other place, a new one from time to time, and what was recorded for the old one is of no use."""
+def test_a_gradient_has_the_memory_layout_of_its_weight(kind, arguments):
+    """Else torch copies it to another address, which may change, and a CUDA graph that was captured with the old one is wrong."""
     layer = torch.nn.Conv2d(*arguments).to(memory_format=torch.channels_last)
     layer.__class__ = kind
     output = layer(torch.randn(2, arguments[0], 32, 32).contiguous(memory_format=torch.channels_last))
@@ -58,29 +58,71 @@ def test_a_gradient_lies_in_memory_as_its_weight_does(kind, arguments):
     assert gradient.stride() == layer.weight.stride()
 
 
-def test_a_whole_model_computes_the_same_and_saves_the_same():
+@pytest.fixture(scope="module")
+def resnet():
+    """Read-only by agreement: tests copy it."""
     torch.manual_seed(0)
-    plain = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(16, 8, 8, 8, 8)).double()
-    fast = copy.deepcopy(plain)
+    return smp.Unet("resnet18", encoder_weights=None, decoder_channels=(16, 8, 8, 8, 8)).double()
+
+
+def kinds(network):
+    return [type(module) for module in network.modules()]
+
+
+def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
+    fast = copy.deepcopy(resnet)
     use_fast_layers(fast)
-    kinds = [type(module) for module in fast.modules()]
-    assert kinds.count(DecoderBlock) == 5
-    assert kinds.count(StemConv) == 1
-    assert kinds.count(HeadConv) == 1
-    assert list(fast.state_dict()) == list(plain.state_dict())
-    assert_same(fast, plain, torch.randn(2, 3, 64, 96, dtype=torch.float64))
+    assert kinds(fast).count(DecoderBlock) == 5
+    assert kinds(fast).count(StemConv) == 1
+    assert kinds(fast).count(HeadConv) == 1
+    assert list(fast.state_dict()) == list(resnet.state_dict())
+    assert_same(fast, copy.deepcopy(resnet), torch.randn(2, 3, 32, 64, dtype=torch.float64))
+
+
+def test_the_undo_restores_the_class_of_every_layer(resnet):
+    network = copy.deepcopy(resnet)
+    before = kinds(network)
+    undo = use_fast_layers(network)
+    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 7
+    undo()
+    assert kinds(network) == before
+    undo()  # a second time changes nothing
+    assert kinds(network) == before
+
+
+def test_layers_can_be_swapped_again_after_an_undo(resnet):
+    network = copy.deepcopy(resnet)
+    use_fast_layers(network)()
+    undo = use_fast_layers(network)
+    assert kinds(network).count(DecoderBlock) == 5
+    undo()
+    assert kinds(network) == kinds(resnet)
+
+
+def test_an_undo_leaves_layers_that_were_swapped_before_as_they_were(resnet):
+    network = copy.deepcopy(resnet)
+    use_fast_layers(network)
+    swapped = kinds(network)
+    use_fast_layers(network)()
+    assert kinds(network) == swapped
 
 
 def test_other_layers_are_left_as_they_are():
-    for model in (
+    for network in (
         smp.Unet("tu-mobilenetv3_small_050", encoder_weights=None, classes=8),
         smp.Linknet("resnet18", encoder_weights=None, classes=8, in_channels=5),
     ):
-        before = [type(module) for module in model.modules()]
-        use_fast_layers(model)
-        after = [type(module) for module in model.modules()]
-        assert StemConv not in after
-        assert HeadConv not in after
-        assert [kind for kind in after if kind is not DecoderBlock] == [
-            kind for kind in before if kind.__name__ != "UnetDecoderBlock"
-        ]
+        before = kinds(network)
+        use_fast_layers(network)
+        assert StemConv not in kinds(network)
+        assert HeadConv not in kinds(network)
+        others = [kind for kind in kinds(network) if kind is not DecoderBlock]
+        assert others == [kind for kind in before if kind.__name__ != "UnetDecoderBlock"]
+
+
+def test_a_decoder_block_that_does_not_double_its_input_takes_smps_way():
+    block = smp.decoders.unet.decoder.UnetDecoderBlock(4, 2, 3).double()
+    fast = copy.deepcopy(block)
+    fast.__class__ = DecoderBlock
+    features, skip = torch.randn(2, 4, 5, 6, dtype=torch.float64), torch.randn(2, 2, 9, 11, dtype=torch.float64)
+    torch.testing.assert_close(fast(features, 9, 11, skip), block(features, 9, 11, skip))

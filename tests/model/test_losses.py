@@ -1,4 +1,4 @@
-"""Each loss against numbers worked out by hand, against torch and smp where those are right, and against what goes wrong."""
+"""Each loss: by hand, against torch and smp where those are right, and in the cases that are easily wrong."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_lone_logit_means_the_same_as_two_logits():
         torch.testing.assert_close(loss_of(name, logits, masks, 1), loss_of(name, shifted, masks, 2))
 
 
-def test_with_one_class_overlap_losses_look_at_the_foreground_alone():
+def test_with_one_class_overlap_losses_are_those_of_the_foreground_alone():
     """Two classes average background and foreground; one class is the foreground half of that."""
     logits = class_logits(binary_logits())
     foreground = loss_of("dice", binary_logits(), TRUTH, 1)
@@ -267,7 +267,7 @@ def test_why_not_smps_bce_its_mean_counts_ignored_pixels():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
-def test_logits_of_16_bit_are_reduced_in_float32(name, dtype):
+def test_16_bit_logits_are_summed_in_float32(name, dtype):
     assert torch.ones(512, 512, dtype=torch.float16).sum().isinf()  # the sum that must not happen in float16
     masks = torch.zeros(1, 512, 512, dtype=torch.uint8)
     masks[:, :, 256:] = 1
@@ -303,3 +303,133 @@ def test_class_weights_follow_the_device_and_stay_out_of_checkpoints():
     loss = WeightedLoss({"dice": 1.0}, 1, [2.0])
     assert loss.state_dict() == {}
     assert loss.to("meta").class_weights.device.type == "meta"
+
+
+# Parts of a batch: gradients are summed over parts that fit into memory
+
+
+def uneven_case(num_classes, num_images=6):
+    """Logits N,K,4,5 and masks of which one image is all ignored, one has no ignored pixel and the others have ever more."""
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = torch.randn(num_images, num_classes, 4, 5, generator=generator) * 2
+    masks = torch.randint(0, max(2, num_classes), (num_images, 4, 5), generator=generator)
+    order = torch.rand(num_images, 4, 5, generator=generator)
+    masks[order < torch.linspace(0, 0.8, num_images).view(-1, 1, 1)] = IGNORED
+    masks[1] = IGNORED
+    assert (masks[0] != IGNORED).all()
+    return logits, masks
+
+
+def cut(lengths):
+    """Slices of these lengths, one after the other."""
+    return [slice(sum(lengths[:index]), sum(lengths[: index + 1])) for index in range(len(lengths))]
+
+
+WEIGHTED = [(name, 1, None) for name in LOSSES]
+WEIGHTED += [(name, 1, [3.0]) for name in LOSSES]
+WEIGHTED += [(name, 3, weights) for name in LOSSES if name != "bce" for weights in (None, [0.2, 5.0, 1.0])]
+PIXEL_MEANS = [case for case in WEIGHTED if case[0] in ("cross_entropy", "bce", "focal")]
+
+
+@pytest.mark.parametrize("lengths", [(6,), (2, 2, 2), (1, 5), (4, 1, 1)], ids=str)
+@pytest.mark.parametrize(("name", "num_classes", "class_weights"), PIXEL_MEANS)
+def test_means_over_pixels_of_the_parts_of_a_batch_add_up_to_that_of_the_batch(name, num_classes, class_weights, lengths):
+    logits, masks = uneven_case(num_classes)
+    loss = WeightedLoss({name: 1.0}, num_classes, class_weights)
+    whole_logits = logits.clone().requires_grad_()
+    whole = loss(class_logits(whole_logits), masks)
+    whole.backward()
+    part_logits = logits.clone().requires_grad_()
+    parts = [loss(class_logits(part_logits[part]), masks[part], masks) for part in cut(lengths)]
+    torch.stack(parts).sum().backward()
+    torch.testing.assert_close(torch.stack(parts).sum(), whole)
+    torch.testing.assert_close(part_logits.grad, whole_logits.grad)
+
+
+def test_why_not_the_mean_of_the_parts_a_part_with_few_known_pixels_would_count_too_much():
+    logits, masks = uneven_case(1)
+    loss = WeightedLoss({"bce": 1.0}, 1, None)
+    whole = loss(class_logits(logits), masks)
+    means = torch.stack([loss(class_logits(logits[part]), masks[part]) for part in cut((2, 2, 2))]).mean()
+    assert abs(means - whole) > 0.05 * whole
+
+
+@pytest.mark.parametrize("name", ["dice", "iou", "tversky", "lovasz"])
+def test_other_losses_of_the_parts_add_up_to_the_mean_of_the_parts_own(name):
+    logits, masks = uneven_case(3)
+    loss = WeightedLoss({name: 1.0}, 3, None)
+    own = [loss(logits[part], masks[part]) for part in cut((2, 2, 2))]
+    found = [loss(logits[part], masks[part], masks) for part in cut((2, 2, 2))]
+    torch.testing.assert_close(torch.stack(found).sum(), torch.stack(own).mean())
+
+
+def test_the_terms_of_a_sum_are_shared_out_each_in_its_own_way():
+    logits, masks = uneven_case(3)
+    total = WeightedLoss({"dice": 2.0, "cross_entropy": 0.5}, 3, [0.2, 5.0, 1.0])
+    dice, entropy = (WeightedLoss({name: 1.0}, 3, [0.2, 5.0, 1.0]) for name in ("dice", "cross_entropy"))
+    parts = cut((2, 2, 2))
+    found = torch.stack([total(logits[part], masks[part], masks) for part in parts]).sum()
+    dice_mean = torch.stack([dice(logits[part], masks[part]) for part in parts]).mean()
+    torch.testing.assert_close(found, 2 * dice_mean + 0.5 * entropy(logits, masks))
+
+
+# Validation: the loss of a whole set, from sums over its batches
+
+
+EVERY_LOSS = [({name: 1.0}, num_classes, class_weights) for name, num_classes, class_weights in WEIGHTED]
+EVERY_LOSS += [
+    ({"dice": 1.0, "bce": 0.5}, 1, [3.0]),
+    ({"lovasz": 0.7, "focal": 2.0, "tversky": 1.0, "cross_entropy": 0.1}, 3, [0.2, 5.0, 1.0]),
+]
+
+
+def set_loss(loss, logits, masks, lengths):
+    """As an evaluation computes it: the rows of the batches are summed in float64 and read on the host."""
+    rows = [loss.eval_sums(class_logits(logits[part]), masks[part]) for part in cut(lengths)]
+    assert all(row.shape == (loss.num_sums(),) for row in rows)
+    return loss.from_sums(torch.stack(rows).double().sum(0))
+
+
+@pytest.mark.parametrize(("weights", "num_classes", "class_weights"), EVERY_LOSS)
+def test_the_loss_of_a_set_does_not_depend_on_its_batches(weights, num_classes, class_weights):
+    logits, masks = uneven_case(num_classes)
+    loss = WeightedLoss(weights, num_classes, class_weights)
+    whole = set_loss(loss, logits, masks, (6,))
+    assert math.isfinite(whole)
+    assert whole > 0
+    for lengths in ((1,) * 6, (2, 2, 2), (4, 2), (5, 1)):
+        assert set_loss(loss, logits, masks, lengths) == pytest.approx(whole, rel=1e-6)
+    padded = torch.cat([logits, torch.full_like(logits[:2], 9.0)]), torch.cat([masks, torch.full_like(masks[:2], IGNORED)])
+    assert set_loss(loss, *padded, (4, 4)) == pytest.approx(whole, rel=1e-6)  # the last batch is filled with ignored images
+
+
+@pytest.mark.parametrize(("weights", "num_classes", "class_weights"), [case for case in EVERY_LOSS if "lovasz" not in case[0]])
+def test_the_loss_of_a_set_of_one_batch_is_the_training_loss(weights, num_classes, class_weights):
+    logits, masks = uneven_case(num_classes)
+    loss = WeightedLoss(weights, num_classes, class_weights)
+    assert set_loss(loss, logits, masks, (6,)) == pytest.approx(loss(class_logits(logits), masks).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("num_classes", "class_weights"), [(1, None), (3, None), (3, [0.2, 5.0, 1.0])])
+def test_the_lovasz_loss_of_a_set_is_the_mean_over_its_images(num_classes, class_weights):
+    """Pixels are sorted over the batch, so there are no sums over batches. An image that is all ignored does not count."""
+    logits, masks = uneven_case(num_classes)
+    loss = WeightedLoss({"lovasz": 1.0}, num_classes, class_weights)
+    images = [index for index in range(6) if (masks[index] != IGNORED).any()]
+    assert len(images) == 5
+    own = [loss(class_logits(logits[index : index + 1]), masks[index : index + 1]).item() for index in images]
+    assert set_loss(loss, logits, masks, (3, 3)) == pytest.approx(sum(own) / 5, rel=1e-5)
+
+
+def test_why_not_the_mean_of_batch_losses_it_depends_on_the_batches():
+    logits, masks = uneven_case(3)
+    loss = WeightedLoss({"dice": 1.0, "cross_entropy": 1.0}, 3, None)
+    means = [sum(loss(logits[part], masks[part]).item() for part in cut(lengths)) / len(lengths) for lengths in ((6,), (1,) * 6)]
+    assert abs(means[0] - means[1]) > 0.05 * means[0]
+
+
+def test_a_set_of_ignored_pixels_alone_has_a_finite_loss():
+    for name in LOSSES:
+        loss = WeightedLoss({name: 1.0}, 1, None)
+        found = set_loss(loss, torch.randn(2, 1, 4, 5), torch.full((2, 4, 5), IGNORED), (1, 1))
+        assert found == pytest.approx(0.0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""IoU and Dice, exactly: by hand, against a brute force, and against the ways in which they are often wrong."""
+"""IoU and Dice: by hand, against a brute force, and against common mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import segmentation_models_pytorch as smp
 import torch
 
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.model.metrics import confusion_matrix, predicted_ids, scores
+from unet_trainer.model.metrics import compute_scores, confusion_matrix, predicted_ids
 from unet_trainer.model.segmenter import class_logits
 
 
@@ -22,7 +22,7 @@ def test_rows_are_truth_and_columns_are_prediction():
 
 def test_iou_and_dice_equal_the_hand_computed_values():
     # class 0: 3 hit, 4 true, 5 predicted; class 1: 5 hit, 8 true, 6 predicted; class 2: 1 hit, 1 true, 2 predicted
-    found = scores(torch.tensor([[3, 1, 0], [2, 5, 1], [0, 0, 1]]), num_classes=3)
+    found = compute_scores(torch.tensor([[3, 1, 0], [2, 5, 1], [0, 0, 1]]), num_classes=3)
     assert found.per_class_iou == [3 / 6, 5 / 9, 1 / 2]
     assert found.per_class_dice == [6 / 9, 10 / 14, 2 / 3]
     assert found.iou == pytest.approx((3 / 6 + 5 / 9 + 1 / 2) / 3)
@@ -30,14 +30,14 @@ def test_iou_and_dice_equal_the_hand_computed_values():
 
 
 def test_a_class_that_does_not_occur_has_no_iou_and_is_left_out_of_the_mean():
-    found = scores(torch.tensor([[3, 1, 0], [1, 3, 0], [0, 0, 0]]), num_classes=3)
+    found = compute_scores(torch.tensor([[3, 1, 0], [1, 3, 0], [0, 0, 0]]), num_classes=3)
     assert found.per_class_iou == [3 / 5, 3 / 5, None]
     assert found.per_class_dice == [6 / 8, 6 / 8, None]
     assert found.iou == pytest.approx(3 / 5)
 
 
 def test_a_class_that_is_predicted_but_never_true_has_iou_0():
-    found = scores(torch.tensor([[3, 0, 1], [0, 4, 0], [0, 0, 0]]), num_classes=3)
+    found = compute_scores(torch.tensor([[3, 0, 1], [0, 4, 0], [0, 0, 0]]), num_classes=3)
     assert found.per_class_iou == [3 / 4, 1.0, 0.0]
     assert found.iou == pytest.approx((3 / 4 + 1 + 0) / 3)
 
@@ -49,7 +49,7 @@ def test_why_not_smps_metric_an_absent_class_has_iou_1_there():
     per_class = smp.metrics.iou_score(*counts, reduction=None)
     assert per_class.tolist()[0] == pytest.approx([1 / 3, 1 / 3, 1.0])
     assert smp.metrics.iou_score(*counts, reduction="macro").item() == pytest.approx((1 / 3 + 1 / 3 + 1) / 3)
-    assert scores(confusion_matrix(predicted, truth, 3), 3).iou == pytest.approx(1 / 3)
+    assert compute_scores(confusion_matrix(predicted, truth, 3), 3).iou == pytest.approx(1 / 3)
 
 
 def test_ignored_pixels_count_nowhere():
@@ -59,7 +59,7 @@ def test_ignored_pixels_count_nowhere():
         assert confusion_matrix(predicted, truth, 2).tolist() == [[1, 0], [0, 1]]
 
 
-def test_a_batch_filled_up_with_ignored_images_counts_like_the_short_batch():
+def test_a_batch_padded_with_ignored_images_counts_like_the_short_batch():
     generator = torch.Generator().manual_seed(3)
     truth = torch.randint(0, 3, (3, 8, 8), generator=generator)
     predicted = torch.randint(0, 3, (8, 8, 8), generator=generator)
@@ -71,20 +71,20 @@ def test_iou_of_the_dataset_is_not_the_mean_of_batch_ious():
     # A batch with one object of 1 pixel, found; one with an object of 9 pixels, missed.
     small = confusion_matrix(torch.tensor([[[1] + [0] * 9]]), torch.tensor([[[1] + [0] * 9]]), 2)
     large = confusion_matrix(torch.tensor([[[0] * 10]]), torch.tensor([[[1] * 9 + [0]]]), 2)
-    assert [scores(small, 1).iou, scores(large, 1).iou] == [1.0, 0.0]
-    assert scores(small + large, 1).iou == pytest.approx(1 / 10)  # not 1/2
+    assert [compute_scores(small, 1).iou, compute_scores(large, 1).iou] == [1.0, 0.0]
+    assert compute_scores(small + large, 1).iou == pytest.approx(1 / 10)  # not 1/2
 
 
 def test_with_one_class_the_foreground_alone_is_reported():
-    found = scores(torch.tensor([[90, 2], [3, 5]]), num_classes=1)
+    found = compute_scores(torch.tensor([[90, 2], [3, 5]]), num_classes=1)
     assert found.per_class_iou == [5 / 10]
     assert found.per_class_dice == [10 / 15]
     assert found.iou == 5 / 10
-    assert len(scores(torch.tensor([[90, 2], [3, 5]]), num_classes=2).per_class_iou) == 2
+    assert len(compute_scores(torch.tensor([[90, 2], [3, 5]]), num_classes=2).per_class_iou) == 2
 
 
-def test_without_a_class_that_occurs_the_mean_is_nan():
-    found = scores(torch.tensor([[16, 0], [0, 0]]), num_classes=1)
+def test_the_mean_is_nan_when_no_class_occurs():
+    found = compute_scores(torch.tensor([[16, 0], [0, 0]]), num_classes=1)
     assert found.per_class_iou == [None]
     assert math.isnan(found.iou)
     assert math.isnan(found.dice)
@@ -112,7 +112,7 @@ def test_counts_and_iou_equal_a_brute_force_on_random_data(num_classes):
     assert matrix.dtype == torch.int64
     assert int(matrix.sum()) == int((truth != IGNORED).sum())
     counts = truth != IGNORED
-    found = scores(matrix, num_classes)
+    found = compute_scores(matrix, num_classes)
     reported = [1] if num_classes == 1 else list(range(num_classes))
     assert len(found.per_class_iou) == len(reported)
     for class_id, iou, dice in zip(reported, found.per_class_iou, found.per_class_dice, strict=True):

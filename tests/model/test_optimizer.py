@@ -1,4 +1,4 @@
-"""The learning rate at the steps where it can be worked out by hand, and what the optimizers are given."""
+"""The learning rate at steps where it can be computed by hand, and how optimizers are built."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from unet_trainer.config.load import load_config
 from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, build_learning_rate, build_optimizer
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-
-def small_model():
+def small_network():
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.LayerNorm(2)
     )
@@ -54,7 +52,7 @@ def test_poly_falls_with_the_power_0_9_and_ends_at_0():
     assert rate.at(30) == 0.0
 
 
-def test_constant_stays_whatever_the_metric_does():
+def test_constant_does_not_depend_on_the_metric():
     rate = LearningRate(0.1, "constant", num_epochs=50, steps_per_epoch=2, plateau_patience=1)
     for epochs_since_best in range(20):
         rate.end_epoch(epochs_since_best)
@@ -114,7 +112,7 @@ def test_the_schedule_takes_its_settings_from_the_config():
 
 
 def test_biases_and_normalisation_have_no_weight_decay():
-    model = small_model()
+    model = small_network()
     decayed, plain = parameter_groups(model, 0.01)
     conv, norm, _, linear, layer_norm = model
     assert {id(p) for p in decayed["params"]} == {id(conv.weight), id(linear.weight)}
@@ -125,26 +123,26 @@ def test_biases_and_normalisation_have_no_weight_decay():
 
 
 def test_every_parameter_is_in_one_group():
-    model = small_model()
+    model = small_network()
     grouped = [id(parameter) for group in parameter_groups(model, 0.1) for parameter in group["params"]]
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
 def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
-    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.02, "weight_decay": 0.3}), small_model())
+    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.02, "weight_decay": 0.3}), small_network())
     assert type(optimizer) is kind
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.02, 0.3), (0.02, 0.0)]
 
 
 def test_sgd_has_nesterov_momentum():
-    optimizer = build_optimizer(load_config({"optimizer": "sgd"}), small_model())
+    optimizer = build_optimizer(load_config({"optimizer": "sgd"}), small_network())
     assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.9, True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
-def test_every_optimizer_is_fused_because_only_those_can_be_told_to_stay(name):
-    model = small_model()
+def test_every_optimizer_is_fused_and_skips_a_step_with_found_inf(name):
+    model = small_network()
     optimizer = build_optimizer(load_config({"optimizer": name}), model)
     assert all(group["fused"] for group in optimizer.param_groups)
     before = [parameter.clone() for parameter in model.parameters()]

@@ -1,4 +1,4 @@
-"""Every row of the table use_amp × amp_dtype × hardware, with the reason that the user reads."""
+"""The device, what it can compute in, loss scaling and torch's process-wide switches."""
 
 from __future__ import annotations
 
@@ -7,68 +7,44 @@ import os
 import pytest
 import torch
 
+from helpers.steps import make_settings
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import HardwareFacts
 from unet_trainer.model.precision import (
     DTYPES,
-    Hardware,
-    Precision,
+    Numerics,
     build_scaler,
     choose_device,
-    choose_precision,
     cpu_computes_bfloat16,
     inspect_hardware,
     set_backends,
 )
 
-AMPERE = Hardware("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True)
-TURING = Hardware("cuda", "Tesla T4", has_bfloat16=False, has_float16=True)
-KEPLER = Hardware("cuda", "Tesla K80", has_bfloat16=False, has_float16=False)
-CPU = Hardware("cpu", "x86_64", has_bfloat16=True, has_float16=False)
-APPLE = Hardware("mps", "Apple GPU", has_bfloat16=True, has_float16=True)
-OLD_APPLE = Hardware("mps", "Apple GPU", has_bfloat16=False, has_float16=True)
+CPU = torch.device("cpu")
+GPU = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=8)
+
+
+def config_with(number_format, **settings):
+    amp = {} if number_format == "float32" else {"amp_dtype": number_format}
+    config = make_settings(hardware=GPU, device="cuda", use_amp=number_format != "float32", **amp, **settings).taken
+    assert config.number_format == number_format
+    return config
+
+
+# Numerics
 
 
 @pytest.mark.parametrize(
-    ("hardware", "asked", "chosen", "fell_back", "reason"),
-    [
-        (AMPERE, "bfloat16", "bfloat16", False, "NVIDIA A100 takes it; no loss scaling needed"),
-        (AMPERE, "float16", "float16", False, "NVIDIA A100 computes in it, with loss scaling against underflow"),
-        (
-            TURING,
-            "bfloat16",
-            "float16",
-            True,
-            "Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling instead",
-        ),
-        (TURING, "float16", "float16", False, "Tesla T4 computes in it, with loss scaling against underflow"),
-        (KEPLER, "bfloat16", "float32", True, "Tesla K80 has no bfloat16 arithmetic; float32 instead"),
-        (KEPLER, "float16", "float32", True, "Tesla K80 has no float16 arithmetic; float32 instead"),
-        (CPU, "bfloat16", "bfloat16", False, "x86_64 takes it; no loss scaling needed"),
-        (CPU, "float16", "float32", True, "float16 is far slower than float32 on a CPU; float32 instead"),
-        (APPLE, "bfloat16", "bfloat16", False, "Apple GPU takes it; no loss scaling needed"),
-        (APPLE, "float16", "float16", False, "Apple GPU computes in it, with loss scaling against underflow"),
-        (
-            OLD_APPLE,
-            "bfloat16",
-            "float16",
-            True,
-            "Apple GPU has no bfloat16, which needs macOS 14 or newer; float16 with loss scaling instead",
-        ),
-    ],
+    ("number_format", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
 )
-def test_amp_takes_what_the_hardware_has_and_says_why(hardware, asked, chosen, fell_back, reason):
-    assert choose_precision(True, asked, hardware) == Precision(chosen, reason, fell_back)
+def test_a_forward_pass_computes_in_the_number_format(number_format, dtype):
+    numerics = Numerics(CPU, number_format, channels_last=True)
+    with numerics.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("hardware", [AMPERE, TURING, KEPLER, CPU, APPLE, OLD_APPLE])
-@pytest.mark.parametrize("asked", ["bfloat16", "float16"])
-def test_without_amp_everything_is_float32_and_nothing_fell_back(hardware, asked):
-    assert choose_precision(False, asked, hardware) == Precision("float32", "use_amp is false", fell_back=False)
-
-
-def test_float32_is_the_one_format_without_amp():
-    assert {name: Precision(name, "").uses_amp for name in DTYPES} == {"float32": False, "bfloat16": True, "float16": True}
+# The device
 
 
 def test_a_gpu_that_is_asked_for_and_missing_is_an_error_with_the_fix(monkeypatch):
@@ -98,14 +74,14 @@ def test_a_missing_apple_gpu_is_an_error_with_the_fix(monkeypatch):
 @pytest.mark.parametrize(
     ("has_cuda", "has_mps", "expected"), [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )
-def test_auto_takes_the_gpu_if_there_is_one(monkeypatch, has_cuda, has_mps, expected):
+def test_auto_is_the_gpu_if_there_is_one(monkeypatch, has_cuda, has_mps, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
     assert choose_device("auto").type == expected
 
 
-def test_the_cpu_is_always_there():
+def test_the_cpu_is_always_available():
     assert choose_device("cpu") == torch.device("cpu")
 
 
@@ -117,55 +93,46 @@ def test_the_compute_capability_decides_what_a_gpu_has(monkeypatch, capability, 
     """Not torch.cuda.is_bf16_supported: it counts emulation, which is slower than float32."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    assert inspect_hardware(torch.device("cuda")) == Hardware("cuda", "a GPU", has_bfloat16, has_float16)
+    monkeypatch.setattr("unet_trainer.model.precision.count_cores", lambda: 6)
+    assert inspect_hardware(torch.device("cuda", 1)) == HardwareFacts("cuda:1", "a GPU", has_bfloat16, has_float16, 6)
 
 
 def test_a_cpu_has_bfloat16_and_a_name():
-    hardware = inspect_hardware(torch.device("cpu"))
-    assert (hardware.kind, hardware.has_bfloat16, hardware.has_float16) == ("cpu", True, False)
+    hardware = inspect_hardware(CPU)
+    assert (hardware.device, hardware.kind, hardware.has_bfloat16, hardware.has_float16) == ("cpu", "cpu", True, False)
     assert hardware.name
+    assert hardware.num_cores >= 1
 
 
 @pytest.mark.parametrize(("release", "has_bfloat16"), [("13.6.1", False), ("14.0", True), ("26.1", True), ("", False)])
 def test_the_macos_release_decides_what_an_apple_gpu_has(monkeypatch, release, has_bfloat16):
     monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), ""))
-    assert inspect_hardware(torch.device("mps")) == Hardware("mps", "Apple GPU", has_bfloat16, has_float16=True)
+    monkeypatch.setattr("unet_trainer.model.precision.count_cores", lambda: 6)
+    assert inspect_hardware(torch.device("mps")) == HardwareFacts("mps", "Apple GPU", has_bfloat16, True, 6)
 
 
-def test_the_scaler_works_for_float16_alone():
-    for name in DTYPES:
-        scaler = build_scaler(load_config({}), Precision(name, ""), torch.device("cpu"))
-        assert scaler.is_enabled() == (name == "float16")
+# Loss scaling
+
+
+@pytest.mark.parametrize("number_format", DTYPES)
+def test_the_scaler_works_for_float16_alone(number_format):
+    scaler = build_scaler(config_with(number_format), CPU)
+    assert scaler.is_enabled() == (number_format == "float16")
+    if number_format != "float16":
+        loss = torch.tensor(3.0)
+        assert scaler.scale(loss) is loss
 
 
 def test_the_scaler_takes_its_four_settings():
-    config = load_config(
-        {"scaler_init_scale": 1024, "scaler_growth_factor": 3, "scaler_backoff_factor": 0.25, "scaler_growth_interval": 7}
+    config = config_with(
+        "float16", scaler_init_scale=1024, scaler_growth_factor=3, scaler_backoff_factor=0.25, scaler_growth_interval=7
     )
-    scaler = build_scaler(config, Precision("float16", ""), torch.device("cpu"))
+    scaler = build_scaler(config, CPU)
     found = (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
     assert found == (1024.0, 3.0, 0.25, 7)
 
 
-def test_a_disabled_scaler_passes_the_loss_through():
-    scaler = build_scaler(load_config({}), Precision("bfloat16", ""), torch.device("cpu"))
-    loss = torch.tensor(3.0)
-    assert scaler.scale(loss) is loss
-
-
-@pytest.fixture
-def backends_restored():
-    was = (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    yield
-    torch.set_float32_matmul_precision(was[0])
-    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = was[1:4]
-    torch.use_deterministic_algorithms(was[4])
+# Process-wide switches
 
 
 def switches():
@@ -176,6 +143,15 @@ def switches():
         torch.backends.cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
     )
+
+
+@pytest.fixture
+def backends_restored():
+    before = switches()
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before[1:4]
+    torch.use_deterministic_algorithms(before[4])
 
 
 def test_backend_switches_are_set_and_unset_again(backends_restored, monkeypatch, recwarn):
@@ -210,7 +186,7 @@ def test_deterministic_gives_cublas_its_workspace(backends_restored, monkeypatch
     ("line", "expected"),
     [("flags\t\t: fpu avx512_bf16 amx_tile", True), ("Features\t: fp asimd bf16 i8mm", True), ("flags\t: fpu avx2", False)],
 )
-def test_bfloat16_of_a_cpu_is_read_from_what_it_says(line, expected, monkeypatch):
+def test_bfloat16_of_a_cpu_is_read_from_its_flags(line, expected, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor\t: 0\n{line}\n")
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
     assert cpu_computes_bfloat16() is expected

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from unet_trainer.runs.history import COLUMNS, write_metrics, write_result
+from unet_trainer.runs.history import COLUMNS, read_metrics, upgrade_row, write_metrics, write_result
 
 
 def row(epoch, **changes):
@@ -31,7 +31,7 @@ def row(epoch, **changes):
     }
 
 
-def test_columns_are_those_of_the_manual_in_their_order():
+def test_columns_are_those_of_the_documentation_in_their_order():
     assert ", ".join(COLUMNS) == (
         "epoch, train_loss, val_loss, train_iou, val_iou, val_dice, learning_rate, seconds, images_per_second, data_wait, "
         "skipped_steps, nan_steps, peak_memory_gib, peak_reserved_gib"
@@ -70,12 +70,33 @@ def test_number_that_is_not_finite_reads_back_from_the_table(tmp_path):
     assert math.isinf(float(line["val_loss"]))
 
 
-def test_row_without_a_column_is_our_mistake(tmp_path):
-    incomplete = row(1)
-    del incomplete["val_iou"]
-    with pytest.raises(KeyError, match="val_iou"):
-        write_metrics(tmp_path / "metrics.csv", [incomplete])
-    assert list(tmp_path.iterdir()) == []
+def test_a_row_without_a_column_has_an_empty_cell_there(tmp_path):
+    """A run that an earlier version began, with fewer columns, is resumed."""
+    old = {name: value for name, value in row(1).items() if name not in ("nan_steps", "peak_reserved_gib")}
+    write_metrics(tmp_path / "metrics.csv", [old, row(2)])
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines[1] == "1,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,0,,2,"
+    assert lines[2] == "2,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,0,0,2,3"
+    first, second = read_metrics(tmp_path / "metrics.csv")
+    assert (set(first), set(second)) == (set(old), set(COLUMNS))
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    write_metrics(tmp_path / "metrics.csv", [row(1, val_loss=0.5, val_dice=0.25, seconds=2.5, images_per_second=100.0)])
+    assert read_metrics(tmp_path / "metrics.csv") == [row(1, val_loss=0.5, val_dice=0.25, seconds=2.5, images_per_second=100.0)]
+
+
+def test_a_table_of_an_earlier_version_is_read_under_the_names_of_today(tmp_path):
+    """peak_memory_gb was in GiB all along."""
+    (tmp_path / "metrics.csv").write_text("epoch,val_iou,peak_memory_gb,peak_reserved_gb\n1,0.5,2.5,3.5\n")
+    assert read_metrics(tmp_path / "metrics.csv") == [
+        {"epoch": 1.0, "val_iou": 0.5, "peak_memory_gib": 2.5, "peak_reserved_gib": 3.5}
+    ]
+
+
+def test_a_row_of_an_earlier_version_gets_the_names_of_today():
+    assert upgrade_row({"epoch": 1, "peak_memory_gb": 2.5}) == {"epoch": 1, "peak_memory_gib": 2.5}
+    assert upgrade_row(row(3)) == row(3)
 
 
 def test_result_is_json_in_which_what_is_not_finite_is_null(tmp_path):

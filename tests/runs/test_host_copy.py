@@ -1,4 +1,4 @@
-"""Copies of the state: as it was at that moment, in few pieces, nothing twice."""
+"""Copies of the state: as it was at that moment, in few blocks of memory, nothing twice."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def test_every_kind_of_tensor_is_copied(tensor):
     assert tensor.numel() == 0 or copied.data_ptr() != tensor.data_ptr()
 
 
-def test_tensors_of_one_format_share_a_piece_of_memory_up_to_its_size(monkeypatch):
-    monkeypatch.setattr(host_copy, "PIECE_BYTES", 400)
+def test_tensors_of_one_dtype_share_a_block_of_memory_up_to_its_size(monkeypatch):
+    monkeypatch.setattr(host_copy, "BLOCK_BYTES", 400)
     content = {"floats": [torch.full((30,), float(number)) for number in range(7)], "counts": [torch.tensor(2), torch.tensor(3)]}
     content["large"] = torch.rand(1000)
     copied = HostCopy(content).content()
-    pieces = [tensor.untyped_storage().data_ptr() for tensor in copied["floats"]]
-    assert [pieces.count(piece) for piece in dict.fromkeys(pieces)] == [3, 3, 1]  # 120 bytes each
+    blocks = [tensor.untyped_storage().data_ptr() for tensor in copied["floats"]]
+    assert [blocks.count(block) for block in dict.fromkeys(blocks)] == [3, 3, 1]  # 120 bytes each
     assert copied["counts"][0].untyped_storage().data_ptr() == copied["counts"][1].untyped_storage().data_ptr()
-    assert copied["large"].untyped_storage().nbytes() == 4000  # no piece holds what is nobody's
+    assert copied["large"].untyped_storage().nbytes() == 4000  # no block is larger than its tensors
     assert all(float(tensor.min()) == float(tensor.max()) == number for number, tensor in enumerate(copied["floats"]))
     assert torch.equal(copied["large"], content["large"])
 
 
-def test_what_another_copy_has_is_not_copied_again_and_what_is_not_there_is_not_held():
+def test_tensors_of_another_copy_are_not_copied_again_and_it_does_not_keep_those_of_this_one():
     weights, momentum = torch.rand(100), torch.rand(100)
     best = HostCopy({"model": weights})
     last = HostCopy({"model": weights, "optimizer": momentum, "again": momentum}, best)

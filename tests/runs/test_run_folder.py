@@ -1,4 +1,4 @@
-"""Where runs are: found by name, folder or file, newest first; and a new one never in an old one's folder."""
+"""Run folders: found by name, path or file, newest first; a new run never gets the folder of an old one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import CheckpointError
-from unet_trainer.runs.run_folder import find_resume_source, find_run, new_run_folder, newest_run
+from unet_trainer.runs.run_folder import find_resume_source, find_run, has_checkpoint, new_run_folder, newest_run, start_folder
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def write_last(folder, written):
     os.utime(folder / "last.pt", (written, written))
 
 
-def refusal(name, checkpoint_dir):
+def error_of(name, checkpoint_dir):
     with pytest.raises(CheckpointError) as raised:
         find_run(name, checkpoint_dir)
     return str(raised.value)
@@ -40,7 +40,7 @@ def test_run_is_found_by_name_or_folder(name, checkpoint_dir):
 
 
 def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
-    """Where a crash, on a file system without hard links, came between two renames."""
+    """After a crash between two renames, on a file system without hard links."""
     (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
     assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
     assert find_resume_source("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
@@ -48,7 +48,7 @@ def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
     assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
 
 
-def test_what_to_go_on_from_is_nothing_unless_asked_for(checkpoint_dir):
+def test_a_run_resumes_only_if_asked_to(checkpoint_dir):
     assert find_resume_source(None, "a", checkpoint_dir) is None
     assert find_resume_source("auto", "new", checkpoint_dir) is None
     assert find_resume_source("auto", "c", checkpoint_dir) is None
@@ -67,31 +67,31 @@ def test_run_is_found_by_its_absolute_path(checkpoint_dir):
     assert find_run(str(folder), Path("elsewhere")) == folder
 
 
-def test_folder_of_the_same_name_does_not_hide_a_run(checkpoint_dir):
+def test_a_folder_of_the_same_name_does_not_hide_a_run(checkpoint_dir):
     Path("a").mkdir()  # as data/ or docs/ beside checkpoints/
     assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
 
 
-def test_unknown_run_is_answered_with_those_there_are_newest_first(checkpoint_dir):
-    assert refusal("z", checkpoint_dir) == "no run z; checkpoints holds b, a"
+def test_an_unknown_run_is_answered_with_the_names_of_runs_newest_first(checkpoint_dir):
+    assert error_of("z", checkpoint_dir) == "no run z; checkpoints holds b, a"
 
 
 def test_no_more_than_five_runs_are_named(checkpoint_dir):
     for number in range(10):
         write_last(checkpoint_dir / f"run-{number}", 1000 - number)
-    assert refusal("z", checkpoint_dir) == "no run z; checkpoints holds run-0, run-1, run-2, run-3, run-4"
+    assert error_of("z", checkpoint_dir) == "no run z; checkpoints holds run-0, run-1, run-2, run-3, run-4"
 
 
-def test_unknown_run_where_there_are_none_is_answered(tmp_path):
-    assert refusal("z", tmp_path / "none") == f"no run z; {tmp_path / 'none'} holds no runs"
+def test_an_unknown_run_in_an_empty_folder_is_answered(tmp_path):
+    assert error_of("z", tmp_path / "none") == f"no run z; {tmp_path / 'none'} holds no runs"
 
 
-def test_run_that_saved_nothing_is_answered(checkpoint_dir):
-    assert refusal("c", checkpoint_dir) == "checkpoints/c has no last.pt; there is nothing to go on from"
+def test_a_run_that_saved_nothing_is_answered(checkpoint_dir):
+    assert error_of("c", checkpoint_dir) == "checkpoints/c has no last.pt; there is nothing to go on from"
 
 
-def test_name_that_cannot_be_is_answered(checkpoint_dir):
-    assert refusal("a" * 300, checkpoint_dir) == f"{'a' * 300} cannot be read: File name too long"
+def test_a_name_that_is_too_long_is_answered(checkpoint_dir):
+    assert error_of("a" * 300, checkpoint_dir) == f"{'a' * 300} cannot be read: File name too long"
 
 
 def test_newest_run_is_the_one_written_last(checkpoint_dir):
@@ -100,24 +100,20 @@ def test_newest_run_is_the_one_written_last(checkpoint_dir):
     assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
 
 
-def test_nothing_to_go_on_from_is_answered(tmp_path):
+def test_a_folder_without_runs_has_no_newest_run(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(CheckpointError) as raised:
             newest_run(folder)
         assert str(raised.value) == f"nothing to go on from: no last.pt under {folder}"
 
 
-def test_checkpoint_error_is_the_users_to_mend():
-    assert issubclass(CheckpointError, UserError)
-
-
-def test_new_run_is_numbered_when_its_name_is_taken(tmp_path):
+def test_a_new_run_is_numbered_when_its_name_is_taken(tmp_path):
     folders = [new_run_folder(tmp_path / "deep" / "checkpoints", "run") for _ in range(3)]
     assert [folder.name for folder in folders] == ["run", "run-2", "run-3"]
     assert all(folder.is_dir() and folder.parent == tmp_path / "deep" / "checkpoints" for folder in folders)
 
 
-def test_new_run_fills_a_gap_but_never_an_existing_folder(tmp_path):
+def test_a_new_run_never_gets_an_existing_folder(tmp_path):
     for name in ("run", "run-3"):
         (tmp_path / name).mkdir()
     (tmp_path / "run-2").touch()  # a file takes a name as well
@@ -130,7 +126,34 @@ def test_folder_for_runs_that_cannot_be_made_is_an_os_error(tmp_path):
         new_run_folder(tmp_path / "file", "run")
 
 
-def test_link_to_a_disk_that_is_gone_is_an_error_and_no_endless_search(tmp_path):
+def test_a_broken_link_is_an_error_and_no_endless_search(tmp_path):
     (tmp_path / "checkpoints").symlink_to(tmp_path / "unmounted" / "disk")
     with pytest.raises(FileExistsError):
         new_run_folder(tmp_path / "checkpoints", "run")
+
+
+def test_the_settings_of_a_numbered_run_get_the_next_number(tmp_path):
+    """config.yaml of run-2 has run_name: run-2."""
+    (tmp_path / "run-2").mkdir()
+    assert new_run_folder(tmp_path, "run-2").name == "run-3"
+
+
+def test_a_start_with_resume_auto_keeps_its_name_or_the_next_start_would_not_find_it(tmp_path):
+    assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"
+    assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"
+    assert start_folder(None, "run", tmp_path / "checkpoints").name == "run-2"
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_checkpoint_dir_that_cannot_be_written_to_is_the_users_to_mend(resume, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \("):
+        start_folder(resume, "run", tmp_path / "file")
+
+
+def test_a_state_is_a_file_and_the_previous_one_is_one_too(tmp_path):
+    assert not has_checkpoint(tmp_path)
+    (tmp_path / "last.pt").mkdir()
+    assert not has_checkpoint(tmp_path)
+    (tmp_path / "previous.pt").touch()
+    assert has_checkpoint(tmp_path)

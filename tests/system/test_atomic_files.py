@@ -1,4 +1,4 @@
-"""A file is written whole or not at all: whatever fails, the old content or the new is there, and nothing else."""
+"""A file is written completely or not at all: whatever fails, the old content or the new is there, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.project import ROOT
-from unet_trainer.system import atomic_files as atomic
+from unet_trainer.system import atomic_files
 from unet_trainer.system.atomic_files import delete_drafts, write_atomically, write_text_atomically
 
 
@@ -47,7 +47,7 @@ def test_text_is_written_as_utf8_with_its_line_ends_as_they_are(file):
     assert_only(file, "a\nβ\r\n".encode())
 
 
-def test_writer_sees_the_old_content_in_place_until_it_is_done(file):
+def test_old_content_stays_in_place_until_the_new_is_written(file):
     def write(draft):
         draft.write(b"new")
         draft.flush()
@@ -84,8 +84,8 @@ def test_old_content_survives_a_failure_at_any_step(owner, step, file, monkeypat
     assert_only(file, b"old")
 
 
-def test_failure_after_the_rename_is_told_and_leaves_the_new_content(file, monkeypatch):
-    monkeypatch.setattr(atomic, "_sync_folder", fail)
+def test_failure_after_the_rename_is_raised_and_leaves_the_new_content(file, monkeypatch):
+    monkeypatch.setattr(atomic_files, "_sync_folder", fail)
     with pytest.raises(OSError, match="No space left on device"):
         write_atomically(file, lambda draft: draft.write(b"new"))
     assert_only(file, b"new")
@@ -141,7 +141,7 @@ def test_killed_writer_leaves_the_old_content(file):
     assert file.read_bytes() == b"old"
 
 
-def test_missing_folder_is_an_error_of_its_own(tmp_path):
+def test_missing_folder_is_a_file_not_found_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_text_atomically(tmp_path / "none" / "config.yaml", "new")
 
@@ -161,7 +161,7 @@ def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
     assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
 
 
-def test_a_draft_that_is_not_good_replaces_nothing(file):
+def test_a_draft_that_fails_verification_replaces_nothing(file):
     def verify(draft):
         raise ValueError("bad")
 
@@ -179,7 +179,7 @@ def test_the_old_content_is_kept_on_a_disk_without_hard_links(file, monkeypatch)
     assert (file.read_bytes(), file.with_name("previous.pt").read_bytes()) == (b"new", b"old")
 
 
-def test_two_names_of_one_file_are_told_apart_again(file):
+def test_two_names_of_one_file_become_two_files_again(file):
     """As a crash between the two renames leaves them."""
     previous = file.with_name("previous.pt")
     previous.hardlink_to(file)
@@ -188,7 +188,7 @@ def test_two_names_of_one_file_are_told_apart_again(file):
     assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
 
 
-def test_what_killed_writers_left_is_swept_and_nothing_else(file):
+def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     for name in (".last.pt.k2j3.tmp", ".previous.pt.123.tmp"):
         (file.parent / name).touch()
     for name in ("notes.tmp", ".hidden"):

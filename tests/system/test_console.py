@@ -1,4 +1,4 @@
-"""What the user reads while training: on a terminal, in a file or a pipe, and in train.log."""
+"""Messages during training: on a terminal, in a file or a pipe, and in train.log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unet_trainer.system.console import (
     EXIT_USER_ERROR,
     Console,
     counted,
+    first_line,
     show_error,
 )
 
@@ -51,7 +52,7 @@ def one_epoch(stream, *, row=ROW, improved=True, on_gpu=False):
     return stream.getvalue()
 
 
-# Anywhere but on a terminal
+# Without a terminal
 
 
 def test_epoch_is_one_line_with_all_figures_where_there_is_no_terminal():
@@ -61,7 +62,7 @@ def test_epoch_is_one_line_with_all_figures_where_there_is_no_terminal():
     )
 
 
-def test_epoch_that_is_not_the_best_does_not_say_so():
+def test_only_the_best_epoch_is_marked():
     assert "(best)" not in one_epoch(io.StringIO(), improved=False)
     assert "(best)" not in one_epoch(Terminal(), improved=False)
 
@@ -95,7 +96,7 @@ def test_summary_on_a_gpu_shows_the_memory_and_skipped_steps():
     assert shown.endswith("  LR: 2.50e-04 | Time: 45.2s | 88 images/s | GPU memory: 3.1 GiB | data wait: 3% | skipped steps: 2\n")
 
 
-def test_bar_on_a_terminal_that_knows_no_blocks_is_drawn_with_ascii():
+def test_bar_on_a_terminal_without_unicode_is_drawn_with_ascii():
     class OldTerminal(Terminal):
         encoding = "ascii"
 
@@ -110,7 +111,7 @@ def test_bar_is_closed_when_the_epoch_breaks_off():
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
-    assert stream.getvalue().endswith("\n")  # what is said next starts on a line of its own
+    assert stream.getvalue().endswith("\n")  # the next message starts on a new line
 
 
 def test_bar_that_is_not_kept_leaves_no_line():
@@ -163,14 +164,14 @@ def test_error_goes_to_stderr(capsys):
     assert (captured.out, captured.err) == ("", "Error: no images in data\n")
 
 
-def test_exit_codes_are_those_of_the_manual():
+def test_exit_codes_are_the_documented_ones():
     assert (EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED) == (0, 2, 3, 130)
 
 
 # The log
 
 
-def test_lines_said_before_the_log_has_a_place_are_in_it(tmp_path):
+def test_lines_printed_before_there_is_a_log_are_in_it(tmp_path):
     log = tmp_path / "train.log"
     console = Console(io.StringIO())
     console.say("U-Net trainer")
@@ -208,7 +209,7 @@ def test_file_name_that_is_not_utf8_does_not_break_the_log(tmp_path):
     assert (tmp_path / "train.log").read_text(encoding="utf-8") == "Warning: caf?.png is empty\n"
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_written_is_reported_once_and_training_goes_on(tmp_path, monkeypatch):
     stream = io.StringIO()
     console = Console(stream)
     console.log_to(tmp_path / "train.log")
@@ -219,18 +220,18 @@ def test_a_log_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path
     assert stream.getvalue() == f"one\nWarning: {tmp_path / 'train.log'} cannot be written to (Is a directory)\ntwo\n"
 
 
-def test_steps_that_were_not_finite_are_told_from_those_that_overflowed():
+def test_steps_that_were_not_finite_are_counted_apart_from_those_that_overflowed():
     line = one_epoch(io.StringIO(), row={**ROW, "skipped_steps": 3, "nan_steps": 1}, on_gpu=False)
     assert line.endswith("skipped steps: 3 (1 not finite)\n")
 
 
-def test_what_is_counted_agrees_with_its_number():
+def test_counted_nouns_agree_with_their_number():
     assert [counted(number, "pair") for number in (0, 1, 2)] == ["0 pairs", "1 pair", "2 pairs"]
     assert [counted(number, "batch", "batches") for number in (1, 5)] == ["1 batch", "5 batches"]
 
 
-class Gone(io.StringIO):
-    """A terminal that is there for the first line only."""
+class ClosedTerminal(io.StringIO):
+    """A terminal that is closed after its first line."""
 
     def write(self, text):
         if "\n" in self.getvalue():
@@ -238,8 +239,8 @@ class Gone(io.StringIO):
         return super().write(text)
 
 
-def test_a_terminal_that_is_gone_ends_nothing_and_the_log_goes_on(tmp_path):
-    stream = Gone()
+def test_a_closed_terminal_does_not_end_the_run_and_the_log_goes_on(tmp_path):
+    stream = ClosedTerminal()
     console = Console(stream)
     console.log_to(tmp_path / "train.log")
     for line in ("one", "two", "three"):
@@ -251,8 +252,8 @@ def test_a_terminal_that_is_gone_ends_nothing_and_the_log_goes_on(tmp_path):
     assert (tmp_path / "train.log").read_text().splitlines() == ["one", warning, "two", "three"]
 
 
-def test_a_bar_on_a_terminal_that_is_gone_ends_nothing(tmp_path):
-    stream = Gone("\n")
+def test_a_bar_on_a_closed_terminal_does_not_end_the_run(tmp_path):
+    stream = ClosedTerminal("\n")
     stream.isatty = lambda: True
     console = Console(stream)
     with console.bar("bar", 2) as bar:
@@ -260,8 +261,23 @@ def test_a_bar_on_a_terminal_that_is_gone_ends_nothing(tmp_path):
     assert console.unlogged[0].startswith("Warning: the terminal cannot be written to (Broken pipe)")
 
 
-def test_a_terminal_without_the_letters_shows_others():
+def test_a_terminal_that_cannot_show_a_letter_shows_a_question_mark():
     raw = io.BytesIO()
     console = Console(io.TextIOWrapper(raw, encoding="ascii"))
     console.say("✓ done")
     assert raw.getvalue() == b"? done\n"
+
+
+def test_a_message_that_the_caller_prints_itself_is_only_logged(tmp_path):
+    stream = io.StringIO()
+    console = Console(stream)
+    console.log_only("before there is a log")
+    console.log_to(tmp_path / "train.log")
+    console.log_only("Error: out of memory")
+    assert stream.getvalue() == ""
+    assert (tmp_path / "train.log").read_text() == "Error: out of memory\n"
+
+
+def test_the_first_line_of_an_error_is_its_type_where_it_has_no_message():
+    assert first_line(RuntimeError("\n  out of memory \nTraceback")) == "out of memory"
+    assert first_line(MemoryError()) == "MemoryError"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM are noted, in the main thread alone, and what listened before listens again afterwards."""
+"""SIGINT, SIGTERM and SIGHUP are recorded, in the main thread alone, and the handlers of the caller are restored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 
 import pytest
@@ -16,8 +15,8 @@ from unet_trainer.system.signals import Interrupted, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_noted_and_raised_where_it_is_asked_for(number):
-    with Signals() as signals, signals.patiently():
+def test_a_deferred_signal_is_recorded_and_raised_by_check(number):
+    with Signals() as signals, signals.deferred():
         signals.check()
         assert not signals.is_stopping()
         os.kill(os.getpid(), number)
@@ -28,8 +27,8 @@ def test_a_signal_is_noted_and_raised_where_it_is_asked_for(number):
     assert isinstance(caught.value, KeyboardInterrupt)  # what a notebook expects
 
 
-def test_a_second_sigint_does_not_wait():
-    with Signals() as signals, signals.patiently():
+def test_a_second_sigint_is_raised_at_once():
+    with Signals() as signals, signals.deferred():
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.is_stopping()
         with pytest.raises(KeyboardInterrupt):
@@ -37,13 +36,13 @@ def test_a_second_sigint_does_not_wait():
 
 
 def test_sigterm_after_sigint_still_lets_the_step_finish():
-    with Signals() as signals, signals.patiently():
+    with Signals() as signals, signals.deferred():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.is_stopping()
 
 
-def test_handlers_of_the_caller_come_back():
+def test_handlers_of_the_caller_are_restored():
     def mine(number, frame):
         pass
 
@@ -56,7 +55,7 @@ def test_handlers_of_the_caller_come_back():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_another_thread_leaves_the_handlers_alone():
+def test_another_thread_does_not_change_the_handlers():
     seen = []
 
     def enter():
@@ -69,54 +68,44 @@ def test_another_thread_leaves_the_handlers_alone():
     assert seen == [(signal.getsignal(signal.SIGINT), False)]
 
 
-@pytest.mark.parametrize("is_saving", [False, True])
-def test_leaving_does_not_wait_for_the_disk_nor_end_in_an_abort(is_saving):
-    """A thread inside torch would abort the process (134) while the interpreter is torn down."""
-    script = (
-        "import sys, threading; from pathlib import Path; import torch\n"
-        "from unet_trainer.runs.checkpoint_file import write_checkpoint; from unet_trainer.system.background_writer import BackgroundWriter; from unet_trainer.system.signals import leave\n"
-        "saver, state = BackgroundWriter(), {'config': {}, 'model': {str(n): torch.zeros(10_000) for n in range(3000)}}\n"
-        "begun = threading.Event()\n"
-        "def write():\n"
-        "    begun.set()\n"
-        "    for n in range(200): write_checkpoint(Path(sys.argv[1]) / f'{n}.pt', state)\n"
-        "saver.submit({'last': write} if sys.argv[2] == 'True' else {'last': begun.set}); begun.wait()\n"
-        "if sys.argv[2] == 'False': saver.wait()\n"
-        "print('out', flush=False); leave(130)"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", script, folder, str(is_saving)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "out\n", "")
+EXIT = """
+import atexit, sys, threading; from unet_trainer.system.background_writer import BackgroundWriter, Job
+from unet_trainer.system.signals import exit_process
+writer, has_begun = BackgroundWriter(), threading.Event()
+def write(): has_begun.set(); sys.argv[1] == "stuck" and threading.Event().wait()
+writer.start({"last": Job(write)}); has_begun.wait()
+if sys.argv[1] != "stuck": writer.wait()
+atexit.register(print, "torn down", flush=True)
+print("out"); print("err", file=sys.stderr); exit_process(130)
+"""
 
 
-def test_an_interpreter_that_ends_lets_a_save_end(tmp_path):
-    script = (
-        "import sys, threading, time; from pathlib import Path; from unet_trainer.system.background_writer import BackgroundWriter\n"
-        "begun = threading.Event()\n"
-        "def write(): begun.set(); time.sleep(0.5); Path(sys.argv[1]).write_text('whole')\n"
-        "BackgroundWriter().submit({'last': write}); begun.wait(); raise ValueError('of another part')"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "file")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "ValueError: of another part" in done.stderr
-    assert (tmp_path / "file").read_text() == "whole"
+@pytest.mark.parametrize(("disk", "printed"), [("stuck", "out\n"), ("done", "out\ntorn down\n")])
+def test_exit_does_not_tear_the_interpreter_down_while_a_file_is_written(disk, printed):
+    """It would wait for the disk, and a thread inside torch would abort the process (134)."""
+    done = subprocess.run([sys.executable, "-c", EXIT, disk], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, printed, "err\n")
+
+
+def test_exit_keeps_its_code_when_nobody_reads_the_output():
+    script = "import sys; from unet_trainer.system.signals import exit_process; sys.stdin.readline(); print('out'); exit_process(3)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, text=True, **pipes) as child:
+        child.stdout.close()
+        child.stdin.write("\n")
+        child.stdin.close()
+        errors = child.stderr.read()
+        assert (child.wait(60), errors) == (3, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_outside_of_training_a_signal_ends_what_is_under_way(number):
+def test_a_signal_that_is_not_deferred_is_raised_at_once(number):
     with pytest.raises(Interrupted, match=number.name), Signals():
         os.kill(os.getpid(), number)
 
 
-def test_a_hang_up_that_nohup_ignores_stays_ignored():
+def test_a_sighup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals() as signals:
@@ -125,3 +114,11 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_raised_at_once_again_after_the_deferred_block():
+    with Signals() as signals:
+        with signals.deferred():
+            pass
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,92 +1,135 @@
-"""The parts that learn, as the script uses them."""
+"""Model, steps and loaders of a run, as the script uses them."""
 
 from __future__ import annotations
 
-import io
+import multiprocessing
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.project import TINY_MODEL
-from unet_trainer.config.load import load_config
-from unet_trainer.system.console import Console
-from unet_trainer.training import build as assemble
-from unet_trainer.training import components as room
-from unet_trainer.training.cuda_graphs import CudaGraphCache
+from helpers.small_runs import make_run
+from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.training.cuda_graphs import DirectLauncher
+from unet_trainer.training.evaluation import predict
 
 
 @pytest.fixture
-def built(tiny_data, tmp_path):
-    """Data and machine as a run has them."""
-    console = Console(io.StringIO())
-    settings = {**TINY_MODEL, "data_dir": str(tiny_data), "image_size": 32, "batch_size": 2, "num_workers": 1, "device": "cpu"}
-    config = load_config({**settings, "checkpoint_dir": str(tmp_path), "freeze_encoder_epochs": 2})
-    config, numerics = assemble.build_numerics(config, console)
-    config, data = assemble.build_data(config, console, numerics.device)
-    yield data, assemble.build_machine(config, numerics, data.form, len(data.train), console)
-    data.close()
+def run(tiny_data, tmp_path):
+    """10 images train and 2 validate; the encoder is frozen in the first two epochs."""
+    return make_run(tiny_data, tmp_path / "run", freeze_encoder_epochs=2)
 
 
-def is_frozen(machine):
-    return not any(parameter.requires_grad for parameter in machine.state.model.encoder.parameters())
+def is_frozen(components):
+    return not any(parameter.requires_grad for parameter in components.state.segmenter.network.encoder.parameters())
 
 
-def test_the_phases_are_those_that_are_still_to_come(built):
-    _, machine = built
+def test_the_phases_are_those_that_are_still_to_come(run):
     seen = []
-    for phase in machine.phases():
-        phase()
-        seen.append(is_frozen(machine))
-    machine.state.epoch = 2
-    for phase in machine.phases():
-        phase()
-        seen.append(is_frozen(machine))
-    assert seen == [True, False, False]
+    for epoch in (0, 1, 2, 5):
+        run.state.epoch = epoch
+        phases = []
+        for begin_phase in run.components.begin_phases():
+            begin_phase()
+            phases.append(is_frozen(run.components))
+        seen.append(phases)
+    assert seen == [[True, False], [True, False], [False], [False]]
 
 
-def test_smaller_parts_are_for_both_steps_and_forget_what_was_recorded(built):
-    _, machine = built
-    machine.train_step.recorder = CudaGraphCache()
-    machine.train_step.recorder.last["move"] = 1
-    machine.split_batches(2)
-    assert (machine.train_step.num_parts, machine.eval_step.num_parts) == (2, 2)
-    assert machine.train_step.recorder.last == {}
+def test_an_encoder_that_is_frozen_keeps_its_statistics(run):
+    network = run.state.segmenter.network
+    run.components.set_training_mode(1)
+    assert (network.encoder.training, network.decoder.training) == (False, True)
+    run.components.set_training_mode(2)
+    assert (network.encoder.training, network.decoder.training) == (True, True)
+
+
+class CountingLauncher(DirectLauncher):
+    num_clears = 0
+
+    def clear(self):
+        self.num_clears += 1
+
+
+def test_smaller_parts_are_for_both_steps_and_recorded_graphs_are_dropped(run):
+    components = run.components
+    components.train_step.launcher = launcher = CountingLauncher()
+    components.set_num_parts(2)
+    assert (components.train_step.num_parts, components.eval_step.num_parts) == (2, 2)
+    assert launcher.num_clears == 1
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
-def test_samples_are_predicted_at_once_in_pieces_that_fit_and_drawn_when_asked_for(built, num_parts, monkeypatch):
-    data, machine = built
-    sizes, drawn = [], []
-    predict = room.predict
-    monkeypatch.setattr(room, "predict", lambda model, images, *more: (sizes.append(len(images)), predict(model, images, *more))[1])
-    monkeypatch.setattr(room, "sample_sheet", lambda images, truths, ids: drawn.append((images, truths, ids)))
-    machine.split_batches(num_parts)
-    draw = machine.draw_samples(data)
-    assert sizes == ([2] if num_parts == 1 else [1, 1])  # two images validate
-    assert drawn == []
+def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_parts, run):
+    components, loaders = run.components, run.loaders
+    images, truths = loaders.samples
+    assert len(images) == 2
+    ids = predict(components.state.eval_segmenter, torch.from_numpy(np.stack(images)), components.numerics)
+    expected = sample_sheet([to_display(image) for image in images], truths, list(ids.to(torch.uint8).numpy()))
+    sizes = []
+    components.state.eval_segmenter.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    components.set_num_parts(num_parts)
+    draw = components.draw_samples(loaders)
+    assert sizes == ([2] if num_parts == 1 else [1, 1])
     with torch.no_grad():
-        for parameter in machine.state.model.parameters():  # training goes on meanwhile
+        for parameter in components.state.segmenter.parameters():  # training goes on meanwhile
             parameter.zero_()
-    expected = [np.zeros((32, 32))] * 2
-    draw()
-    ((images, truths, ids),) = drawn
-    assert len(images) == len(truths) == len(ids) == 2
-    assert {one.shape for one in ids} == {(32, 32)}
-    assert not all(np.array_equal(one, other) for one, other in zip(ids, expected, strict=True))
+    assert np.array_equal(draw(), expected)
 
 
-def test_samples_are_read_once(built, monkeypatch):
-    data, _ = built
-    first = data.samples
-    monkeypatch.setattr(type(data.val_dataset), "_read", lambda self, pair: pytest.fail("read again"))
-    assert data.samples is first
+def test_samples_are_read_once(run, monkeypatch):
+    first = run.loaders.samples
+    monkeypatch.setattr(SegmentationDataset, "timed_sample", lambda self, key: pytest.fail("read again"))
+    assert run.loaders.samples is first
 
 
-def test_closing_ends_the_workers_and_they_come_back(built):
-    data, _ = built
-    next(data.train.epoch(0))
-    assert data.pool.hands is not None
-    data.close()
-    assert data.pool.hands is None
-    assert len(list(data.train.epoch(1))) == len(data.train)
+def test_samples_are_spread_over_the_validation_images(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", val_fraction=0.5)
+    images, masks = run.loaders.samples
+    assert len(run.loaders.val.dataset) == 6
+    assert len(images) == len(masks) == 4
+    for image, index in zip(images, (0, 2, 3, 5), strict=True):
+        assert np.array_equal(image, run.loaders.val.dataset[0, index][0])
+
+
+def worker_names():
+    return [process.name for process in multiprocessing.active_children() if process.daemon]
+
+
+def test_closing_ends_the_workers_and_they_are_started_again_when_needed(tiny_data, tmp_path):
+    before = worker_names()
+    loaders = make_run(tiny_data, tmp_path / "run", num_workers=1).loaders
+    try:
+        next(loaders.train.epoch(0))
+        assert len(worker_names()) == len(before) + 1
+        loaders.close()
+        assert worker_names() == before
+        assert len(list(loaders.train.epoch(1))) == len(loaders.train)
+    finally:
+        loaders.close()
+
+
+def test_loaders_without_workers_have_nothing_to_close_or_to_report(run):
+    run.loaders.prepare(0, 0, is_last=False)
+    run.loaders.close()
+    assert run.loaders.take_failures() == (0, "")
+
+
+def test_failures_of_workers_are_reported_once(tiny_data, tmp_path):
+    loaders = make_run(tiny_data, tmp_path / "run", num_workers=1).loaders
+    loaders.pool.failures.num_pieces, loaders.pool.failures.reason = 3, "MemoryError"
+    assert loaders.take_failures() == (3, "MemoryError")
+    assert loaders.take_failures()[0] == 0
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_workers_are_given_this_epoch_its_validation_and_the_next_epoch(is_last, tiny_data, tmp_path):
+    loaders = make_run(tiny_data, tmp_path / "run", num_workers=1).loaders
+    try:
+        loaders.prepare(3, 2, is_last)
+        train, val = loaders.train.number, loaders.val.number
+        expected = [(train, 3, 2), (val, 0, 0)] + ([] if is_last else [(train, 4, 0)])
+        assert [plan.key for plan in loaders.pool.plans] == expected
+    finally:
+        loaders.close()

@@ -7,60 +7,89 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_step import make_batch, tiny_machine
 
+from helpers.steps import make_batch, small_components
 from unet_trainer.model import losses
 from unet_trainer.training import diagnosis
 
 FILES = [Path("images/a.tif"), Path("images/b.tif")]
 
 
-def explain(machine, batch=None):
-    return diagnosis.explain(machine.state.model, machine.loss, machine.numerics, batch or make_batch(2, side=32), FILES)
+@pytest.fixture
+def components():
+    return small_components(loss={"bce": 1.0, "dice": 1.0})
 
 
-def test_nothing_is_found_where_all_is_finite():
-    assert explain(tiny_machine()) == ""
+def explain(components, batch=None):
+    batch = batch or make_batch(2, side=32)
+    return diagnosis.explain(components.state.segmenter, components.loss, components.numerics, batch, FILES)
+
+
+def test_nothing_is_found_where_all_is_finite(components):
+    assert explain(components) == ""
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_pixel_is_named_by_its_file(value):
+def test_a_pixel_is_named_by_its_file(value, components):
     batch = make_batch(2, side=32)
     images = batch.images.float()
     images[1, 5, 6, 0] = value
-    found = explain(tiny_machine(), batch._replace(images=images))
-    assert found.startswith(
-        "images/b.tif holds pixels that are NaN or infinite; the first layer whose output is not finite is encoder."
+    assert explain(components, batch._replace(images=images)) == (
+        "images/b.tif holds pixels that are NaN or infinite; the first layer whose output is not finite is encoder.0; "
+        "the loss term bce, dice is not finite"
     )
 
 
-def test_the_first_layer_is_named_and_not_those_that_it_spoils():
-    machine = tiny_machine()
-    machine.state.model.get_submodule("decoder.blocks.1.conv1.0").register_forward_hook(
+def test_padding_of_a_short_batch_belongs_to_no_file(components):
+    batch = make_batch(4, side=32)
+    images = batch.images.float()
+    images[3, 5, 6, 0] = math.nan
+    assert explain(components, batch._replace(images=images, num_images=2)).startswith("the first layer whose output")
+
+
+def test_the_first_layer_is_named_and_not_those_after_it(components):
+    components.state.segmenter.network.get_submodule("decoder.1").register_forward_hook(
         lambda module, inputs, output: output * math.inf
     )
-    found = explain(machine)
-    assert found.startswith("the first layer whose output is not finite is decoder.blocks.1.conv1.0; the loss term ")
+    assert explain(components).startswith("the first layer whose output is not finite is decoder.1; the loss term ")
 
 
-def test_weights_are_named_before_what_comes_of_them():
-    machine = tiny_machine()
+def test_weights_are_named_before_their_effects(components):
     with torch.no_grad():
-        machine.state.model.get_parameter("segmentation_head.0.weight")[0, 0, 0, 0] = math.nan
-    assert explain(machine).startswith("the weights segmentation_head.0.weight are not finite; ")
+        components.state.segmenter.network.get_parameter("segmentation_head.0.weight")[0, 0, 0, 0] = math.nan
+    assert explain(components).startswith("the weights segmentation_head.0.weight are not finite; the first layer ")
 
 
-def test_a_term_of_the_loss_is_named(monkeypatch):
-    monkeypatch.setitem(losses.TERMS, "dice", lambda target: target.logits.sum() * math.nan)
-    assert explain(tiny_machine(loss={"bce": 1.0, "dice": 1.0})) == "the loss term dice is not finite"
+def replace_dice(monkeypatch, value):
+    """`value` of the logits in place of the Dice loss."""
+    term = losses.TERMS["dice"]._replace(sums=lambda target: target.logits, value=lambda logits, *more: value(logits))
+    monkeypatch.setitem(losses.TERMS, "dice", term)
 
 
-def test_a_gradient_is_named_where_the_loss_is_fine(monkeypatch):
-    monkeypatch.setitem(losses.TERMS, "dice", lambda target: (target.logits.sum() * 0).sqrt())  # the root's slope at 0
-    assert explain(tiny_machine(loss="dice")).startswith("the loss is finite, the gradient of encoder.")
+def test_a_term_of_the_loss_is_named(monkeypatch, components):
+    replace_dice(monkeypatch, lambda logits: logits.sum() * math.nan)
+    assert explain(components) == "the loss term dice is not finite"
 
 
-def test_no_hook_stays():
-    machine = tiny_machine()
-    explain(machine)
-    assert not any(module._forward_hooks for module in machine.state.model.modules())
+def test_a_gradient_is_named_where_the_loss_is_finite(monkeypatch, components):
+    replace_dice(monkeypatch, lambda logits: (logits.sum() * 0).sqrt())  # the square root has an infinite slope at 0
+    assert explain(components) == "the loss is finite, the gradient of encoder.0.weight is not"
+
+
+def test_a_model_without_gradients_is_explained_too(components):
+    """The average of the weights, which validation uses."""
+    components.state.segmenter.requires_grad_(False)
+    assert explain(components) == ""
+
+
+def test_no_hook_remains(components):
+    explain(components)
+    assert not any(module._forward_hooks for module in components.state.segmenter.modules())
+    components.state.segmenter.network.get_submodule("decoder.1").register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        explain(components)
+    assert not any(module._forward_hooks for module in components.state.segmenter.modules())
+
+
+def fail(*arguments):
+    raise RuntimeError("out of memory")

@@ -1,4 +1,4 @@
-"""Which epoch was best, when patience ends, and that NaN is never good news."""
+"""Which epoch was best, when patience runs out, and that NaN is never better."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from unet_trainer.training.early_stopping import EarlyStopping
 NAN = math.nan
 
 
-def follow(progress, values):
+def follow(stopping, values):
     """Feeds an epoch's value at a time; returns which were the best so far."""
-    return [progress.update(value, epoch) for epoch, value in enumerate(values, start=1)]
+    return [stopping.update(value, epoch) for epoch, value in enumerate(values, start=1)]
 
 
 def test_a_higher_iou_is_better():
-    progress = EarlyStopping(higher_is_better=True)
-    assert follow(progress, [0.5, 0.4, 0.6, 0.6]) == [True, False, True, False]
-    assert (progress.best_value, progress.best_epoch, progress.epochs_since_best) == (0.6, 3, 1)
+    stopping = EarlyStopping(higher_is_better=True)
+    assert follow(stopping, [0.5, 0.4, 0.6, 0.6]) == [True, False, True, False]
+    assert (stopping.best_value, stopping.best_epoch, stopping.epochs_since_best) == (0.6, 3, 1)
 
 
 def test_a_lower_loss_is_better():
-    progress = EarlyStopping(higher_is_better=False)
-    assert follow(progress, [0.5, 0.6, 0.4, 0.4]) == [True, False, True, False]
-    assert (progress.best_value, progress.best_epoch) == (0.4, 3)
+    stopping = EarlyStopping(higher_is_better=False)
+    assert follow(stopping, [0.5, 0.6, 0.4, 0.4]) == [True, False, True, False]
+    assert (stopping.best_value, stopping.best_epoch) == (0.4, 3)
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
 def test_nan_is_never_better(higher_is_better):
-    progress = EarlyStopping(higher_is_better)
-    assert follow(progress, [0.5, NAN, NAN]) == [True, False, False]
-    assert (progress.best_value, progress.best_epoch, progress.epochs_since_best) == (0.5, 1, 2)
+    stopping = EarlyStopping(higher_is_better)
+    assert follow(stopping, [0.5, NAN, NAN]) == [True, False, False]
+    assert (stopping.best_value, stopping.best_epoch, stopping.epochs_since_best) == (0.5, 1, 2)
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
 def test_nan_as_the_first_value_is_not_best_and_the_next_number_is(higher_is_better):
-    progress = EarlyStopping(higher_is_better)
-    assert follow(progress, [NAN]) == [False]
-    assert progress.best_epoch == 0
-    assert progress.epochs_since_best == 1
-    assert progress.update(0.1, 2)
-    assert (progress.best_value, progress.best_epoch, progress.epochs_since_best) == (0.1, 2, 0)
+    stopping = EarlyStopping(higher_is_better)
+    assert follow(stopping, [NAN]) == [False]
+    assert stopping.best_epoch == 0
+    assert stopping.epochs_since_best == 1
+    assert stopping.update(0.1, 2)
+    assert (stopping.best_value, stopping.best_epoch, stopping.epochs_since_best) == (0.1, 2, 0)
 
 
 def test_an_iou_of_0_is_better_than_none():
@@ -50,25 +50,25 @@ def test_an_iou_of_0_is_better_than_none():
 
 
 def test_nan_alone_runs_out_of_patience():
-    progress = EarlyStopping(higher_is_better=True)
-    follow(progress, [NAN, NAN, NAN])
-    assert progress.is_out_of_patience(3)
-    assert progress.best_epoch == 0
+    stopping = EarlyStopping(higher_is_better=True)
+    follow(stopping, [NAN, NAN, NAN])
+    assert stopping.is_out_of_patience(3)
+    assert stopping.best_epoch == 0
 
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
 def test_patience_ends_after_exactly_that_many_epochs_without_improvement(patience):
-    progress = EarlyStopping(higher_is_better=True)
-    progress.update(0.5, 1)
-    progress.update(0.7, 2)
-    stopped = [epoch for epoch in range(3, 10) if not progress.update(0.6, epoch) and progress.is_out_of_patience(patience)]
+    stopping = EarlyStopping(higher_is_better=True)
+    stopping.update(0.5, 1)
+    stopping.update(0.7, 2)
+    stopped = [epoch for epoch in range(3, 10) if not stopping.update(0.6, epoch) and stopping.is_out_of_patience(patience)]
     assert stopped[0] == 2 + patience
 
 
 def test_without_a_patience_training_never_stops_early():
-    progress = EarlyStopping(higher_is_better=True)
-    follow(progress, [0.5] + [0.1] * 1000)
-    assert not progress.is_out_of_patience(None)
+    stopping = EarlyStopping(higher_is_better=True)
+    follow(stopping, [0.5] + [0.1] * 1000)
+    assert not stopping.is_out_of_patience(None)
 
 
 def test_patience_is_not_over_before_the_first_epoch():
@@ -76,33 +76,33 @@ def test_patience_is_not_over_before_the_first_epoch():
 
 
 def test_a_small_improvement_is_kept_as_best_but_does_not_reset_the_patience():
-    progress = EarlyStopping(higher_is_better=True, min_delta=0.25)
-    assert follow(progress, [0.5, 0.5625, 0.625]) == [True, True, True]
-    assert (progress.best_value, progress.best_epoch) == (0.625, 3)
-    assert progress.epochs_since_best == 2
+    stopping = EarlyStopping(higher_is_better=True, min_delta=0.25)
+    assert follow(stopping, [0.5, 0.5625, 0.625]) == [True, True, True]
+    assert (stopping.best_value, stopping.best_epoch) == (0.625, 3)
+    assert stopping.epochs_since_best == 2
 
 
 def test_small_improvements_add_up_to_one_that_counts():
     """The next value must beat the one that last counted, or a slow climb would be taken for a standstill."""
-    progress = EarlyStopping(higher_is_better=True, min_delta=0.25)
-    follow(progress, [0.5, 0.625, 0.75])  # 0.75 is min_delta above 0.5
-    assert progress.epochs_since_best == 0
+    stopping = EarlyStopping(higher_is_better=True, min_delta=0.25)
+    follow(stopping, [0.5, 0.625, 0.75])  # 0.75 is min_delta above 0.5
+    assert stopping.epochs_since_best == 0
 
 
 def test_min_delta_counts_downwards_for_a_loss():
-    progress = EarlyStopping(higher_is_better=False, min_delta=0.25)
-    assert follow(progress, [1.0, 0.875, 0.75, 0.625]) == [True, True, True, True]
-    assert (progress.best_value, progress.epochs_since_best) == (0.625, 1)
+    stopping = EarlyStopping(higher_is_better=False, min_delta=0.25)
+    assert follow(stopping, [1.0, 0.875, 0.75, 0.625]) == [True, True, True, True]
+    assert (stopping.best_value, stopping.epochs_since_best) == (0.625, 1)
 
 
 def test_an_equal_value_is_no_improvement_even_without_a_min_delta():
-    progress = EarlyStopping(higher_is_better=True)
-    follow(progress, [0.5, 0.5])
-    assert (progress.best_epoch, progress.epochs_since_best) == (1, 1)
+    stopping = EarlyStopping(higher_is_better=True)
+    follow(stopping, [0.5, 0.5])
+    assert (stopping.best_epoch, stopping.epochs_since_best) == (1, 1)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 5])
-def test_progress_goes_on_from_its_state_as_if_never_stopped(cut):
+def test_early_stopping_goes_on_from_its_state_as_if_never_stopped(cut):
     values = [NAN, 0.5, 0.55, 0.4, 0.8, 0.7, 0.9]
     whole = EarlyStopping(higher_is_better=True, min_delta=0.1)
     expected = follow(whole, values)

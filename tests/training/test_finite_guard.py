@@ -6,8 +6,18 @@ import math
 
 import pytest
 import torch
-from test_step import CPU, make_batch, make_step, plain_model, tiny_machine, weights
 
+from helpers.steps import (
+    CPU,
+    everything,
+    make_batch,
+    make_step,
+    plain_segmenter,
+    same,
+    small_components,
+    take_step,
+    weights,
+)
 from unet_trainer.runs.errors import NonFinite
 from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard
 from unet_trainer.training.state import EpochMetrics
@@ -16,94 +26,85 @@ PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
 ONE = torch.ones(())
 
 
-def everything(machine):
-    """All that a step may change: weights, statistics, the optimizer's state, the average and its count."""
-    state = machine.state
-    tensors = [*state.model.state_dict().values(), *state.ema.model.state_dict().values(), state.ema.num_updates]
-    tensors += [value for entry in state.optimizer.state.values() for value in entry.values()]
-    return [tensor.clone() for tensor in tensors]
+def step(components, *batches, metrics=None):
+    return take_step(components.train_step, *batches, metrics=metrics)
 
 
-def same(one, two):
-    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+def batch(seed):
+    return make_batch(2, seed, side=32)
 
 
-def take_step(machine, batch, totals=None, window=1, closes=True):
-    machine.train_step(batch, totals or EpochMetrics(1, CPU), window=window, closes_window=closes, learning_rate=1e-2)
-
-
-def spoil_input(machine, batch, value):
+def spoil_input(components, batch, value):
     images = batch.images.float()
     images[0, 3, 4, 1] = value
     return batch._replace(images=images)
 
 
-def spoil_loss(machine, batch, value):
-    forward = machine.train_step.forward
+def spoil_loss(components, batch, value):
+    """Of the next forward pass alone."""
+    forward = components.train_step.forward
 
-    def spoiled(images, masks):
-        machine.train_step.forward = forward
-        loss, counts = forward(images, masks)
+    def spoiled(images, masks, batch_masks):
+        components.train_step.forward = forward
+        loss, counts = forward(images, masks, batch_masks)
         return loss * value, counts
 
-    machine.train_step.forward = spoiled
+    components.train_step.forward = spoiled
     return batch
 
 
-def spoil_gradient(machine, batch, value):
-    parameter = machine.train_step.parameters[-1]
+def spoil_gradient(components, batch, value):
+    parameter = components.train_step.parameters[-1]
     handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * value)[1])
     return batch
 
 
-def spoil_statistics(machine, batch, value):
-    norm = next(module for module in machine.state.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+def spoil_statistics(components, batch, value):
+    norm = next(module for module in components.state.segmenter.modules() if isinstance(module, torch.nn.BatchNorm2d))
     handle = norm.register_forward_hook(lambda module, *_: (handle.remove(), module.running_var.data.fill_(value), None)[2])
     return batch
 
 
-PHASES = {"input": spoil_input, "loss": spoil_loss, "gradient": spoil_gradient, "statistics": spoil_statistics}
+PLACES = {"input": spoil_input, "loss": spoil_loss, "gradient": spoil_gradient, "statistics": spoil_statistics}
 
 
 @pytest.mark.parametrize(
-    ("phase", "value"), [*((phase, math.nan) for phase in PHASES), ("input", math.inf), ("gradient", math.inf)]
+    ("place", "value"), [*((place, math.nan) for place in PLACES), ("input", math.inf), ("gradient", math.inf)]
 )
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_bad_step_changes_nothing_wherever_the_number_went_bad(precision, phase, value):
-    machine = tiny_machine(ema_decay=0.9, grad_clip=1.0, **PRECISIONS[precision])
-    totals = EpochMetrics(1, CPU)
-    take_step(machine, make_batch(2, side=32), totals)
-    before = everything(machine)
-    take_step(machine, PHASES[phase](machine, make_batch(2, seed=1, side=32), value), totals)
-    assert same(before, everything(machine))
-    assert (int(totals.num_skipped), int(totals.num_nan)) == (1, 1)
-    take_step(machine, make_batch(2, seed=2, side=32), totals)
-    assert not same(before, everything(machine))
-    assert (int(totals.num_skipped), int(totals.num_nan)) == (1, 1)
-    assert math.isfinite(totals.loss())
+def test_a_bad_step_changes_nothing_wherever_the_number_went_bad(precision, place, value):
+    components = small_components(ema_decay=0.9, grad_clip=1.0, **PRECISIONS[precision])
+    metrics = EpochMetrics(1, CPU)
+    step(components, batch(0), metrics=metrics)
+    before = everything(components)
+    step(components, PLACES[place](components, batch(1), value), metrics=metrics)
+    assert same(before, everything(components))
+    assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, 1)
+    step(components, batch(2), metrics=metrics)
+    assert not same(before, everything(components))
+    assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, 1)
+    assert math.isfinite(metrics.loss())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 def test_after_a_bad_step_each_optimizer_goes_on_as_if_it_had_not_been(optimizer):
     """The first step of all is bad, when an optimizer has no state yet; and a later one."""
-    machine, untouched = (tiny_machine(ema_decay=0.9, optimizer=optimizer) for _ in range(2))
+    components, untouched = (small_components(ema_decay=0.9, optimizer=optimizer) for _ in range(2))
     for seed in range(2):
-        take_step(machine, spoil_loss(machine, make_batch(2, seed=9, side=32), math.nan))
-        take_step(machine, make_batch(2, seed=seed, side=32))
-        take_step(untouched, make_batch(2, seed=seed, side=32))
-    assert same(everything(machine), everything(untouched))
+        step(components, spoil_loss(components, batch(9), math.nan))
+        step(components, batch(seed))
+        step(untouched, batch(seed))
+    assert same(everything(components), everything(untouched))
 
 
-def test_one_bad_batch_spoils_its_whole_accumulation_window_and_no_other():
-    machine = tiny_machine(ema_decay=0.9)
-    take_step(machine, make_batch(2, side=32))
-    before = everything(machine)
-    take_step(machine, spoil_loss(machine, make_batch(2, seed=1, side=32), math.nan), window=2, closes=False)
-    take_step(machine, make_batch(2, seed=2, side=32), window=2, closes=True)
-    assert same(before, everything(machine))
-    take_step(machine, make_batch(2, seed=1, side=32), window=2, closes=False)
-    take_step(machine, make_batch(2, seed=2, side=32), window=2, closes=True)
-    assert not same(before, everything(machine))
+def test_one_bad_batch_spoils_its_whole_accumulation_group_and_no_other():
+    components = small_components(ema_decay=0.9)
+    step(components, batch(0))
+    before = everything(components)
+    step(components, spoil_loss(components, batch(1), math.nan), batch(2))
+    assert same(before, everything(components))
+    step(components, batch(1), batch(2))
+    assert not same(before, everything(components))
 
 
 @pytest.mark.parametrize(
@@ -112,28 +113,30 @@ def test_one_bad_batch_spoils_its_whole_accumulation_window_and_no_other():
     ids=["gradients overflow", "nothing left to scale down", "the loss itself is infinite"],
 )
 def test_overflows_that_a_lower_loss_scale_cures_are_counted_apart(scale, loss_weight, num_nan):
-    model = plain_model()
-    before = weights(model)
-    totals = EpochMetrics(1, CPU)
-    step = make_step(model, scaler=torch.amp.GradScaler("cpu", init_scale=scale), loss_weight=loss_weight)
-    step(make_batch(4), totals, window=1, closes_window=True, learning_rate=1.0)
-    assert torch.equal(weights(model), before)
-    assert (int(totals.num_skipped), int(totals.num_nan)) == (1, num_nan)
+    segmenter = plain_segmenter()
+    before = weights(segmenter)
+    one_step = make_step(segmenter, scaler=torch.amp.GradScaler("cpu", init_scale=scale), loss_weight=loss_weight)
+    metrics = take_step(one_step, make_batch(4), learning_rate=1.0)
+    assert torch.equal(weights(segmenter), before)
+    assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, num_nan)
 
 
-def judge(guard, verdicts):
-    """Steps that are good (1) or bad (0), one batch each."""
-    for number, verdict in enumerate(verdicts):
-        guard.batch_number = number
-        guard.open_window()
+def make_guard(**options):
+    return FiniteGuard(torch.nn.BatchNorm2d(2), CPU, **options)
+
+
+def judge(guard, verdicts, first_batch=0):
+    """Steps that are good (1) or bad (0), of one batch each."""
+    for number, verdict in enumerate(verdicts, start=first_batch):
+        guard.begin_step(number)
         guard.judge(torch.tensor(1.0 if verdict else math.nan), ONE)
 
 
-def test_bad_steps_in_a_row_are_trouble_from_the_first_of_them_on():
-    guard = FiniteGuard(plain_model(), CPU, max_bad_steps=3)
+def test_too_many_bad_steps_in_a_row_are_an_error_that_names_the_first_of_them():
+    guard = make_guard(max_bad_steps=3)
     judge(guard, [1, 0, 0, 1, 0, 0])
     guard.check()
-    judge(guard, [1, 0, 0, 0, 1, 1, 0])  # found out late, when all seems well again
+    judge(guard, [1, 0, 0, 0, 1, 1, 0])  # found late, when steps are good again
     with pytest.raises(NonFinite, match="3 steps in a row were not finite") as caught:
         guard.check()
     assert caught.value.batch_number == 1
@@ -141,17 +144,36 @@ def test_bad_steps_in_a_row_are_trouble_from_the_first_of_them_on():
     guard.check()
 
 
-def test_trouble_is_seen_without_asking_the_device_to_wait(monkeypatch):
-    monkeypatch.setattr("unet_trainer.training.async_reader.PEEK_SECONDS", 0.0)
-    guard = FiniteGuard(plain_model(), CPU, max_bad_steps=1)
+def test_bad_steps_are_found_without_waiting_for_the_device(monkeypatch):
+    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    guard = make_guard(max_bad_steps=1)
     judge(guard, [1, 0])
-    guard.look()  # the copy begins
-    with pytest.raises(NonFinite, match="a step was not finite"):
-        guard.look()
+    guard.poll()  # the copy begins
+    with pytest.raises(NonFinite, match="a step was not finite") as caught:
+        guard.poll()
+    assert caught.value.batch_number == 1
 
 
-def test_some_bad_steps_are_borne():
-    guard = FiniteGuard(plain_model(), CPU)
+def test_bad_steps_from_before_a_rollback_do_not_end_a_run_that_recovered(monkeypatch):
+    """A copy that was under way when the state was restored still holds the old count."""
+    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    guard = make_guard(max_bad_steps=2)
+    judge(guard, [0, 0])
+    guard.poll()  # the copy begins
+    guard.reset()
+    judge(guard, [1, 1, 1], first_batch=10)
+    for _ in range(4):
+        guard.poll()
+    guard.check()
+    judge(guard, [0, 0], first_batch=20)
+    guard.poll()
+    with pytest.raises(NonFinite) as caught:
+        guard.poll()
+    assert caught.value.batch_number == 20
+
+
+def test_some_bad_steps_in_a_row_are_only_skipped():
+    guard = make_guard()
     judge(guard, [0] * (MAX_BAD_STEPS - 1))
     guard.check()
     judge(guard, [0])
@@ -159,19 +181,42 @@ def test_some_bad_steps_are_borne():
         guard.check()
 
 
-def test_after_a_step_that_broke_off_a_window_can_be_begun_anew(monkeypatch):
+def test_buffers_that_changed_after_a_reset_are_those_that_a_bad_step_restores():
+    """A restored checkpoint brings other statistics; the guard must not bring back those of before."""
+    network = torch.nn.BatchNorm2d(2)
+    guard = FiniteGuard(network, CPU)
+    judge(guard, [1])
+    network.running_mean.fill_(5.0)
+    guard.reset()
+    guard.begin_step(0)
+    network.running_mean.fill_(math.nan)
+    guard.judge(ONE, ONE)
+    assert network.running_mean.tolist() == [5.0, 5.0]
+
+
+def test_a_network_without_buffers_is_judged_too():
+    guard = FiniteGuard(torch.nn.Conv2d(1, 1, 1), CPU, max_bad_steps=1)
+    judge(guard, [1])
+    guard.check()
+    judge(guard, [0])
+    with pytest.raises(NonFinite):
+        guard.check()
+
+
+def test_a_group_that_an_error_interrupted_can_be_begun_anew(monkeypatch):
     """Memory may run out in the optimizer, when the gradients are unscaled already."""
-    model = plain_model()
-    step = make_step(model, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+    segmenter = plain_segmenter()
+    one_step = make_step(segmenter, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
 
     def fail(*arguments):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(type(step.optimizer), "step", fail)
-    with pytest.raises(torch.OutOfMemoryError):
-        step(make_batch(4), EpochMetrics(1, CPU), window=1, closes_window=True, learning_rate=0.1)
-    monkeypatch.undo()
-    step.abandon_window()
-    before = weights(model)
-    step(make_batch(4), EpochMetrics(1, CPU), window=1, closes_window=True, learning_rate=0.1)
-    assert not torch.equal(weights(model), before)
+    with monkeypatch.context() as full:
+        full.setattr(type(one_step.optimizer), "step", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            take_step(one_step, make_batch(4))
+    one_step.abandon_group()
+    assert not one_step.mid_accumulation
+    before = weights(segmenter)
+    take_step(one_step, make_batch(4))
+    assert not torch.equal(weights(segmenter), before)

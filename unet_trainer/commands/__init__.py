@@ -1,4 +1,4 @@
-"""python train_unet.py VERB: one module a verb, with `main(arguments, script)`, imported when it is used."""
+"""python train_unet.py COMMAND: one module per command, with `main(arguments, script)`, imported when it is used."""
 
 COMMANDS = {
     "check": "unet_trainer.commands.check",

@@ -1,7 +1,7 @@
 """python train_unet.py bench: the same training in several precisions, each in a process of its own, as a table.
 
-Every row is an ordinary run of the script with a few settings exchanged, so that what it measures is what the user gets:
-loader, validation and checkpoints included.
+Every row is an ordinary run of the script with a few settings changed. It measures what the user gets: loader, validation and
+checkpoints included.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ from unet_trainer.config.dump import as_dict, to_yaml
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.images.image_files import write_image
-from unet_trainer.images.overlays import bar_chart
 from unet_trainer.runs.history import read_metrics
 from unet_trainer.runs.run_folder import new_run_folder
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.signals import Signals
 
-LARGE = 4  # times the batch, in the row that shows what memory can buy
-IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is as good
+LARGE = 4  # times batch_size, in the row that uses the memory that mixed precision saves
+IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is at most this much lower
 NUM_EPOCHS, QUICK_EPOCHS = 5, 2
-TERMINATE_SECONDS = 20  # that a run has to finish its step and save
+TERMINATE_SECONDS = 20  # for a run to finish its step and save
 EPOCH_LINE = re.compile(r"^Epoch \d+/\d+ ")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of the table: what it is called and the settings it exchanges."""
+    """One row of the table: its name and the settings that it changes."""
 
     name: str
     settings: Mapping[str, Any]
@@ -49,7 +46,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to; `failure` says why there are no figures."""
+    """The result of a trial; `failure` says why there are no figures."""
 
     trial: Trial
     seconds_per_epoch: float = 0.0
@@ -69,7 +66,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
     extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script)
+    config = read_config_words(given.words, script)  # before torch, numpy and OpenCV are loaded, so that a typo is answered at once
     console = Console()
     if given.step:
         from unet_trainer.commands.step_timing import time_step
@@ -77,6 +74,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
         time_step(*build_step(config, console), console)
         return EXIT_DONE
+    from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
     if is_demo_dir(config.data_dir):
@@ -125,7 +123,7 @@ def _bench(config: Config, trials: Sequence[Trial], script: Path, num_epochs: in
             console.note(f"{trial.name}: {_summary(outcomes[-1])}")
     good = [outcome for outcome in outcomes if not outcome.failure]
     if not good:
-        raise UserError(f"no run of the bench came to an end; see {folder} ({outcomes[0].failure})")
+        raise UserError(f"no run of the bench succeeded; see {folder} ({outcomes[0].failure})")
     console.say()
     for line in table_lines(outcomes):
         console.say(line)
@@ -171,14 +169,14 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
     if child.returncode != 0:
         errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
         return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
-    if others := _not_as_asked(load_config(settings), folder / name):
-        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {others[0]}: "))
-        return Outcome(trial, failure=next(reasons, f"it could not be run with its {', '.join(others)}"))
+    if changed := _changed_keys(load_config(settings), folder / name):
+        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {changed[0]}: "))
+        return Outcome(trial, failure=next(reasons, f"it did not run with the {', '.join(changed)} of its row"))
     return _read_outcome(trial, folder / name)
 
 
 def _terminate(child: subprocess.Popen[str]) -> None:
-    """It finishes its step and saves; no bench leaves a run behind."""
+    """Ends the run: it finishes its step and saves, and is killed if that takes too long."""
     child.terminate()
     try:
         child.communicate(timeout=TERMINATE_SECONDS)
@@ -186,18 +184,18 @@ def _terminate(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _not_as_asked(asked: Config, run_dir: Path) -> list[str]:
-    """Keys. A run goes on where it cannot compile or compute as it was asked to; its figures are not those of the row."""
+def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
+    """Keys that the run could not follow, as when compiling failed: it went on, and its figures are not those of the row."""
     result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
-    repeated = load_config(run_dir / "config.yaml")
+    taken = load_config(run_dir / "config.yaml")
     number_format = asked.amp_dtype if asked.use_amp else "float32"
     differs = {
         "amp_dtype": result["number_format"] != number_format,
         "compile_model": result["is_compiled"] != asked.compile_model,
-        "batch_size": repeated.batch_size != asked.batch_size,
-        "batch_parts": repeated.batch_parts != asked.batch_parts,
+        "batch_size": taken.batch_size != asked.batch_size,
+        "batch_parts": taken.batch_parts != asked.batch_parts,
     }
-    return [name for name, is_other in differs.items() if is_other]
+    return [name for name, is_different in differs.items() if is_different]
 
 
 def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
@@ -216,9 +214,9 @@ def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
 
 
 def choose_winner(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest of those whose IoU is within the tolerance of the baseline's."""
-    fair = [outcome for outcome in outcomes if outcome.val_iou >= outcomes[0].val_iou - IOU_TOLERANCE]
-    return max(fair, key=lambda outcome: outcome.images_per_second)
+    """The fastest of those whose IoU is within the tolerance of the baseline's, or of all if that has none (NaN)."""
+    close = [outcome for outcome in outcomes if outcome.val_iou >= outcomes[0].val_iou - IOU_TOLERANCE]
+    return max(close or outcomes, key=lambda outcome: outcome.images_per_second)
 
 
 def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -254,6 +252,9 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
+    from unet_trainer.images.image_files import write_image
+    from unet_trainer.images.overlays import bar_chart
+
     rows = [
         {**dataclasses.asdict(outcome), "trial": outcome.trial.name, "settings": dict(outcome.trial.settings)}
         for outcome in outcomes

@@ -1,4 +1,4 @@
-"""The command line: which command is meant, its config, and the exit code that each error stands for.
+"""The command line: chooses the command, reads its config, and turns each error into a message and an exit code.
 
 Imports no torch, so that a typo is answered at once.
 """
@@ -23,9 +23,11 @@ from unet_trainer.runs.run_folder import find_run, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.signals import Interrupted
 
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
 
 class Trained(Protocol):
-    """What the command line needs to know of a training's result."""
+    """What the command line needs of the result of training."""
 
     @property
     def unwritten(self) -> list[str]: ...
@@ -33,7 +35,7 @@ class Trained(Protocol):
 
 @dataclass(frozen=True)
 class Script:
-    """train_unet.py, as the commands see it."""
+    """What the commands need of train_unet.py."""
 
     path: Path
     description: str | None
@@ -42,12 +44,12 @@ class Script:
 
 
 def run_command_line(arguments: Sequence[str], script: Script) -> int:
-    """Trains, or runs the command that comes first; returns the exit code. This is where errors become messages."""
+    """Trains, or runs the command that the first argument names; returns the exit code. Errors become messages here."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? and training goes on
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     try:
-        if arguments and arguments[0] in COMMANDS and not Path(arguments[0]).is_file():
+        if arguments and arguments[0] in COMMANDS and not _is_file(arguments[0]):
             return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
         result = script.train(read_training_command(arguments, script))
         return EXIT_TRAINING_FAILED if result.unwritten else EXIT_DONE
@@ -74,9 +76,9 @@ def read_training_command(arguments: Sequence[str], script: Script) -> Config:
         "--resume", nargs="?", const="", metavar="RUN", help="go on with the newest run, or with a run's name, folder or .pt file"
     )
     given, unknown = parser.parse_known_intermixed_args(arguments)
-    words = given.words + [word for word in unknown if not word.startswith("-")]  # left over behind an unknown option
+    words = given.words + [word for word in unknown if not word.startswith("-")]  # left over after an unknown option
     options = [word for word in unknown if word.startswith("-")]
-    if given.resume is not None and (_is_override(given.resume) or given.resume.endswith((".yaml", ".yml"))):
+    if given.resume is not None and (_is_override(given.resume) or Path(given.resume).suffix in CONFIG_SUFFIXES):
         words.append(given.resume)  # --resume key=value: the newest run, with an override
         given.resume = ""
     if options:
@@ -89,12 +91,12 @@ def read_training_command(arguments: Sequence[str], script: Script) -> Config:
 
 
 def add_config_words(parser: argparse.ArgumentParser) -> None:
-    """What every command takes: a config file and overrides."""
+    """The arguments of every command: a config file and overrides."""
     parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
 
 
 def read_config_words(words: Sequence[str], script: Script) -> Config:
-    """The config that the words of a command name; the script's own when they name no file."""
+    """The config of a command: the file among the words, or else the script's own config, with the overrides."""
     files, overrides = _sort_words(words)
     return load_config(Path(files[0]), overrides) if files else script.config(overrides)
 
@@ -104,11 +106,11 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides = [word for word in words if _is_override(word)]
     files = [word for word in words if not _is_override(word)]
     for word in files:
-        if Path(word).is_file():
+        if _is_file(word):
             continue
         if word in FIELDS:
             raise UserError(f"{word}: settings are given as {word}=VALUE")
-        if (meant := near_miss(word, COMMANDS)) is not None:
+        if Path(word).suffix not in CONFIG_SUFFIXES and (meant := near_miss(word, COMMANDS)) is not None:
             raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {meant}")
     if len(files) > 1:
         raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
@@ -127,6 +129,13 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
         what = f"{own_file} is empty" if own_file.is_file() else f"{folder} has no config.yaml"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL: reported where it is read
+        return False
 
 
 def _is_override(word: str) -> bool:

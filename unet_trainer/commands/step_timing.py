@@ -1,4 +1,4 @@
-"""python train_unet.py bench --step: the training step alone, on a batch that is on the device. The loader's upper bound."""
+"""python train_unet.py bench --step: times the training step alone, on a batch that is on the device. No loader can be faster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_WARM_UP = 10  # on a GPU: kernels are searched, memory is allocated, CUDA gr
 
 
 class StepTime(NamedTuple):
-    """Of one step, the median of some rounds; and the fastest and slowest of them."""
+    """Seconds of one step: the median of the rounds, the fastest and the slowest of them."""
 
     seconds: float
     fastest: float
@@ -29,7 +29,7 @@ class StepTime(NamedTuple):
 
 
 def time_step(components: Components, batch: Batch, console: Console) -> StepTime:
-    """Forward, loss, IoU counts, backward, check for finite numbers, optimizer."""
+    """Times forward, loss, IoU counts, backward, the check for finite numbers and the optimizer; prints images per second."""
     device, step = components.numerics.device, components.train_step
     batch = batch._replace(images=batch.images.to(device), masks=batch.masks.to(device))
     components.set_training_mode(0)
@@ -63,7 +63,7 @@ def time_step(components: Components, batch: Batch, console: Console) -> StepTim
 
 
 def rounds(take_steps: Callable[[int], float], num_warm_up: int) -> list[float]:
-    """Seconds of a step in each of some rounds, which are long enough to be measured."""
+    """Seconds of a step in each of NUM_ROUNDS rounds of about ROUND_SECONDS."""
     take_steps(num_warm_up)
     count = max(1, round(ROUND_SECONDS / take_steps(1)))
     return [take_steps(count) for _ in range(NUM_ROUNDS)]

@@ -25,7 +25,7 @@ def to_plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text that would come back as something else: we read numbers otherwise than PyYAML, and it loses a \\x85."""
+    """Quotes text that would be read back as something else: our numbers are not those of PyYAML, and it loses a \\x85."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if not text.isprintable() else "'" if interpret(Plain(text)) != text else None
@@ -51,3 +51,15 @@ def value_text(value: Any) -> str:
     """A plain value in YAML, on one line."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
+
+
+def to_markdown() -> str:
+    """The keys of the config as tables for docs/configuration.md, one a theme."""
+    lines = []
+    defaults = as_dict(Config())
+    for name, field in FIELDS.items():
+        if field.metadata["theme"]:
+            lines += ["", f"## {field.metadata['theme']}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        meaning = field.metadata["doc"].replace("|", r"\|")
+        lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning} |")
+    return "\n".join(lines) + "\n"

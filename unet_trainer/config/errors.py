@@ -1,10 +1,10 @@
-"""Errors that the user can mend."""
+"""Errors that the user can fix."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """Something the user can mend: shown as one message, without a traceback, exit code 2."""
+    """Something the user can fix: shown as one message without a traceback, exit code 2."""
 
 
 class ConfigError(UserError):

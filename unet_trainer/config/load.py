@@ -1,7 +1,7 @@
 """Reads settings from a dict, a YAML file and key=value overrides into a checked Config.
 
-Input is checked here, once: all problems come out together, each with its key, its value and the fix. Imports no torch, so
-that a typo is answered at once.
+Input is checked here, once: all problems are reported together, each with its key, its value and the fix. Imports no torch,
+so that a typo is answered at once.
 """
 
 from __future__ import annotations
@@ -75,12 +75,14 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         given = _read_overrides(overrides, problems)
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
     values = _parse_values({**(raw or {}), **given}, problems)
-    if "num_epochs" in given:  # a preset, tried for a few epochs, needs neither early stopping nor a warm-up of that length
-        if "early_stopping_patience" not in given and _outlasts(values):
+    if "num_epochs" in given:  # a preset that is tried for a few epochs: its patience and warm-up may be longer than that
+        if "early_stopping_patience" not in given and _patience_is_too_long(values):
             values["early_stopping_patience"] = None
+            sources["early_stopping_patience"] = sources["num_epochs"]
         if "warmup_epochs" not in given and values.get("warmup_epochs", 0) >= values.get("num_epochs", math.inf):
             values["warmup_epochs"] = values["num_epochs"] / 2
-    if raw is not None:  # an unreadable file: overrides would be held against defaults that the file may change
+            sources["warmup_epochs"] = sources["num_epochs"]
+    if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
         problems += _contradictions(values)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -91,7 +93,7 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
 def _read_source(
     source: Config | Mapping[str, Any] | str | Path, problems: list[str]
 ) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
-    """What to call the source in messages, its raw values (None: a file that cannot be read), and where each came from."""
+    """The name of the source in messages, its raw values (None: a file that cannot be read), and where each came from."""
     if isinstance(source, Config):
         return "the config", as_dict(source), dict(source.sources)
     if isinstance(source, Mapping):
@@ -149,7 +151,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
             continue
         raw[name] = Plain(value)
-        is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None")  # [a-z]+ is a text there, and no list
+        is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None")  # [a-z]+ is text there, not a list
         if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):
             try:
                 raw[name] = parse_yaml(value)
@@ -160,7 +162,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
 
 
 def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The typed value of every key that is right; defaults for keys not given; a problem for each of the others."""
+    """The typed value of every valid key, the default of every key not given; a problem for each of the others."""
     defaults = Config()
     values = {name: getattr(defaults, name) for name in FIELDS if name not in raw}
     for name, value in raw.items():
@@ -189,14 +191,14 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() and len(name) <= 60 else shorten(name)
 
 
-def _outlasts(values: Mapping[str, Any]) -> bool:
-    """Whether early stopping could never come to pass."""
+def _patience_is_too_long(values: Mapping[str, Any]) -> bool:
+    """Whether there are too few epochs for early stopping ever to happen."""
     patience, num_epochs = values.get("early_stopping_patience"), values.get("num_epochs")
     return bool(patience and num_epochs and patience >= num_epochs)
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Settings that are right alone and cannot hold together. Keys with problems of their own are missing here."""
+    """Settings that are valid alone and contradict each other. Keys with problems of their own are missing in `values`."""
     found: list[str] = []
 
     def given(*names: str) -> bool:
@@ -213,7 +215,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         found.append("amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there")
     if given("warmup_epochs", "num_epochs") and values["warmup_epochs"] >= values["num_epochs"]:
         found.append(f"warmup_epochs: {values['warmup_epochs']:g} leaves nothing of num_epochs: {values['num_epochs']}; need fewer")
-    if _outlasts(values):
+    if _patience_is_too_long(values):
         found.append(
             f"early_stopping_patience: {values['early_stopping_patience']} can never be reached in "
             f"num_epochs: {values['num_epochs']}; need fewer, or null"

@@ -1,7 +1,7 @@
-"""What a config value may be: small functions that turn raw input into a typed value or say what is needed instead.
+"""Parsers of config values: small functions that turn raw input into a typed value or say what is needed instead.
 
-Raw input is text from YAML or the command line, or a Python object from a dict. A parser raises ValueError with the words
-that follow "got X; ".
+Raw input is text from YAML or the command line, or a Python object from a dict. A parser raises ValueError with the part of
+the message that follows "got X; ".
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Parser = Callable[[Any], Any]
 
 
 def near_miss(word: str, known: Iterable[str]) -> str | None:
-    """The known name that the word was most likely meant to be."""
+    """The known name that is most similar to the word; None if none is."""
     word = word.lower()
     matches = difflib.get_close_matches(word, list(known), n=5, cutoff=0.7)
 
-    def likeness(name: str) -> tuple[float, int]:  # of those that share as many letters, the one with the longer beginning
-        beginning = takewhile(lambda pair: pair[0] == pair[1], zip(name, word, strict=False))
-        return difflib.SequenceMatcher(None, name, word).ratio(), sum(1 for _ in beginning)
+    def similarity(name: str) -> tuple[float, int]:  # of equally similar names, the one with the longer common prefix
+        prefix = takewhile(lambda pair: pair[0] == pair[1], zip(name, word, strict=False))
+        return difflib.SequenceMatcher(None, name, word).ratio(), sum(1 for _ in prefix)
 
-    return max(matches, key=likeness, default=None)
+    return max(matches, key=similarity, default=None)
 
 
 def python_value(raw: Any) -> Any:
-    """The Python number or boolean that a numpy scalar stands for."""
+    """A numpy scalar as a Python number or boolean."""
     return raw.item() if hasattr(raw, "item") and getattr(raw, "shape", None) == () else raw
 
 
 def _can_be_written(raw: str) -> bool:
-    """No NUL, which no path can have, and no half of a surrogate pair, which no UTF-8 file can."""
+    """No NUL, which no path may have, and no half of a surrogate pair, which no UTF-8 file may have."""
     return "\0" not in raw and not any("\ud800" <= letter <= "\udfff" for letter in raw)
 
 
@@ -110,13 +110,13 @@ def number(
             raise ValueError(need) from None
         if not math.isfinite(value):
             raise ValueError(need)
-        inside = (
+        is_within_bounds = (
             (minimum is None or value >= minimum)
             and (above is None or value > above)
             and (below is None or value < below)
             and (maximum is None or value <= maximum)
         )
-        if not inside:
+        if not is_within_bounds:
             raise ValueError(need)
         return value
 
@@ -172,7 +172,7 @@ def either(first: Parser, second: Parser) -> Parser:
             try:
                 return second(raw)
             except ValueError as second_error:
-                if str(first_error).endswith("?"):  # it knows what was meant
+                if str(first_error).endswith("?"):  # it has a suggestion
                     raise first_error from None
                 raise ValueError(f"{first_error}, or {str(second_error).removeprefix('need ')}") from None
 
@@ -216,8 +216,9 @@ def mask_values(raw: Any) -> Any:
         name, _, threshold = raw.strip().partition(" ")
         if raw.strip() in ("auto", "nonzero"):
             return raw.strip()
-        if name == "above" and parse_number(threshold) in range(65535):
-            return f"above {int(threshold)}"
+        number = parse_number(threshold)
+        if name == "above" and number is not None and number in range(65535):
+            return f"above {int(number)}"
         raise ValueError("need auto, nonzero, above 127, or a list such as [0, 255] or [[0, 0, 0], [255, 0, 0]]")
     value = integer(minimum=0, maximum=65535, example="0")
     colour = listing(integer(minimum=0, maximum=255, example="0"), example="[255, 0, 0]", minimum=3, maximum=3)
@@ -225,7 +226,7 @@ def mask_values(raw: Any) -> Any:
 
 
 def transform_list(raw: Any) -> tuple[Any, ...]:
-    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is known."""
+    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
     need = "need a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]"
     if isinstance(raw, str) or not isinstance(raw, list | tuple):
         raise ValueError(need)
@@ -239,7 +240,7 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
 
 
 def _parameters(value: Any) -> Any:
-    """What a transform is given, which must go into config.yaml and come back."""
+    """The parameters of a transform, which must survive being written to config.yaml and read back."""
     if isinstance(value, list):
         return [_parameters(item) for item in value]
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""auto → value, with the reason: what a run takes for each setting on this machine and with this dataset.
+"""auto → value and reason, for every setting that the user left open, from facts about the hardware and the dataset.
 
-`resolve` is called once a run and decides everything that the user left open. `Settings` owns the outcome: what was asked for,
-what is taken, and why. Imports no torch and reads no file: it is given facts.
+`resolve` is called once per run. `Settings` owns the outcome: what was asked for, what is taken, and why. Imports no torch and
+reads no files.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NumberFormat = Literal["float32", "bfloat16", "float16"]
 
 # config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine.
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model")
-MAX_CLASS_WEIGHT = 10.0  # against the median class: beyond it, a few pixels would dominate the loss
+MAX_CLASS_WEIGHT = 10.0  # relative to the median class: above it, a few pixels would dominate the loss
 MAX_CROPS = 16  # of an image in an epoch
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 
 
 @dataclass(frozen=True)
 class HardwareFacts:
-    """What the machine has. `device` is torch's name for it; ROCm GPUs are `cuda` to torch."""
+    """What the hardware can do. `device` is torch's name for it; ROCm GPUs are `cuda` to torch."""
 
     device: str
     name: str
@@ -41,7 +41,7 @@ class HardwareFacts:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the scan of the dataset found."""
+    """What the scan found in the dataset."""
 
     channels: int
     mean: tuple[float, ...]
@@ -73,14 +73,14 @@ class ResolvedConfig(Config):
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a value came from: default, file, config, command line, argument, or decided here; and why."""
+    """Where a value came from (default, file, config, command line, argument, or decided) and, if decided, why."""
 
     source: str
     reason: str = ""
 
 
 class Settings:
-    """The settings of a run and their one owner: what changes a setting while the run goes on does it here."""
+    """The settings of a run. A setting that has to change during the run is changed here and nowhere else."""
 
     def __init__(self, asked: Config, taken: ResolvedConfig, decisions: Mapping[str, Decision]) -> None:
         self.asked = asked
@@ -88,12 +88,12 @@ class Settings:
         self.decisions = dict(decisions)
 
     def change(self, reason: str, **values: Any) -> None:
-        """Takes other values from here on."""
+        """Replaces the values that are taken."""
         self.taken = dataclasses.replace(self.taken, **values)
         self.decisions |= {name: Decision("decided", reason) for name in values}
 
     def repeatable(self) -> Config:
-        """The config that repeats the run: what was taken, and of the machine's keys what was asked for."""
+        """The config that repeats the run: the values taken, but for MACHINE_KEYS those asked for."""
         asked = {name: getattr(self.asked, name) for name in MACHINE_KEYS}
         return Config(**{name: getattr(self.taken, name) for name in FIELDS} | asked)
 
@@ -119,7 +119,7 @@ class Settings:
 
 
 def resolve(config: Config, hardware: HardwareFacts, dataset: DatasetFacts) -> Settings:
-    """Decides all that `config` leaves open; values that it fixes are not touched."""
+    """Decides all that `config` leaves open; values that it sets are kept."""
     decided: dict[str, tuple[Any, str]] = {}
     decided |= _resolve_machine(config, hardware)
     decided |= _resolve_data(config, dataset)
@@ -144,8 +144,8 @@ def _resolve_machine(config: Config, hardware: HardwareFacts) -> dict[str, tuple
         elif number_format != config.amp_dtype:
             decided["amp_dtype"] = number_format, reason
     if config.num_workers == "auto":
-        on_cpu = hardware.kind == "cpu"
-        decided["num_workers"] = choose_num_workers(hardware.num_cores, on_cpu), f"{hardware.num_cores} cores"
+        num_workers = choose_num_workers(hardware.num_cores, on_cpu=hardware.kind == "cpu")
+        decided["num_workers"] = num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores"
     return decided
 
 
@@ -196,7 +196,10 @@ def choose_crops_per_image(image_sizes: Sequence[tuple[int, int]], size: tuple[i
 
 
 def class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[float, ...]:
-    """Median share / share of each class, within a factor; 1 for a class that does not occur. With one class: of foreground."""
+    """Median share / share of each class, at most MAX_CLASS_WEIGHT and at least its inverse; 1 for a class that does not occur.
+
+    With num_classes 1: one weight, of foreground against background.
+    """
     present = [share for share in class_shares if share > 0]
     middle = median(present) if present else 1.0
     low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT

@@ -1,7 +1,7 @@
-"""Reads YAML text into plain values without trusting it.
+"""Reads untrusted YAML text into plain values.
 
-Scalars keep the text the user typed (`Plain`), because only the key a value belongs to knows whether `no` is a word or a
-switch and that `1e-3` is a number. Tags, several documents, duplicate keys, and anything past the bounds below are refused.
+Scalars keep the text the user typed (`Plain`), because only the key decides whether `no` is text or a boolean and that `1e-3`
+is a number. Tags, several documents, duplicate keys, and anything past the limits below are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import yaml
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
-MAX_NODES = 5_000  # counted after aliases are expanded, so an alias bomb runs into it
+MAX_NODES = 5_000  # with aliases expanded, so that an alias bomb is refused
 MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousand digits
 
 INTEGER = re.compile(r"[-+]?[0-9]+", re.ASCII)
@@ -70,7 +70,7 @@ class _BoundedLoader(yaml.SafeLoader):
 def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
     """One YAML document as None, Plain, str, list and dict; raises YamlError.
 
-    Duplicate keys are put into `duplicates` where the caller wants them beside other problems.
+    Duplicate keys are appended to `duplicates` if it is given, so that they can be reported with other problems.
     """
     if len(text) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
@@ -90,7 +90,7 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
         raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None
     except YamlError:
         raise
-    except (ValueError, OverflowError):  # PyYAML takes "\UFFFFFFFF" and %YAML 999... on trust
+    except (ValueError, OverflowError):  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
         raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
 
 
@@ -136,7 +136,7 @@ def interpret(value: Any) -> Any:
 
 
 def parse_number(text: str) -> int | float | None:
-    """`12`, `1e-3`, `.5`, `.inf`; None when the text is no number."""
+    """`12`, `1e-3`, `.5`, `.inf`; None if the text is not a number."""
     text = text.strip()
     if len(text) > MAX_DIGITS:
         return None
@@ -148,7 +148,7 @@ def parse_number(text: str) -> int | float | None:
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """A value as it may stand in a message: repr, cut, on one line."""
+    """The repr of a value for a message, cut to `limit` characters, on one line."""
     try:
         text = repr(str(value) if isinstance(value, Plain) else value)
     except ValueError:  # Python does not print integers of several thousand digits

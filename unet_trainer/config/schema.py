@@ -1,4 +1,4 @@
-"""Every setting of a run: one frozen, flat `Config`, with the default, the parser and a sentence for each key.
+"""Every setting of a run: one frozen, flat `Config`, with the default, the parser and an explanation for each key.
 
 Defaults live here and nowhere else.
 """
@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number
 
 
 def key(default: Any, parser: p.Parser, doc: str, theme: str = "") -> Any:
-    """One config key: its default, what it accepts and a line that explains it. A theme opens a new group of keys."""
+    """One config key: its default, its parser and a line that explains it. A theme begins a new group of keys."""
     metadata = {"parse": parser, "doc": doc, "theme": theme}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -31,7 +31,7 @@ def key(default: Any, parser: p.Parser, doc: str, theme: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings of a run. The sentence of each key is its comment in configs/default.yaml."""
+    """All settings of a run. The explanation of each key is its comment in configs/default.yaml."""
 
     data_dir: str = key(
         DEMO_DIR,
@@ -50,7 +50,9 @@ class Config:
         "folder of the masks, inside data_dir or an absolute path; null: found by its name (masks, labels, gt, trainannot, ...)",
     )
     mask_suffix: str = key(
-        "", p.word_or_empty, "what a mask's name has after the image's, where it cannot be told: _mask pairs a.jpg with a_mask.png"
+        "",
+        p.word_or_empty,
+        "what a mask's name has after the image's name, if it is not found by itself: _mask pairs a.jpg with a_mask.png",
     )
     num_classes: int = key(
         1,
@@ -58,12 +60,12 @@ class Config:
         "1: foreground against background; K: class ids 0 to K-1, background included",
     )
     class_names: tuple[str, ...] | None = key(
-        None, p.optional(p.listing(p.text(), example="[background, road]")), "names for the per-class table, one a class"
+        None, p.optional(p.listing(p.text(), example="[background, road]")), "names for the per-class table, one for each class"
     )
     mask_values: str | tuple[int | tuple[int, int, int], ...] = key(
         "auto",
         p.mask_values,
-        "auto: decided from all masks, and said; the value or [red, green, blue] of each class, in class order; nonzero; or above N",
+        "auto: decided from all masks, and reported; the value or [red, green, blue] of each class, in class order; nonzero; or above N",
     )
     ignore_value: int | None = key(
         None, p.optional(p.integer(minimum=0, maximum=65535, example="255")), "mask value of pixels that count nowhere"
@@ -74,7 +76,7 @@ class Config:
     split_file: str | None = key(
         None,
         p.optional(p.text("split.csv")),
-        "CSV with the columns image, mask and, if you like, split (train, val, test) and group; paths as seen from data_dir",
+        "CSV with the columns image, mask and, optionally, split (train, val, test) and group; paths as seen from data_dir",
     )
     group_pattern: str | None = key(
         None,
@@ -96,12 +98,12 @@ class Config:
     fit: Literal["resize", "crop"] = key(
         "resize",
         p.choice("resize", "crop"),
-        "resize: each pair to image_size; crop: random crops of it in training, windows at native resolution in validation",
+        "resize: each pair to image_size; crop: random crops of it in training, tiles at native resolution in validation",
     )
     crops_per_image: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=1, maximum=10_000, example="4")),
-        "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into the middle image, at most 16",
+        "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into an image of median size, at most 16",
     )
     rare_class_crops: float = key(
         0.33, p.number(minimum=0, maximum=1, example="0.33"), "fit: crop centres this share of the crops on a pixel of a rare class"
@@ -130,7 +132,7 @@ class Config:
     num_workers: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4")),
-        "processes that read and augment; auto: by the machine's cores; 0: none beside the main one",
+        "processes that read and augment; auto: by the number of cores; 0: none beside the main process",
     )
 
     cache: Literal["none", "ram", "disk"] = key(
@@ -152,7 +154,7 @@ class Config:
         "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16]",
     )
     freeze_encoder_epochs: int = key(
-        0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder stays as it is"
+        0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder is not trained"
     )
 
     loss: dict[str, float] = key(
@@ -172,7 +174,7 @@ class Config:
     accumulation_steps: int = key(
         1,
         p.integer(minimum=1, maximum=65536, example="4"),
-        "batches added up before the weights move: effective batch = batch_size × this",
+        "batches in one optimizer step: effective batch = batch_size × this",
     )
     optimizer: Literal["adamw", "adam", "sgd"] = key(
         "adamw", p.choice("adamw", "adam", "sgd"), "adamw, adam or sgd (Nesterov momentum 0.9)"
@@ -200,7 +202,7 @@ class Config:
     monitor: MonitorName = key(
         "val_iou",
         p.choice("val_iou", "val_dice", "val_loss"),
-        "what decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss",
+        "the metric that decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss",
     )
     early_stopping_patience: int | None = key(
         None, p.optional(p.integer(minimum=1, example="20")), "stop after this many epochs without improvement; null: never"
@@ -227,8 +229,8 @@ class Config:
         2000, p.integer(minimum=1, example="2000"), "float16: steps without overflow before the scale grows"
     )
     allow_tf32: bool = key(True, p.flag, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
-    compile_model: bool = key(False, p.flag, "compile the step: faster still after a minute or so of compiling")
-    channels_last: bool = key(True, p.flag, "memory layout that tensor cores prefer")
+    compile_model: bool = key(False, p.flag, "compile the step: faster, after a minute or so of compiling")
+    channels_last: bool = key(True, p.flag, "NHWC in memory, which suits tensor cores")
     deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
 
     seed: int = key(42, p.integer(minimum=0, example="42"), "split, weights, order and augmentation follow from it", theme="Run")
@@ -243,7 +245,7 @@ class Config:
         "the state is saved this often within an epoch too; null: at the end of each epoch only",
     )
     on_save_error: Literal["stop", "continue"] = key(
-        "stop", p.choice("stop", "continue"), "when a checkpoint cannot be written (full disk): stop, or continue and say so"
+        "stop", p.choice("stop", "continue"), "when a checkpoint cannot be written (full disk): stop, or continue with a warning"
     )
     on_nan: Literal["recover", "stop"] = key(
         "recover",
@@ -261,7 +263,7 @@ class Config:
     worker_timeout: float | None = key(
         600.0,
         p.optional(p.number(above=0, example="600")),
-        "seconds without a batch after which the worker processes are taken to hang; null: wait for ever",
+        "seconds without a batch after which the worker processes count as hanging; null: wait for ever",
     )
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)

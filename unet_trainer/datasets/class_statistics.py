@@ -1,4 +1,4 @@
-"""How often each mask value and each class occurs in a dataset."""
+"""How often each mask value and each class occurs in the masks of a dataset."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_value
 
+NUM_SHOWN = 8  # classes in the line that describes them
+
 
 def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
     """Pixels of each value in all masks."""
@@ -22,7 +24,7 @@ def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
 
 
 def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
-    """Class id → number of pixels; IGNORED and UNKNOWN included."""
+    """Class id → number of pixels of a mask; includes IGNORED and UNKNOWN."""
     values = np.array(sorted(mask.counts))
     pixels: Counter[int] = Counter()
     for value, class_id in zip(values.tolist(), coding.encode(values).tolist(), strict=True):
@@ -31,7 +33,7 @@ def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
 
 
 def describe_rarest_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> str:
-    """The rarest values with a mask that holds them: a stray value is found there."""
+    """The three rarest values, each with a mask that holds it: stray values are found this way."""
     found = []
     for value, _ in reversed(total_counts(masks).most_common()[-3:]):
         holders = [pair.mask for pair, mask in zip(pairs, masks, strict=True) if value in mask.counts]
@@ -40,7 +42,7 @@ def describe_rarest_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) ->
 
 
 def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
-    """Share of each class id among the pixels that count."""
+    """Share of each class id among the pixels that are not ignored."""
     total: Counter[int] = Counter()
     for mask in masks:
         total.update(class_ids(mask, coding))
@@ -49,7 +51,7 @@ def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -
 
 
 class ClassRow(NamedTuple):
-    """What values of the files become a class, the class's name, and its share of the pixels that count."""
+    """The file values that become a class, its name, and its share of the pixels that are not ignored."""
 
     values: str
     name: str
@@ -63,19 +65,20 @@ def class_table(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[
 
 
 def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> str:
-    """The table in a line, with what is ignored and how the values were told apart."""
+    """The table in one line, with the ignored share and the reason for the coding."""
     table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
     ignored = ignored_share(masks, coding)
-    ignores = f"; {show_value(coding.ignore_value or 0)} is ignored, {ignored:.1%} of all pixels" if ignored else ""
-    why = f" ({coding.reason})" if coding.reason != "mask_values" else ""
-    return ", ".join(table[:8]) + (", …" if len(table) > 8 else "") + f" of pixels{ignores}{why}"
+    ignored_text = f"; {show_value(coding.ignore_value or 0)} is ignored, {ignored:.1%} of all pixels" if ignored else ""
+    reason = f" ({coding.reason})" if coding.reason != "mask_values" else ""
+    return ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + f" of pixels{ignored_text}{reason}"
 
 
 def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
-    """Of all pixels."""
+    """Share of ignored pixels among all pixels."""
     total = sum(sum(mask.counts.values()) for mask in masks)
     return sum(class_ids(mask, coding).get(IGNORED, 0) for mask in masks) / max(1, total)
 
 
 def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[str]:
+    """Names of the classes without any pixel."""
     return [row.name for row in class_table(masks, coding, names) if row.share == 0]

@@ -1,6 +1,6 @@
-"""All that is known of a dataset before the first step: pairs, contents of every file, classes, image spec, split, problems.
+"""Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split, problems.
 
-Training and `check` look at data through this one module: what check passes, training takes.
+Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from unet_trainer.datasets.class_statistics import class_ids, class_shares, clas
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, memory_of, scan_pairs
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, build_coding, show_value
-from unet_trainer.system.console import Console
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
-NUM_NAMED = 20  # files of one problem that training's message names; check names more
+NUM_NAMED = 20  # files of one problem in training's message; check lists more
 
 
 @dataclass
 class DatasetReport:
-    """What was found. `pairs`, `images` and `masks` are those of the pairs that can be used, in one order."""
+    """What was found. `pairs`, `images` and `masks` hold the usable pairs only, in the same order."""
 
     found: FoundPairs
     pairs: list[Pair] = field(default_factory=list)
     images: list[ImageFacts] = field(default_factory=list)
     masks: list[MaskFacts] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    questions: list[str] = field(default_factory=list)  # that only the user can answer
+    questions: list[str] = field(default_factory=list)  # what the user must decide
     notices: list[str] = field(default_factory=list)
     kind: ImageKind | None = None
     coding: MaskCoding | None = None
@@ -47,16 +47,16 @@ class DatasetReport:
 
     @property
     def blocking_message(self) -> str:
-        """All that keeps the data from being trained on; empty when nothing does."""
+        """All reasons why the data cannot be trained on; empty if it can."""
         others = [problem for problem in self.problems if problem not in self.found.problems]
         parts = (self.found.blocking_message, describe_problems(others, NUM_NAMED), *self.questions)
         return "\n".join(text for text in parts if text)
 
     def checked(self) -> CheckedDataset:
-        """The dataset, if it can be trained on; raises DataError with all that keeps it from that."""
+        """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
         if message or self.kind is None or self.coding is None or self.image_spec is None or self.split is None:
-            raise DataError(message or "the dataset holds no pair that can be used")
+            raise DataError(message or "the dataset has no pair that can be used")
         return CheckedDataset(
             tuple(self.pairs),
             tuple(self.images),
@@ -72,7 +72,7 @@ class DatasetReport:
 
 @dataclass(frozen=True)
 class CheckedDataset:
-    """A dataset that can be trained on. `pairs`, `images` and `masks` are in one order."""
+    """A dataset that can be trained on. `pairs`, `images` and `masks` are in the same order."""
 
     pairs: Sequence[Pair]
     images: Sequence[ImageFacts]
@@ -89,7 +89,7 @@ class CheckedDataset:
         return _facts_of(pairs, self.pairs, self.images, self.masks)
 
     def facts(self, num_classes: int) -> DatasetFacts:
-        """What `resolve` decides from."""
+        """The facts from which `resolve` decides."""
         images, _ = self.facts_of(self.split.train)
         return DatasetFacts(
             channels=self.image_spec.channels,
@@ -113,7 +113,7 @@ def _facts_of(
 
 
 def find_dataset(config: Config) -> FoundPairs:
-    """The pairs of data_dir, as its folders or split_file tell; raises DataError where they cannot be told."""
+    """The pairs of data_dir, by its folders or by split_file; raises DataError where they cannot be found."""
     data_dir = Path(config.data_dir)
     if not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
@@ -128,18 +128,19 @@ def find_dataset(config: Config) -> FoundPairs:
 
 
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
-    """Finds the pairs (unless they are given), reads every file and decides; raises DataError where no pair can be told."""
+    """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
+    can be found."""
     report = DatasetReport(found or find_dataset(config))
-    memory = memory_of(Path(config.data_dir), Path(config.checkpoint_dir))
+    cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
-        facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, memory)
+        facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
     report.problems += report.found.problems
     _keep_readable(report, facts, config.resize_masks)
     if not report.pairs:
         return report
     _choose_kind(report, config)
     _choose_coding(report, config)
-    _split(report, config, config.num_folds if found is None else None)  # a run that goes on has its split
+    _split(report, config, config.num_folds if found is None else None)  # a resumed run keeps its split
     _add_notices(report)
     return report
 
@@ -165,9 +166,9 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         if isinstance(found.image, str) or isinstance(found.mask, str):
             continue
         if found.image.size != found.mask.size:
-            fits = _same_shape(found.image.size, found.mask.size)
-            if not (fits and resize_masks):
-                can_be_resized |= fits
+            has_same_shape = _same_shape(found.image.size, found.mask.size)
+            if not (has_same_shape and resize_masks):
+                can_be_resized |= has_same_shape
                 sizes.append(_size_line(pair, found.image, found.mask))
                 continue
             num_resized += 1
@@ -175,27 +176,28 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         report.images.append(found.image)
         report.masks.append(found.mask)
     if unreadable:
-        fix = "mend the files or take them away, with their partners"
+        fix = "repair these files, or remove them together with their partners"
         report.problems.append(Problem("unreadable", "files that cannot be used", tuple(unreadable), fix))
     if sizes:
-        fix = "resize_masks: true brings masks of the same shape to the size of their images" if can_be_resized else ""
+        fix = "an image and its mask must have the same size"
+        if can_be_resized:
+            fix = "resize_masks: true resizes masks with the aspect ratio of their images"
         if any("EXIF" in line for line in sizes):
-            fix = "turn the masks as well, or save the images without their EXIF orientation"
-        title = "masks that are not of their image's size"
-        report.problems.append(Problem("sizes", title, tuple(sizes), fix or "sizes in a pair must agree"))
+            fix = "rotate the masks too, or save the images without EXIF orientation"
+        report.problems.append(Problem("sizes", "masks of another size than their images", tuple(sizes), fix))
     if num_resized:
-        report.notices.append(f"{num_resized} masks are brought to the size of their images (resize_masks)")
+        report.notices.append(f"{counted(num_resized, 'mask')} resized to the size of the image (resize_masks)")
 
 
 def _same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether one is the other at another scale, to within a pixel."""
+    """Whether two sizes have the same aspect ratio, to within a pixel."""
     return abs(first[0] * second[1] - first[1] * second[0]) <= max(*first, *second)
 
 
 def _size_line(pair: Pair, image: ImageFacts, mask: MaskFacts) -> str:
     line = f"{pair.mask}: {mask.width}×{mask.height}, its image {pair.image} is {image.width}×{image.height}"
     if image.is_turned and mask.size == image.size[::-1]:
-        line += " (turned by its EXIF orientation; the mask is not)"
+        line += " (rotated by its EXIF orientation; the mask is not)"
     return line
 
 
@@ -205,10 +207,10 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     lines = [f"{pair.image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if not lines:
         return
-    fix = "all images of a dataset have the same depth and channels: convert these or take them away"
+    fix = "all images of a dataset must have the same depth and channels: convert or remove these"
     if config.in_channels != "auto":
-        fix = f"in_channels: {config.in_channels} is not what they have; leave it out, or convert them"
-    report.problems.append(Problem("form", "images unlike the others", tuple(lines), fix))
+        fix = f"in_channels: {config.in_channels} does not fit them; leave it out, or convert the images"
+    report.problems.append(Problem("kind", "images of another kind than the others", tuple(lines), fix))
     report.pairs = [pair for pair, reason in zip(report.pairs, reasons, strict=True) if not reason]
     report.masks = [mask for mask, reason in zip(report.masks, reasons, strict=True) if not reason]
     report.images = [image for image, reason in zip(report.images, reasons, strict=True) if not reason]
@@ -228,15 +230,15 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if config.ignore_value is None and coding.ignore_value is not None and config.num_classes > 1 and len(present) < 2:
         void = coding.ignore_value
         report.questions.append(
-            f"mask_values: with {void} as void, no class but {present[0] if present else 'none'} is left in any mask, and there is "
+            f"mask_values: with {void} as void, the masks hold no class but {present[0] if present else 'none'}, and there is "
             f"nothing to learn. Set num_classes: 1 if {void} is the foreground, or mask_values to the values of the "
             f"{config.num_classes} classes\n  {describe_rarest_values(report.pairs, report.masks)}"
         )
     elif config.ignore_value is None and coding.ignore_value is not None and not _void_occurs_beside_classes(report, coding):
         report.questions.append(
-            f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Void, or the foreground of "
+            f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Is it void, or the foreground of "
             f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
-            f"void, or bring all masks to the same values\n  {describe_rarest_values(report.pairs, report.masks)}"
+            f"void, or give all masks the same values\n  {describe_rarest_values(report.pairs, report.masks)}"
         )
     lines = []
     for pair, mask in zip(report.pairs, report.masks, strict=True):
@@ -248,13 +250,13 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         lines.append(f"{pair.mask}: {shares}")
     if lines:
         classes = ", ".join(show_value(value) for value in coding.values or ())
-        title = f"masks with values that are no class (classes have {classes})"
-        fix = "mend the masks, or name the values in mask_values or ignore_value"
+        title = f"masks with values that belong to no class (the classes are {classes})"
+        fix = "correct the masks, or add the values to mask_values or ignore_value"
         report.problems.append(Problem("values", title, tuple(lines), fix))
 
 
 def _void_occurs_beside_classes(report: DatasetReport, coding: MaskCoding) -> bool:
-    """Whether the value that was taken as void occurs in one mask with a class other than 0."""
+    """Whether the value taken as void occurs in a mask that also holds a class other than 0, or no mask holds such a class."""
     for mask in report.masks:
         held = set(class_ids(mask, coding))
         if IGNORED in held and held - {0, IGNORED, UNKNOWN}:
@@ -290,14 +292,14 @@ def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None
 
 
 def _add_notices(report: DatasetReport) -> None:
-    """What training copes with and the user should know."""
+    """Adds what does not stop training and the user should know."""
     alpha = sum(image.has_alpha for image in report.images)
     turned = sum(image.is_turned for image in report.images)
     grey = sum(image.channels == 1 for image in report.images)
     if alpha:
-        report.notices.append(f"alpha is left out of {alpha} of {len(report.images)} images")
+        report.notices.append(f"the alpha channel of {alpha} of {len(report.images)} images is dropped")
     if turned:
-        report.notices.append(f"{turned} of {len(report.images)} images are turned as their EXIF orientation says")
+        report.notices.append(f"{turned} of {len(report.images)} images are rotated by their EXIF orientation")
     if report.kind is not None and grey and report.kind.channels > 1:
         report.notices.append(f"{grey} of {len(report.images)} images are grey; each gets {report.kind.channels} equal channels")
     spec = report.image_spec
@@ -305,15 +307,15 @@ def _add_notices(report: DatasetReport) -> None:
         report.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
     groups = Counter(pair.group for pair in report.pairs if pair.group)
     if len(groups) == len(report.pairs) > 1:
-        report.notices.append("every group has one image alone; is group_pattern right?")
+        report.notices.append("every group has only one image; is group_pattern right?")
     flat = [pair.image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
     if flat:
-        report.notices.append(f"{len(flat)} images are of one colour throughout: {first_few(flat)}")
+        report.notices.append(f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}")
     if report.coding is not None:
         ids = [class_ids(mask, report.coding) for mask in report.masks]
         void = [pair.mask for pair, held in zip(report.pairs, ids, strict=True) if set(held) == {IGNORED}]
         if void:
-            report.notices.append(f"{len(void)} masks are ignored throughout and teach nothing: {first_few(void)}")
+            report.notices.append(f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}")
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(report.images):
         by_digest[image.digest].append(index)

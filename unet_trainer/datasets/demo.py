@@ -1,8 +1,7 @@
-"""Writes the built-in dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every time."""
+"""Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every time."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 def ensure_demo(folder: Path) -> bool:
-    """Makes the demo dataset unless it is there; returns whether it was made. Complete or absent, never half there."""
+    """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete folder."""
     if folder.exists():
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +29,7 @@ def ensure_demo(folder: Path) -> bool:
         write_demo(draft, NUM_IMAGES)
         draft.chmod(0o755)
         try:
-            os.rename(draft, folder)  # noqa: PTH104 - fails on a folder that another process has just made
+            draft.rename(folder)  # fails if another process has just filled that folder
         except OSError:
             if not folder.exists():
                 raise
@@ -50,7 +49,7 @@ def write_demo(folder: Path, num_images: int, side: int = SIDE) -> None:
 
 
 def draw_sample(index: int, side: int = SIDE) -> tuple[Pixels, Pixels]:
-    """Image and mask number `index`: a pure function of the number."""
+    """Image and mask number `index`; they depend on nothing else but `side`."""
     rng = np.random.default_rng([SEED, index])
     image = _tissue(rng, side)
     _draw_shadows(rng, image)
@@ -79,7 +78,7 @@ def _tissue(rng: np.random.Generator, side: int) -> Floats:
 
 
 def _draw_shadows(rng: np.random.Generator, image: Floats) -> None:
-    """Stains as dark as cells, but soft and without grain or rim: brightness alone must not give the cells away."""
+    """Stains as dark as cells, but soft and without grain or rim, so that brightness does not identify the cells."""
     side = image.shape[0]
     rows, columns = np.mgrid[:side, :side].astype(np.float32)
     for _ in range(rng.integers(1, 4)):
@@ -89,7 +88,7 @@ def _draw_shadows(rng: np.random.Generator, image: Floats) -> None:
 
 
 def _draw_fibres(rng: np.random.Generator, image: Floats) -> None:
-    """Strands and specks in the cells' colours that are no cells."""
+    """Strands and specks in the colours of the cells."""
     side = image.shape[0]
     for _ in range(rng.integers(3, 8)):
         start, stop = rng.uniform(0, side, (2, 2))
@@ -103,7 +102,7 @@ def _draw_fibres(rng: np.random.Generator, image: Floats) -> None:
 
 
 def _draw_cell(rng: np.random.Generator, image: Floats, mask: Pixels) -> None:
-    """A wobbly, stretched blob with a darker rim and a grain of its own; cells overlap."""
+    """An irregular blob with a darker rim and its own grain; cells may overlap."""
     side = image.shape[0]
     angles = np.linspace(0, 2 * np.pi, 72, endpoint=False)
     radius = rng.uniform(0.08, 0.17) * side * np.ones_like(angles)

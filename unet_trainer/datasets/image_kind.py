@@ -1,4 +1,4 @@
-"""Channels, depth and statistics that the images of a dataset share, decided from the scan of all of them."""
+"""Decides from the scan which channels, depth and statistics the images of a dataset share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def depth_of(image: ImageFacts) -> str:
 
 
 def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
-    """Why an image cannot be in one batch with the others, or None."""
+    """Why an image cannot be in one batch with the others; None if it can."""
     if depth_of(image) != kind.depth:
         return f"{depth_name(depth_of(image))}, the others are {depth_name(kind.depth)}"
     if image.channels not in (1, kind.channels):
@@ -58,7 +58,7 @@ def build_image_spec(
     image_mean: Sequence[float] | str,
     image_std: Sequence[float] | str,
 ) -> tuple[ImageSpec, str]:
-    """The spec and where its statistics come from: ImageNet's for 8-bit RGB, those of the training images for all else."""
+    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training images."""
     given = {"image_mean": image_mean, "image_std": image_std}
     wrong = [
         f"{name}: got {len(value)} values; the images have {kind.channels} channels"
@@ -97,7 +97,7 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
     mean = weights @ means
     variance = weights @ (stds**2 + (means - mean) ** 2)
     std = np.sqrt(variance)
-    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # less is the rounding of a constant
+    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # a constant has a tiny std from rounding
     return tuple(_rounded(value) for value in mean), tuple(_rounded(value) for value in np.where(has_spread, std, 1.0))
 
 

@@ -1,6 +1,6 @@
-"""Which folders hold the images and which the masks: told by their names, or by image_dir and mask_dir. Opens no file.
+"""Which folders hold the images and which the masks, by their names or by image_dir and mask_dir. Opens no file.
 
-Where more than one folder could be meant, nothing is chosen: the error names them and the key to set.
+If more than one folder is possible, none is chosen: the error names them and the key to set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS = {
     "test": "test", "testing": "test", "ts": "test",
 }  # fmt: skip
 
-# What a file's name has before or after the rest of it when image and mask lie side by side.
+# Words at the start or end of a name that mark a mask when images and masks are in one folder.
 MASK_WORDS = (
     "masks?|labels?|labelids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
     "|manual[12]?|1stho|2ndho|trimap|matte"
@@ -48,7 +48,7 @@ MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]"
 
 @dataclass(frozen=True)
 class Folders:
-    """Where one part of the data lies; images and masks may share a folder."""
+    """The folders of one part of the data; images and masks may share a folder."""
 
     images: Path
     masks: Path
@@ -56,7 +56,7 @@ class Folders:
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders to train on, those to validate on if there are any, and a phrase that says what was found."""
+    """The folders to train on, those to validate on if there are any, and a phrase that describes them."""
 
     train: Folders
     val: Folders | None
@@ -65,25 +65,25 @@ class Layout:
 
 
 class _Found(NamedTuple):
-    """A folder that could be the one: `part_name` is the folder or word that made it train or val, `value` what to set a key to."""
+    """A possible folder. `part_name` is the folder name that makes it train or val; `value` is what selects it in the config."""
 
     path: Path
     part_name: str
     value: str
 
 
-_Slots = dict[tuple[str, Kind], list[_Found]]  # (part, kind) → folders; part "" is data that is not divided
+_Slots = dict[tuple[str, Kind], list[_Found]]  # (part, kind) → possible folders; part "" is data that is not divided
 
 
 def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "") -> Layout:
-    """The folders of images and masks in data_dir; image_dir and mask_dir win over any search. Raises DataError."""
+    """The folders of images and masks in data_dir; where image_dir or mask_dir is set, it is not searched. Raises DataError."""
     slots: _Slots = defaultdict(list)
-    wishes: dict[Kind, str | None] = {"image": image_dir, "mask": mask_dir}
-    for kind, given in wishes.items():
+    keys: dict[Kind, str | None] = {"image": image_dir, "mask": mask_dir}
+    for kind, given in keys.items():
         if given is None:
             _search(data_dir, kind, slots)
         else:
-            _look_up(data_dir, kind, given, slots)
+            _use_given(data_dir, kind, given, slots)
     if image_dir is None:
         _add_bare_folders(data_dir, mask_dir is not None, mask_suffix, slots)
     train_image = _only(data_dir, "image", [*slots["", "image"], *slots["train", "image"]])
@@ -91,7 +91,7 @@ def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mas
     if train_image and not train_mask and has_marks(list_files(train_image.path), mask_suffix):
         train_mask = train_image
     if not train_image or not train_mask:
-        raise DataError(_missing(data_dir, [KEYS["image"]] * (not train_image) + [KEYS["mask"]] * (not train_mask)))
+        raise DataError(_describe_missing(data_dir, [KEYS["image"]] * (not train_image) + [KEYS["mask"]] * (not train_mask)))
     train = Folders(train_image.path, train_mask.path)
     val_image = _only(data_dir, "image", slots["val", "image"])
     val_mask = _only(data_dir, "mask", slots["val", "mask"])
@@ -99,18 +99,18 @@ def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mas
         return Layout(train, None, _phrase(data_dir, train), "")
     if not val_mask:
         if train_image != train_mask:
-            wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, str(_inside(data_dir, train.masks)))
+            wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, str(_relative(data_dir, train.masks)))
             raise DataError(
                 f"no folder {wanted}; {_contents(val_image.path.parent)}; "
                 "add it, or set image_dir and mask_dir to the folders to train on"
             )
         val_mask = val_image
-    names = f"folders {train_image.part_name or _inside(data_dir, train.images)} and {val_image.part_name}"
+    names = f"folders {train_image.part_name or _relative(data_dir, train.images)} and {val_image.part_name}"
     return Layout(train, Folders(val_image.path, val_mask.path), _phrase(data_dir, train), names)
 
 
 def list_files(folder: Path, without: Path | None = None) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted; hidden files and other extensions are none."""
+    """The image files of a folder and its subfolders, sorted, without hidden files and without the folder `without`."""
     return [
         path
         for path in sorted(folder.rglob("*"))
@@ -122,23 +122,23 @@ def list_files(folder: Path, without: Path | None = None) -> list[Path]:
 
 
 def _is_broken_link(path: Path) -> bool:
-    """A link to nothing is a file that is missing, not one that was never there."""
+    """Broken links count as files, so that they are reported as missing."""
     return path.is_symlink() and not path.exists()
 
 
 def mask_marks(stem: str) -> list[str]:
-    """What tells that a file is a mask, such as _mask in a_mask or gt_ in gt_a; in lower case."""
+    """The marks of a mask in a name, such as _mask in a_mask or gt_ in gt_a; in lower case."""
     return [found.group().lower() for found in MASK_MARK.finditer(stem)]
 
 
 def has_marks(files: Sequence[Path], mask_suffix: str) -> bool:
-    """Whether some of the files, and not all, are named like masks."""
+    """Whether some but not all of the files are named like masks."""
     marked = [path for path in files if mask_marks(path.stem) or (mask_suffix and path.stem.endswith(mask_suffix))]
     return 0 < len(marked) < len(files)
 
 
 def _meaning(name: str) -> tuple[str, Kind | None]:
-    """Part and kind that a folder's name tells: train_masks → train, mask; imgs → "", image; foo → "", None."""
+    """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; foo → "", None."""
     word = re.sub(r"[-_. ]", "", name.lower())
     if word in KINDS:
         return "", KINDS[word]
@@ -152,7 +152,7 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
 
 
 def _search(data_dir: Path, kind: Kind, slots: _Slots) -> None:
-    """images/, images/train, train/images and train_images, all by their names."""
+    """Finds images/, images/train/, train/images/ and train_images/."""
     for folder in _subfolders(data_dir):
         part, its_kind = _meaning(folder.name)
         if its_kind == kind and part:
@@ -166,8 +166,8 @@ def _search(data_dir: Path, kind: Kind, slots: _Slots) -> None:
                     slots[part, kind].append(_Found(inner, folder.name, inner.name))
 
 
-def _look_up(data_dir: Path, kind: Kind, given: str, slots: _Slots) -> None:
-    """data_dir/given as it is or divided below, else train/given and val/given."""
+def _use_given(data_dir: Path, kind: Kind, given: str, slots: _Slots) -> None:
+    """data_dir/given, undivided or with train and val inside; else train/given and val/given."""
     if (data_dir / given).is_dir():
         _add_parts_below(data_dir / given, kind, given, slots)
         return
@@ -192,7 +192,7 @@ def _add_parts_below(folder: Path, kind: Kind, value: str, slots: _Slots) -> Non
 
 
 def _add_bare_folders(data_dir: Path, mask_dir_is_set: bool, mask_suffix: str, slots: _Slots) -> None:
-    """Folders that hold images without a folder of that name: train/ beside trainannot/, or images and masks side by side."""
+    """Adds folders that hold images without being named so: train/ beside trainannot/, or images and masks in one folder."""
     parts = [(part, folder) for folder in _subfolders(data_dir) for part, kind in [_meaning(folder.name)] if part and not kind]
     has_masks = mask_dir_is_set or any(slots[part, "mask"] for part in ("", "train", "val"))
     for part, folder in parts:
@@ -213,11 +213,12 @@ def _add_bare_folders(data_dir: Path, mask_dir_is_set: bool, mask_suffix: str, s
 
 
 def _only(data_dir: Path, kind: Kind, candidates: list[_Found]) -> _Found | None:
-    if len(candidates) > 1:  # labels/ of text files beside masks/ is no rival
+    """The one candidate, or None; raises DataError if several are left."""
+    if len(candidates) > 1:  # labels/ with text files beside masks/ is not a candidate
         candidates = [found for found in candidates if list_files(found.path)] or candidates
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    key, paths = KEYS[kind], [str(_inside(data_dir, found.path)) for found in candidates]
+    key, paths = KEYS[kind], [str(_relative(data_dir, found.path)) for found in candidates]
     values = [found.value for found in candidates]
     fixes = " or ".join(f"{key}: {value}" for value in (values if len(set(values)) == len(values) else paths))
     raise DataError(
@@ -225,7 +226,7 @@ def _only(data_dir: Path, kind: Kind, candidates: list[_Found]) -> _Found | None
     )
 
 
-def _missing(data_dir: Path, keys: list[str]) -> str:
+def _describe_missing(data_dir: Path, keys: list[str]) -> str:
     wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
     return (
         f"data_dir: {' and '.join(wanted[key] for key in keys)} in {data_dir}; {_contents(data_dir)}; "
@@ -239,13 +240,13 @@ def _contents(folder: Path) -> str:
 
 
 def _phrase(data_dir: Path, folders: Folders) -> str:
-    images, masks = _inside(data_dir, folders.images), _inside(data_dir, folders.masks)
+    images, masks = _relative(data_dir, folders.images), _relative(data_dir, folders.masks)
     if images == masks:
         return "image and mask side by side" + ("" if images == Path() else f" in {images}/")
     return f"{images}/ + {masks}/"
 
 
-def _inside(data_dir: Path, folder: Path) -> Path:
+def _relative(data_dir: Path, folder: Path) -> Path:
     return folder.relative_to(data_dir) if folder.is_relative_to(data_dir) else folder
 
 

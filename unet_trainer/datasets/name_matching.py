@@ -1,6 +1,6 @@
-"""Which names belong together: what is taken off the names of images and masks before they are compared. Opens no file.
+"""Which names belong together. A rule removes prefixes and suffixes from the names of images and masks and compares the rest.
 
-A rule counts only if it leaves no image and no mask over; equal names are the strongest evidence.
+The first rule that leaves nothing unpaired is used; equal names come first. Opens no file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from unet_trainer.datasets.layouts import MASK_WORDS
 
-CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png is the first channel of case.png
+CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
 CHANNEL = re.compile(r"_\d{4}$")
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|training|train|validation|val|test"
-# One name alone shows no part that all names share: these words may be taken off it.
+# With a single file there is no common prefix or suffix to find; only these words are removed.
 IMAGE_AFFIXES = re.compile(
     rf"(?P<prefix>(?:(?:{IMAGE_WORDS})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{IMAGE_WORDS})|))", re.I
 )
@@ -28,17 +28,17 @@ MASK_AFFIXES = re.compile(
 
 class File(NamedTuple):
     path: Path
-    folder: str  # inside the folder that was searched
+    folder: str  # relative to the folder that was searched; ends in a slash, or is empty
     stem: str  # of a mask: without mask_suffix
 
 
 class Rule(NamedTuple):
-    """What is taken off the names before they are compared: (prefix, suffix) of the images and of the masks."""
+    """What is removed from names before they are compared: (prefix, suffix) of the images and of the masks."""
 
     image: tuple[str, str] = ("", "")
     mask: tuple[str, str] = ("", "")
-    ignores_padding: bool = False
-    drops_channel: bool = False
+    ignores_padding: bool = False  # 7 and 007 are equal
+    drops_channel: bool = False  # the _0000 of nnU-Net
 
     def image_core(self, stem: str) -> str:
         return self._core(CHANNEL.sub("", stem) if self.drops_channel else stem, *self.image)
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What a rule pairs and what it leaves over."""
+    """The pairs that a rule finds, and the files that it leaves unpaired."""
 
     rule: Rule
     pairs: list[tuple[File, File]]
@@ -65,7 +65,7 @@ class Match(NamedTuple):
 
 
 def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> Match:
-    """By the first rule that leaves nothing over, else by the one that pairs most. Equal names are the strongest evidence."""
+    """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most."""
     rules = [Rule()]
     if is_channel_folder(image_folder) and len({_channel(image) for image in images}) == 1:
         rules.append(Rule(drops_channel=True))
@@ -85,7 +85,7 @@ def _channel(image: File) -> str:
 
 
 def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Match:
-    """Pairs are one image and one mask of the same core in the same subfolder."""
+    """Pairs one image with one mask if they are in the same subfolder and the rest of their names is equal."""
     found: dict[tuple[str, str], tuple[list[File], list[File]]] = defaultdict(lambda: ([], []))
     for image in images:
         found[image.folder, rule.image_core(image.stem)][0].append(image)
@@ -102,14 +102,14 @@ def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Ma
 
 
 def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[Rule]:
-    """Rules that take off what all masks have in common at either end, and then what all images have."""
+    """Rules that remove the common prefix and suffix of all masks; then those of all images as well."""
     mask_affixes = _affixes(set(masks), MASK_AFFIXES)
     rules = (Rule(("", ""), mask_affixes), Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes))
     return [rule for rule in rules if rule != Rule() and not _hides_numbers(rule)]
 
 
 def _hides_numbers(rule: Rule) -> bool:
-    """Whether what is taken off holds numbers that may tell files apart: s1_a and s2_a. That of 21_manual1 belongs to its word."""
+    """Whether the affixes hold numbers that may identify files: s1_a and s2_a. The 1 of 21_manual1 belongs to its word."""
     image_tokens, mask_tokens = [], []
     for image_affix, mask_affix in zip(rule.image, rule.mask, strict=True):
         if NUMBER.findall(image_affix) != NUMBER.findall(mask_affix):
@@ -120,7 +120,7 @@ def _hides_numbers(rule: Rule) -> bool:
 
 
 def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> tuple[str, str]:
-    """The prefix and suffix that all stems share, cut where a number begins or ends: t000 and t001 share t, not t00."""
+    """The common prefix and suffix, never with part of a number: those of t000 and t001 share t, not t00."""
     if not stems:
         return "", ""
     if len(stems) == 1:
@@ -133,6 +133,6 @@ def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> tuple[str, str
 
 
 def _common_start(texts: set[str]) -> str:
-    first, last = min(texts), max(texts)  # what these two share, all between them share
+    first, last = min(texts), max(texts)  # all texts between the two in order share what these two share
     length = next((index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]

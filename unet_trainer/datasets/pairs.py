@@ -1,6 +1,6 @@
-"""Which mask belongs to which image: files are paired by name, or by the rows of split_file. Opens no image.
+"""Which mask belongs to which image: files are paired by name. Opens no image.
 
-A rule of pairing is used only if it leaves no image and no mask over; otherwise the error shows how far the best one got.
+A pairing rule is used only if it leaves no image and no mask unpaired; otherwise the error shows what the best rule pairs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from unet_trainer.datasets.layouts import Folders, find_layout, list_files, mask
 from unet_trainer.datasets.name_matching import CHANNEL, File, Match, Rule, best_match, is_channel_folder
 from unet_trainer.datasets.problems import Problem, first_few
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
+from unet_trainer.system.console import counted
 
 Part = Literal["train", "val"]
 
@@ -30,27 +31,27 @@ class Pair:
     name: str
     image: Path
     mask: Path
-    part: Part | None = None  # where the data says so itself
-    group: str = ""  # pairs of one group stay on one side
+    part: Part | None = None  # None: the data is not divided
+    group: str = ""  # pairs of one group stay on one side of the split
 
 
 @dataclass(frozen=True)
 class FoundPairs:
-    """The pairs of a dataset, how they were found, and what keeps them from being trained on."""
+    """The pairs of a dataset, how they were found, and the files without a partner."""
 
     pairs: tuple[Pair, ...]
     rule: str
-    blocking_message: str = ""  # why training refuses; empty when all is paired
+    blocking_message: str = ""  # why they cannot be trained on; empty if every file has its partner
     problems: tuple[Problem, ...] = ()  # the same, file by file
 
     @property
     def is_divided(self) -> bool:
-        """Whether the data says itself what validates."""
+        """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
 
 
 def find_in_folders(config: Config, data_dir: Path) -> FoundPairs:
-    """The pairs in the folders of data_dir; raises DataError where they cannot be told."""
+    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart."""
     layout = find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
     train = _pair_files(layout.train, config.mask_suffix)
     if layout.val is None:
@@ -60,13 +61,13 @@ def find_in_folders(config: Config, data_dir: Path) -> FoundPairs:
     return FoundPairs(
         tuple(replace(pair, part="train") for pair in train.pairs) + tuple(replace(pair, part="val") for pair in val.pairs),
         f"{layout.phrase}, {train.rule}{'' if same else f', val {val.rule}'}; {layout.parts}",
-        "\n".join(blocking_message for blocking_message in (train.blocking_message, val.blocking_message) if blocking_message),
+        "\n".join(message for message in (train.blocking_message, val.blocking_message) if message),
         train.problems + val.problems,
     )
 
 
 def find_pairs(image_folder: Path, mask_folder: Path, mask_suffix: str = "") -> list[Pair]:
-    """Images and masks whose names tell that they belong together, sorted by name; one folder may hold both."""
+    """Images and masks whose names belong together, sorted by name; one folder may hold both. Raises DataError."""
     missing = [str(folder) for folder in (image_folder, mask_folder) if not folder.is_dir()]
     if missing:
         raise DataError(f"no folder {' and no folder '.join(missing)}; set image_dir and mask_dir to the folders' names")
@@ -77,29 +78,29 @@ def find_pairs(image_folder: Path, mask_folder: Path, mask_suffix: str = "") -> 
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pair, ...]:
-    """The group of each pair, from its image's path inside data_dir: what the pattern's first bracket matches, or all of it."""
-    grouped, strangers = [], []
+    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has one."""
+    grouped, unmatched = [], []
     for pair in pairs:
         path = path_in(data_dir, pair.image)
         match = re.search(pattern, path)
         if match is None:
-            strangers.append(path)
+            unmatched.append(path)
         else:
             grouped.append(replace(pair, group=match.group(1 if match.re.groups else 0) or ""))
-    if strangers:
+    if unmatched:
         raise DataError(
-            f"group_pattern: {pattern!r} matches nothing in {len(strangers)} of {len(pairs)} paths, such as {first_few(strangers)}"
+            f"group_pattern: {pattern!r} matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
         )
     return tuple(grouped)
 
 
 def path_in(data_dir: Path, path: Path) -> str:
-    """The path as seen from data_dir, in slashes; as it is where it lies elsewhere."""
+    """The path relative to data_dir, with slashes; the whole path if it is outside."""
     return (path.relative_to(data_dir) if path.is_relative_to(data_dir) else path).as_posix()
 
 
 def _pair_files(folders: Folders, mask_suffix: str) -> FoundPairs:
-    """The pairs, sorted by name, and a phrase for the rule that made them."""
+    """The pairs, sorted by name, and a description of the rule that pairs them."""
     if folders.images == folders.masks:
         images, masks = _side_by_side(folders, mask_suffix)
     else:
@@ -108,16 +109,16 @@ def _pair_files(folders: Folders, mask_suffix: str) -> FoundPairs:
     blocking_message = ""
     if not match.is_complete:
         _refuse_channels(images, masks, folders)
-        blocking_message = _refusal(match, folders, mask_suffix)
+        blocking_message = _describe_unpaired(match, folders, mask_suffix)
     pairs = [Pair(f"{image.folder}{image.path.stem}", image.path, mask.path) for image, mask in match.pairs]
     pairs.sort(key=lambda pair: pair.name)
     same = match.rule == Rule() and all(pair.image.stem == pair.mask.stem for pair in pairs)
     rule = "same names" if same or not pairs else f"paired like {pairs[0].image.stem} ↔ {pairs[0].mask.stem}"
-    return FoundPairs(tuple(pairs), rule, blocking_message, _leftovers(match, folders) if blocking_message else ())
+    return FoundPairs(tuple(pairs), rule, blocking_message, _unpaired_files(match, folders) if blocking_message else ())
 
 
-def _leftovers(match: Match, folders: Folders) -> tuple[Problem, ...]:
-    fix = "add the partner, take the file away, or set mask_suffix, image_dir and mask_dir so that they pair up"
+def _unpaired_files(match: Match, folders: Folders) -> tuple[Problem, ...]:
+    fix = "add the partner, remove the file, or set mask_suffix, image_dir and mask_dir so that they pair up"
     found = (
         Problem("no_mask", f"images without a mask in {folders.masks}", _paths(match.images), fix),
         Problem("no_image", f"masks without an image in {folders.images}", _paths(match.masks), fix),
@@ -130,7 +131,7 @@ def _paths(files: Sequence[File]) -> tuple[str, ...]:
 
 
 def _two_folders(folders: Folders, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """The files of both folders; a folder inside the other one is left out of it, and so are masks without the suffix."""
+    """The files of both folders. If one folder is inside the other, its files are not the other's; masks need the suffix."""
     sides: list[list[File]] = []
     for noun, folder, other in (("images", folders.images, folders.masks), ("masks", folders.masks, folders.images)):
         files = _name_files(list_files(folder, without=other if other.is_relative_to(folder) else None), folder)
@@ -150,7 +151,7 @@ def _two_folders(folders: Folders, mask_suffix: str) -> tuple[list[File], list[F
 
 
 def _side_by_side(folders: Folders, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder, told apart by mask_suffix or by the one mark (such as _mask) that leaves nothing over."""
+    """Images and masks of one folder, told apart by mask_suffix or by the one mark (such as _mask) that leaves no file unpaired."""
     folder = folders.images
     files = _name_files(list_files(folder), folder)
     problems = _same_names(files)
@@ -172,17 +173,17 @@ def _side_by_side(folders: Folders, mask_suffix: str) -> tuple[list[File], list[
         return images, _without_suffix(masks, mask_suffix)
     counts = Counter(mark for file in files for mark in mask_marks(file.stem))
     marks = sorted(mark for mark, count in counts.items() if count < len(files))
-    readings: dict[str, tuple[list[File], list[File]]] = {mark: ([], []) for mark in marks}
+    by_mark: dict[str, tuple[list[File], list[File]]] = {mark: ([], []) for mark in marks}  # images and masks by each mark
     for file in files:
         its_marks = mask_marks(file.stem)
-        for mark, reading in readings.items():
-            reading[mark in its_marks].append(file)
-    complete = [mark for mark in marks if best_match(*readings[mark], folders.images).is_complete]
+        for mark, images_and_masks in by_mark.items():
+            images_and_masks[mark in its_marks].append(file)
+    complete = [mark for mark in marks if best_match(*by_mark[mark], folders.images).is_complete]
     if len(complete) == 1 or (not complete and len(marks) == 1):
-        return readings[(complete or marks)[0]]
+        return by_mark[(complete or marks)[0]]
     if not marks:
         raise DataError(
-            f"cannot tell images from masks in {folder}: no name has what masks have (X_mask, X_label, gt_X, ...), "
+            f"cannot tell images from masks in {folder}: no file is named like a mask (X_mask, X_label, gt_X, ...), "
             f"{_examples(files)}; set mask_suffix, or image_dir and mask_dir to two folders"
         )
     listing = ", ".join(f"{mark} ({counts[mark]} files)" for mark in marks)
@@ -193,14 +194,14 @@ def _side_by_side(folders: Folders, mask_suffix: str) -> tuple[list[File], list[
 
 
 def _is_another_mask(file: File, stems: set[tuple[str, str]]) -> bool:
-    """A second annotator's mask of an image that has the chosen one."""
+    """Whether the file is another mask (a second annotator's) of an image that has a mask already."""
     marks = mask_marks(file.stem)
     cores = {file.stem[: -len(mark)] for mark in marks} | {file.stem[len(mark) :] for mark in marks}
     return any((file.folder, core) in stems for core in cores) and (file.folder, file.stem) not in stems
 
 
 def _refuse_channels(images: Sequence[File], masks: Sequence[File], folders: Folders) -> None:
-    """nnU-Net keeps the channels of an image in files of their own; one of them alone is not the image."""
+    """Raises DataError where each channel of an image is a file of its own, as in nnU-Net."""
     cases: dict[str, list[str]] = {mask.folder + mask.stem: [] for mask in masks}
     for image in images:
         cases.get(image.folder + CHANNEL.sub("", image.stem), []).append(image.path.name)
@@ -234,8 +235,8 @@ def _same_names(files: Iterable[File]) -> list[str]:
     return [*problems[:NUM_NAMED], *([f"and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else [])]
 
 
-def _refusal(match: Match, folders: Folders, mask_suffix: str) -> str:
-    """How far the best rule got, what it leaves over and the keys to set."""
+def _describe_unpaired(match: Match, folders: Folders, mask_suffix: str) -> str:
+    """What the best rule pairs, what it leaves unpaired, and the keys to set."""
     images, masks, rule = sorted(match.images), sorted(match.masks), match.rule
     lines = ["images and masks do not pair up:"]
     if match.pairs:
@@ -243,26 +244,22 @@ def _refusal(match: Match, folders: Folders, mask_suffix: str) -> str:
         num_images = len(match.pairs) + len(images)
         lines.append(f"the best rule pairs {len(match.pairs)} of {num_images} images, {image.path.name} with {mask.path.name}")
     else:
-        lines.append("no rule pairs any (same names, a common prefix or suffix, zeros before numbers)")
+        lines.append("no rule pairs any of them (same names, a common prefix or suffix, zeros before numbers)")
     if images:
         wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{mask_suffix}.png"
         paths = [str(image.path) for image in images]
-        lines.append(f"{_count(paths, 'image')} without a mask in {folders.masks} (such as {wanted}): {first_few(paths)}")
+        lines.append(f"{counted(len(paths), 'image')} without a mask in {folders.masks} (such as {wanted}): {first_few(paths)}")
     if masks:
         paths = [str(mask.path) for mask in masks]
-        lines.append(f"{_count(paths, 'mask')} without an image in {folders.images}: {first_few(paths)}")
+        lines.append(f"{counted(len(paths), 'mask')} without an image in {folders.images}: {first_few(paths)}")
     here, there = (sorted({file.folder or "./" for file in files}) for files in (images, masks))
     if images and masks and not set(here) & set(there):
         lines.append(
-            f"a pair lies in one subfolder, but these images lie in {first_few(here)} and these masks in {first_few(there)}"
+            f"a pair must be in one subfolder, but these images are in {first_few(here)} and these masks in {first_few(there)}"
         )
-    lines.append("set mask_suffix to what a mask's name has after its image's, or image_dir and mask_dir to folders that pair up")
+    lines.append("set mask_suffix to what follows the image's name in the mask's name, or image_dir and mask_dir to other folders")
     return "\n  ".join(lines)
 
 
 def _examples(files: Sequence[File]) -> str:
     return f"such as {first_few([file.path.name for file in files])}"
-
-
-def _count(items: Sequence[str], noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset: each problem with its files and the fix, put into words the same way for training and check."""
+"""Problems of a dataset, each with its files and the fix, and their text, which is the same in training and in check."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of trouble: a line for each file that has it, and what to do."""
+    """One kind of problem: a line for each file that has it, and the fix."""
 
-    kind: str  # a word for programs: unreadable, sizes, ...
+    kind: str  # identifies it in the JSON report: unreadable, sizes, ...
     title: str  # "files that cannot be read"
     lines: tuple[str, ...]  # "path: reason"
     fix: str = ""
@@ -29,6 +29,6 @@ def _describe(problem: Problem, most: int) -> str:
 
 
 def first_few(items: Iterable[object], most: int = 5) -> str:
-    """The first few, and how many there are beyond."""
+    """The first `most` items, and the number of the others."""
     texts = [str(item) for item in items]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -1,6 +1,6 @@
-"""Reads every file once before the first step, so that a bad file costs seconds at the start and not a run at night.
+"""Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a run.
 
-What a file holds is remembered by its path, size and times: the next start reads only what is new.
+Facts about a file are cached by its path, size and times: the next start reads only new and changed files.
 """
 
 from __future__ import annotations
@@ -20,24 +20,15 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import (
-    Pixels,
-    ReadError,
-    decode_image,
-    decode_mask,
-    drops_alpha,
-    is_16bit,
-    is_turned,
-    read_bytes,
-    refuse_bomb,
-)
+from unet_trainer.images.image_files import Pixels, ReadError, decode_image, decode_mask, read_bytes, refuse_bomb
+from unet_trainer.images.image_headers import has_alpha, is_16bit, is_turned
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 
-MEMORY_FORMAT = 1
-MISSING = 1e30  # larger numbers mark pixels without data, and would swamp the statistics
-MAX_REMEMBERED = 4096  # values of one mask; a mask with more is read again
-# What libjpeg prints about a picture whose data are wrong; bytes before the end marker are a camera's habit and harmless.
+CACHE_FORMAT = 1
+MISSING = 1e30  # larger numbers mark pixels without data; they would dominate the statistics
+MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
+# What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
 
 Stamp = list[int]  # size and times; a list, because JSON gives lists back
@@ -56,8 +47,8 @@ class ImageFacts:
     low: float
     high: float
     has_alpha: bool
-    is_turned: bool  # as its EXIF orientation says
-    digest: str  # of the bytes
+    is_turned: bool  # rotated or mirrored because of its EXIF orientation
+    digest: str  # of the file's bytes
 
     @property
     def size(self) -> tuple[int, int]:
@@ -84,105 +75,137 @@ Facts = TypeVar("Facts", ImageFacts, MaskFacts)
 
 @dataclass(frozen=True)
 class PairFacts:
-    """The facts of both files, or the reason why one cannot be read."""
+    """The facts of each file, or the reason why it cannot be used."""
 
     image: ImageFacts | str
     mask: MaskFacts | str
 
 
-class ScanMemory:
-    """Facts of earlier scans, in one JSON file. A file whose size or time has changed is not found in it."""
+class ScanCache:
+    """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.known: dict[str, list[Any]] = {}
         self.is_changed = False
-        # A lost memory costs a scan, no more.
+        # Without its cache a scan takes longer, nothing else.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             content = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-            if content.get("format") == MEMORY_FORMAT:
+            if content.get("format") == CACHE_FORMAT:
                 self.known = dict(content["files"])
 
-    def find_pair(self, pair: Pair) -> PairFacts | None:
-        """The facts of both files, or None if either is unknown."""
-        image, mask = self._find("image", pair.image), self._find("mask", pair.mask)
-        if image is None or mask is None:
+    def find_image(self, path: Path, stamp: Stamp | None) -> ImageFacts | None:
+        known = self._find("image", path, stamp)
+        return None if known is None else ImageFacts(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
+
+    def find_mask(self, path: Path, stamp: Stamp | None) -> MaskFacts | None:
+        known = self._find("mask", path, stamp)
+        if known is None:
             return None
-        return PairFacts(
-            ImageFacts(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])}),
-            MaskFacts(**{**mask, "counts": {int(value): count for value, count in mask["counts"].items()}}),
-        )
+        return MaskFacts(**{**known, "counts": {int(value): count for value, count in known["counts"].items()}})
+
+    def _find(self, role: str, path: Path, stamp: Stamp | None) -> dict[str, Any] | None:
+        entry = self.known.get(_cache_key(role, path))
+        return entry[1] if entry is not None and stamp is not None and entry[0] == stamp else None
 
     def add_pair(self, pair: Pair, facts: PairFacts, stamps: tuple[Stamp | None, Stamp | None]) -> None:
-        for kind, path, found, stamp in (("image", pair.image, facts.image, stamps[0]), ("mask", pair.mask, facts.mask, stamps[1])):
+        for role, path, found, stamp in (("image", pair.image, facts.image, stamps[0]), ("mask", pair.mask, facts.mask, stamps[1])):
             if isinstance(found, str) or stamp is None:
-                self.known.pop(_memory_key(kind, path), None)
-            elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_REMEMBERED:
-                self.known[_memory_key(kind, path)] = [stamp, asdict(found)]
+                self.known.pop(_cache_key(role, path), None)
+            elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
+                self.known[_cache_key(role, path)] = [stamp, asdict(found)]
             self.is_changed = True
-
-    def _find(self, kind: str, path: Path) -> dict[str, Any] | None:
-        entry = self.known.get(_memory_key(kind, path))
-        return entry[1] if entry is not None and entry[0] == file_stamp(path) else None
 
     def save(self) -> None:
         if self.path is None or not self.is_changed:
             return
         with contextlib.suppress(OSError):  # as above
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(self.path, json.dumps({"format": MEMORY_FORMAT, "files": self.known}))
+            write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
 
 
-def _memory_key(kind: str, path: Path) -> str:
-    return f"{kind}:{path.absolute()}"
+def _cache_key(role: str, path: Path) -> str:
+    return f"{role}:{path.absolute()}"
 
 
-def memory_of(data_dir: Path, checkpoint_dir: Path) -> ScanMemory:
-    """Where the facts about the files of data_dir are kept."""
+def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
+    """The cache for the files of data_dir; each data_dir has its own."""
     name = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:16]
-    return ScanMemory(checkpoint_dir / ".scan" / f"{name}.json")
+    return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A pair to scan, the stamps of its files before they are read, and the facts that the cache has of them."""
+
+    index: int
+    pair: Pair
+    stamps: tuple[Stamp | None, Stamp | None]
+    image: ImageFacts | None
+    mask: MaskFacts | None
 
 
 def scan_pairs(
-    pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None, memory: ScanMemory | None = None
+    pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None, cache: ScanCache | None = None
 ) -> list[PairFacts]:
-    """Decodes every file that the memory does not know; the facts come in the order of the pairs."""
-    memory = memory or ScanMemory(None)
-    facts: list[PairFacts | None] = [memory.find_pair(pair) for pair in pairs]
-    unknown = [index for index, found in enumerate(facts) if found is None]
-    for _ in range(len(pairs) - len(unknown)):
-        tick()
-    # OpenCV's own threads would be too many beside the children, and do not survive a fork.
-    one_thread = partial(cv2.setNumThreads, 0)
-    for position, outcome in forked_map(_scan_pair, [pairs[index] for index in unknown], num_workers, one_thread):
-        index = unknown[position]
-        if isinstance(outcome, Crash):
-            reason = f"decoding it crashed ({outcome.reason})"
-            facts[index] = PairFacts(reason, reason)
-        else:
-            facts[index], stamps = outcome
-            memory.add_pair(pairs[index], outcome[0], stamps)
-        tick()
-    memory.save()
-    return [found for found in facts if found is not None]
-
-
-def _scan_pair(pair: Pair, read_stderr: ReadStderr) -> tuple[PairFacts, tuple[Stamp | None, Stamp | None]]:
-    """The facts and the stamps of both files, taken before they were read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL's about broken headers; the errors say it with the file's name
+    """The facts of all pairs, in their order; `tick` is called after each. Decodes the files that the cache does not know."""
+    cache = cache or ScanCache(None)
+    facts: dict[int, PairFacts] = {}
+    tasks: list[_Task] = []
+    for index, pair in enumerate(pairs):
         stamps = file_stamp(pair.image), file_stamp(pair.mask)
-        image = _unless_damaged(_scan_image(pair.image), read_stderr())
-        mask = _unless_damaged(_scan_mask(pair.mask, None if isinstance(image, str) else image.size), read_stderr())
-    return PairFacts(image, mask), stamps
+        image, mask = cache.find_image(pair.image, stamps[0]), cache.find_mask(pair.mask, stamps[1])
+        if image is None or mask is None:
+            tasks.append(_Task(index, pair, stamps, image, mask))
+        else:
+            facts[index] = PairFacts(image, mask)
+            tick()
+    with warnings.catch_warnings(), contextlib.closing(forked_map(_scan_pair, tasks, num_workers, _use_one_thread)) as outcomes:
+        warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
+        for position, outcome in outcomes:
+            task = tasks[position]
+            found = _scan_separately(task) if isinstance(outcome, Crash) else outcome
+            facts[task.index] = found
+            cache.add_pair(task.pair, found, task.stamps)
+            tick()
+    cache.save()
+    return [facts[index] for index in range(len(pairs))]
 
 
-def _unless_damaged(facts: Facts | str, said: str) -> Facts | str:
-    """OpenCV decodes a damaged JPEG and only prints a complaint of libjpeg to standard error."""
-    complaint = JPEG_DAMAGE.search(said)
-    if complaint is None or isinstance(facts, str):
+def _use_one_thread() -> None:
+    """OpenCV's own threads would be too many with several children, and do not survive a fork."""
+    cv2.setNumThreads(0)
+
+
+def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts:
+    image = task.image or _unless_damaged(_scan_image(task.pair.image), read_stderr())
+    return PairFacts(image, task.mask or _unless_damaged(_scan_mask(task.pair.mask, _size_of(image)), read_stderr()))
+
+
+def _scan_separately(task: _Task) -> PairFacts:
+    """As _scan_pair, with a child process for each file, to find the file that crashes the decoder."""
+    image = task.image or _scan_alone(_scan_image, task.pair.image)
+    return PairFacts(image, task.mask or _scan_alone(partial(_scan_mask, image_size=_size_of(image)), task.pair.mask))
+
+
+def _scan_alone(scan: Callable[[Path], Facts | str], path: Path) -> Facts | str:
+    def scan_in_child(path: Path, read_stderr: ReadStderr) -> Facts | str:
+        return _unless_damaged(scan(path), read_stderr())
+
+    ((_, outcome),) = forked_map(scan_in_child, [path], 1, _use_one_thread)
+    return f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
+
+
+def _unless_damaged(facts: Facts | str, printed: str) -> Facts | str:
+    """A reason in place of the facts of a damaged JPEG: OpenCV decodes it, and libjpeg prints a message to standard error."""
+    damage = JPEG_DAMAGE.search(printed)
+    if damage is None or isinstance(facts, str):
         return facts
-    return f"the file is damaged ({complaint.group(1) or 'it ends too early'})"
+    return f"the file is damaged ({damage.group(1) or 'it ends too early'})"
+
+
+def _size_of(image: ImageFacts | str) -> tuple[int, int] | None:
+    return None if isinstance(image, str) else image.size
 
 
 def _scan_image(path: Path) -> ImageFacts | str:
@@ -195,14 +218,14 @@ def _scan_image(path: Path) -> ImageFacts | str:
         return str(error)
     height, width, channels = image.shape
     return ImageFacts(
-        height, width, channels, str(image.dtype), mean, std, low, high, drops_alpha(data), is_turned(data), _digest(data)
+        height, width, channels, str(image.dtype), mean, std, low, high, has_alpha(data), is_turned(data), _digest(data)
     )
 
 
 def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | str:
     try:
         data = read_bytes(path)
-        refuse_bomb(data, image_size)  # a mask may be large and nearly empty, if its image is as large
+        refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
         mask = decode_mask(data)
     except ReadError as error:
         return str(error)
@@ -211,24 +234,19 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | st
 
 
 def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float, float]:
-    """Mean and spread of each channel, the lowest and the highest value; raises ReadError for values that are no numbers."""
+    """Mean and standard deviation of each channel, lowest and highest value; raises ReadError for values that are not finite."""
     if image.dtype == np.uint8 and image.shape[2] <= 4:
         mean, std = cv2.meanStdDev(image)
         return tuple(mean.ravel().tolist()), tuple(std.ravel().tolist()), float(image.min()), float(image.max())
     values = image.astype(np.float64)
-    with np.errstate(over="ignore"):  # float64 may hold numbers that are infinite in a batch
+    with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
         bad = values.size - int(np.isfinite(values.astype(np.float32)).sum())
     if bad:
         raise ReadError(f"{bad} of {values.size} values are NaN or infinite")
     low, high = float(values.min()), float(values.max())
     if max(-low, high) > MISSING:
-        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? put an ordinary number in its place")
-    return (
-        tuple(values.mean((0, 1)).tolist()),
-        tuple(values.std((0, 1)).tolist()),
-        low,
-        high,
-    )
+        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? replace it by an ordinary number")
+    return tuple(values.mean((0, 1)).tolist()), tuple(values.std((0, 1)).tolist()), low, high
 
 
 def _count_values(mask: Pixels) -> dict[int, int]:
@@ -247,7 +265,7 @@ def _digest(data: bytes) -> str:
 
 
 def file_stamp(path: Path) -> Stamp | None:
-    """Size and times of a file. The modification time is not enough: files out of an archive, swapped by renaming, share it."""
+    """Size and times of a file. The modification time is not enough: files from one archive, swapped by renaming, share it."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The split as a CSV file: image, mask, split, group. Users write one for split_file, a run writes its own as split.csv."""
+"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_NAMED = 10  # problems shown before "and N more"
 
 
 def read_split_csv(path: Path, data_dir: Path) -> FoundPairs:
-    """The pairs that the rows of a CSV file name, paths as seen from data_dir; raises DataError with every problem."""
+    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem."""
     rows = _read_rows(path)
     problems: list[str] = []
     pairs: list[Pair] = []
@@ -42,20 +42,19 @@ def read_split_csv(path: Path, data_dir: Path) -> FoundPairs:
             problems += missing
             continue
         if image in lines:
-            problems.append(f"line {number}: {image} stands in line {lines[image]} too")
+            problems.append(f"line {number}: {image} is in line {lines[image]} too")
         lines.setdefault(image, number)
         name = row.get("name", "").strip() or str(Path(path_in(data_dir, image)).with_suffix(""))
         its_part: Part | None = "train" if part == "train" else "val" if part == "val" else None
         pairs.append(Pair(name, image, mask, its_part, row.get("group", "").strip()))
-    num_parts = len({pair.part is None for pair in pairs})
-    if num_parts > 1:
+    if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
         raise DataError(f"split_file: {path}:\n  " + "\n  ".join(_cut(problems)))
     if not pairs:
-        raise DataError(f"split_file: {path} has no row to train on")
-    left = f", {num_test} rows of test left alone" if num_test else ""
-    return FoundPairs(tuple(pairs), f"{path.name}{left}")
+        raise DataError(f"split_file: {path} has no row of train or val")
+    skipped = f", {num_test} rows of test not used" if num_test else ""
+    return FoundPairs(tuple(pairs), f"{path.name}{skipped}")
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -75,12 +74,12 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             (reader.line_num, dict(zip(header, cells, strict=False))) for cells in reader if any(cell.strip() for cell in cells)
         ]
     except csv.Error as error:
-        raise DataError(f"split_file: {path} is no CSV file ({error})") from None
+        raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
     unknown = sorted(set(header) - set(COLUMNS))
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
         raise DataError(
             f"split_file: {path} has the columns {first_few(header, 10) or 'none'}; "
-            "need image and mask, and if you like split and group"
+            "need image and mask, and optionally split and group"
         )
     return rows
 
@@ -88,12 +87,12 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name longer than can be
+    except OSError:  # the name is too long
         return False
 
 
 def split_csv_text(train: Sequence[Pair], val: Sequence[Pair], data_dir: Path) -> str:
-    """The CSV that read_split_csv reads back as the same pairs."""
+    """The text of a CSV file that read_split_csv reads back as the same pairs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

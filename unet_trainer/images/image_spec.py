@@ -1,4 +1,4 @@
-"""What all images of a dataset have in common: channels, depth, value range and the statistics that normalise them."""
+"""What all images of a dataset share: channels, depth, value range and the statistics that normalise them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How images enter a batch: their channels, uint8 or float32, and what the device normalises them with."""
+    """How images enter a batch: their channels, uint8 or float32, and the statistics that the device normalises them with."""
 
     channels: int
     depth: str  # a key of DEPTH_NAMES, or another dtype
     mean: tuple[float, ...]  # of each channel, in the files' own units
     std: tuple[float, ...]
-    low: float  # the range of values that occurs: augmentations from a list see it as 0 to 1
+    low: float  # lowest and highest value that occur; augmentations from a list see this range as 0 to 1
     high: float
 
     @property
@@ -31,7 +31,7 @@ class ImageSpec:
         return self.depth == "uint8"
 
     def to_batch(self, image: Pixels) -> Pixels:
-        """H,W,C of a file → the same pixels as the batch holds them."""
+        """H,W,C pixels of a file → H,W,C as in the batch, uint8 or float32."""
         image = to_channels(image, self.channels)
         return image if self.is_8bit else image.astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Pictures for people: image, truth and prediction side by side."""
+"""Images to look at: masks drawn over images, contact sheets, sample sheets and bar charts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from unet_trainer.images.mask_coding import IGNORED
 
 GAP = 6
 CHART_WIDTH, NAME_WIDTH, NUMBER_WIDTH, BAR_HEIGHT = 720, 210, 80, 32
-CELL = 200  # side of a picture in a contact sheet
+CELL = 200  # side of an image in a contact sheet
 HEADER = 26
 MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
-# Distinct on most images and for most eyes; class ids beyond the list begin again.
+# Distinct on most images and with common colour blindness; more classes than colours start from the first again.
 COLOURS = np.array(
     [[0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60]],
     np.uint8,
 )
-
-
 BACKGROUND_COLOUR = (0, 0, 0)
+IGNORED_COLOUR = (128, 128, 128)
 
 
 def class_colours(num_ids: int) -> tuple[tuple[int, int, int], ...]:
     """RGB of each class id, background first."""
-    shown = [COLOURS[index % len(COLOURS)] for index in range(num_ids - 1)]
-    return (BACKGROUND_COLOUR, *((int(red), int(green), int(blue)) for red, green, blue in shown))
+    others = [COLOURS[index % len(COLOURS)] for index in range(num_ids - 1)]
+    return (BACKGROUND_COLOUR, *((int(red), int(green), int(blue)) for red, green, blue in others))
 
 
 def to_display(image: Pixels) -> Pixels:
-    """H,W,C of any depth → H,W,3 uint8: the first three channels; values that are no 8-bit ones stretched to what occurs."""
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that occur."""
     if image.dtype != np.uint8:
         low, high = np.percentile(image, (1, 99))
         image = ((image - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
@@ -41,22 +40,22 @@ def to_display(image: Pixels) -> Pixels:
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[:, :, :3])
 
 
-def overlay(image: Pixels, ids: Pixels, first_shown: int = 1) -> Pixels:
-    """H,W,3 image with each class from `first_shown` on tinted and outlined; ignored pixels grey."""
+def overlay(image: Pixels, ids: Pixels) -> Pixels:
+    """H,W,3 image with every class but 0 tinted and outlined in its colour; ignored pixels are grey."""
     result = image.copy()
     for class_id in np.unique(ids):
-        if class_id < first_shown:
+        if class_id == 0:
             continue
-        inside = ids == class_id
-        colour = np.array([128, 128, 128]) if class_id == IGNORED else COLOURS[(int(class_id) - first_shown) % len(COLOURS)]
-        result[inside] = (0.6 * image[inside] + 0.4 * colour).astype(np.uint8)
-        outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        is_class = ids == class_id
+        colour = np.array(IGNORED_COLOUR) if class_id == IGNORED else COLOURS[(int(class_id) - 1) % len(COLOURS)]
+        result[is_class] = (0.6 * image[is_class] + 0.4 * colour).astype(np.uint8)
+        outlines, _ = cv2.findContours(is_class.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(result, outlines, -1, [int(c) for c in colour], 1)
     return result
 
 
 def contact_sheet(pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], columns: int = 4) -> Pixels:
-    """Image beside overlay for each pair of image and ids, each under its label; a row is as high as the highest of it."""
+    """Each image with its overlay beside it and its label above; a row is as high as its highest image."""
     rows = []
     num_places = min(columns, len(pictures))
     for start in range(0, len(pictures), columns):
@@ -76,7 +75,7 @@ def _shape_in_box(picture: Pixels, side: int) -> tuple[int, int]:
 
 
 def _into_box(picture: Pixels, side: int, box_height: int) -> Pixels:
-    """Scaled to fit into a square, of which the white below is cut off at a height."""
+    """Scaled to fit into `side` × `side`, on white of `box_height` × `side`."""
     height, width = _shape_in_box(picture, side)
     method = cv2.INTER_AREA if max(picture.shape[:2]) > side else cv2.INTER_NEAREST
     box = np.full((box_height, side, 3), 255, np.uint8)
@@ -85,7 +84,7 @@ def _into_box(picture: Pixels, side: int, box_height: int) -> Pixels:
 
 
 def _caption(label: str, width: int) -> Pixels:
-    """OpenCV's letters are ASCII; a long name keeps its end."""
+    """The label on white. OpenCV draws ASCII only; of a long label the end is kept."""
     text = label.encode("ascii", "replace").decode()
     most = width // 7
     text = text if len(text) <= most else f"...{text[-(most - 3) :]}"
@@ -95,7 +94,7 @@ def _caption(label: str, width: int) -> Pixels:
 
 
 def sample_sheet(images: Sequence[Pixels], truths: Sequence[Pixels], predictions: Sequence[Pixels], columns: int = 2) -> Pixels:
-    """A sheet of triples image | truth | prediction, `columns` triples in a row, under a header."""
+    """Triples image | truth | prediction, `columns` of them in a row, below a header."""
     triples = [
         _beside([_fit(image), _fit(overlay(image, truth)), _fit(overlay(image, predicted))])
         for image, truth, predicted in zip(images, truths, predictions, strict=True)
@@ -121,7 +120,7 @@ def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
 
 
 def _fit(picture: Pixels) -> Pixels:
-    """Small ones by a whole factor, so that pixels stay visible as such."""
+    """Scaled to MIN_SIDE to MAX_SIDE; small images by a whole factor, so that each pixel is a square."""
     longest, shortest = max(picture.shape[:2]), min(picture.shape[:2])
     if longest > MAX_SIDE:
         return cv2.resize(picture, None, fx=MAX_SIDE / longest, fy=MAX_SIDE / longest, interpolation=cv2.INTER_AREA)
@@ -130,7 +129,7 @@ def _fit(picture: Pixels) -> Pixels:
 
 
 def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:
-    """A chart under another, each with its title and a bar for every name."""
+    """Charts below each other, each with its title and a bar for every name."""
     rows = []
     for title, values in charts:
         rows.append(_text_line(title, 0.6))

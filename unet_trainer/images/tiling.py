@@ -1,7 +1,7 @@
 """Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles.
 
-The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only: the one in which
-it is furthest from the tile's edge.
+The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only, the one whose
+centre is nearest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unet_trainer.images.mask_coding import IGNORED
 
 Size = tuple[int, int]  # height, width
 
-CROP_STREAM = 4  # keeps the random numbers of crops apart from those of order and augmentation
-OVERLAP = 0.25  # of two neighbouring tiles
+CROP_STREAM = 4  # part of the seed: random numbers of crops are independent of those of order and augmentation
+OVERLAP = 0.25  # least share of a tile that its neighbour covers too
 
 
 class Tiling(Protocol):
@@ -57,12 +57,12 @@ class WholeImages:
 
 @dataclass(frozen=True)
 class RandomCrops:
-    """Several crops of each pair, new ones in every epoch; a share of them is centred on a pixel of a rare class."""
+    """`per_image` crops of each pair, different ones in every epoch; a share of them is centred on a pixel of a rare class."""
 
     size: Size
     num_pairs: int
     per_image: int
-    rare_ids: Sequence[Sequence[int]]  # of each pair: its classes other than the most common one
+    rare_ids: Sequence[Sequence[int]]  # of each pair: its classes except the most common one of the dataset
     rare_share: float
     seed: int
 
@@ -78,7 +78,7 @@ class RandomCrops:
         candidates = np.empty(0, np.int64)  # flat positions of the pixels that the crop may be centred on
         if rare and rng.random() < self.rare_share:
             candidates = np.flatnonzero(mask == rare[int(rng.integers(len(rare)))])
-        if len(candidates):  # none where the class was lost when the mask was made smaller
+        if len(candidates):  # resizing a mask may have removed the class
             row, column = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
             corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]
         else:
@@ -90,7 +90,7 @@ class RandomCrops:
 
 
 class Tile(NamedTuple):
-    """Where a tile lies in its image, and the rows and columns of the image that count in it."""
+    """Position of a tile in its image, and the rows and columns of the image that count in it."""
 
     pair: int
     top: int
@@ -101,7 +101,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Every pair is as many samples as tiles cover it."""
+    """Every tile is one sample; the tiles of a pair follow each other."""
 
     size: Size
     tiles: Sequence[Tile]
@@ -115,13 +115,13 @@ class Tiles:
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
         tile = self.tiles[sample]
         image, mask = crop_pair(image, mask, tile.top, tile.left, self.size)
-        counted = np.full_like(mask, IGNORED)
-        inside = (
+        counted = (
             slice(tile.rows[0] - tile.top, tile.rows[1] - tile.top),
             slice(tile.columns[0] - tile.left, tile.columns[1] - tile.left),
         )
-        counted[inside] = mask[inside]
-        return image, counted
+        ids = np.full_like(mask, IGNORED)
+        ids[counted] = mask[counted]
+        return image, ids
 
 
 def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
@@ -134,7 +134,7 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
 
 
 def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, and the part that counts in it: neighbours meet in the middle of their overlap."""
+    """Start of each tile along an axis, and the range that counts in it: the border is the middle of two tiles' overlap."""
     if length <= tile:
         return [(0, (0, length))]
     count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
@@ -144,13 +144,13 @@ def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
 
 
 def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> tuple[Pixels, Pixels]:
-    """The crop at (top, left). Beyond the image's edge the image is mirrored and the mask is IGNORED."""
+    """The crop of this size at (top, left). Beyond the edge the image is mirrored and the mask is IGNORED."""
     height, width = size
     image, mask = image[top : top + height, left : left + width], mask[top : top + height, left : left + width]
-    below, beside = height - mask.shape[0], width - mask.shape[1]
-    if below or beside:
-        image = np.pad(image, ((0, below), (0, beside), (0, 0)), mode="reflect")
-        mask = np.pad(mask, ((0, below), (0, beside)), constant_values=IGNORED)
+    bottom, right = height - mask.shape[0], width - mask.shape[1]
+    if bottom or right:
+        image = np.pad(image, ((0, bottom), (0, right), (0, 0)), mode="reflect")
+        mask = np.pad(mask, ((0, bottom), (0, right)), constant_values=IGNORED)
     return np.ascontiguousarray(image), np.ascontiguousarray(mask)
 
 
@@ -169,7 +169,7 @@ def resize_mask(mask: Pixels, size: Size) -> Pixels:
 
 
 def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: int) -> Pixels:
-    """H,W,C. OpenCV drops the axis of a single channel, and takes four channels at a time."""
+    """H,W,C. OpenCV drops the axis of a single channel, and INTER_AREA takes at most four channels."""
     if image.shape[2] in (2, 3, 4):
         return cv2.resize(image, width_height, interpolation=interpolation)
     parts = [

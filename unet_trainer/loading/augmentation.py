@@ -27,10 +27,10 @@ from albumentations.augmentations.crops.transforms import CropSizeError
 from albumentations.core.composition import BaseCompose
 
 GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
-# They leave uint8 or the image's own format, which the step expects: normalisation happens on the device.
+# They change the dtype or the layout of images: batches keep those of the files, and the device normalises them.
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
-NUM_TRIALS = 8  # a transform of probability p is seen in 1 - (1 - p)^8 of the cases
+NUM_TRIALS = 8  # a transform of probability p is tried with probability 1 - (1 - p)^8
 REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
 
 
@@ -44,8 +44,8 @@ class Augmentation:
         unit_range: tuple[float, float] | None = None,
     ) -> None:
         self.compose = A.Compose(list(transforms), seed=None)
-        self.jitter = jitter  # brightness and noise of images that are no 8-bit ones
-        self.unit_range = unit_range  # the values that the transforms see as 0 to 1
+        self.jitter = jitter  # brightness, contrast and noise of images that are not 8-bit
+        self.unit_range = unit_range  # the range of values that the transforms see as 0 to 1
 
     def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int]) -> tuple[Pixels, Pixels]:
         generator = np.random.default_rng(key)
@@ -63,9 +63,9 @@ class Augmentation:
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
     """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
 
-    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations takes numbers
-    other than 8-bit ones for 0 to 1 and cuts off the rest: the named pipelines leave values in their own units and vary
-    them by their spread; a list sees the range that occurs as 0 to 1.
+    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations assumes that
+    images other than uint8 lie in 0 to 1, and clips the rest. So a named pipeline keeps them in their own units and varies
+    them by their standard deviation; a list sees the range that occurs as 0 to 1.
     """
     if spec == "none" or len(spec) == 0:
         return None
@@ -122,7 +122,7 @@ COLOUR = {"default": _default_colour, "strong": _strong_colour}
 
 
 class Strength(NamedTuple):
-    """How far brightness (in spreads of the data), contrast and noise vary, and how often."""
+    """How far brightness and noise (in standard deviations of the data) and contrast vary, and how often."""
 
     brightness: float
     contrast: float
@@ -136,7 +136,7 @@ JITTER = {"default": Strength(0.5, 0.2, 0.0, 0.5), "strong": Strength(0.8, 0.3, 
 def _jitter(
     image: Pixels, generator: np.random.Generator, strength: Strength, mean: Sequence[float], std: Sequence[float]
 ) -> Pixels:
-    """Brightness, contrast and noise in units of the data's own spread."""
+    """Brightness, contrast and noise, in units of the data's standard deviation."""
     if generator.random() >= strength.p:
         return image
     middle, spread = np.asarray(mean, np.float32), np.asarray(std, np.float32)
@@ -150,14 +150,14 @@ def _jitter(
 
 
 def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
-    """One entry, `Name` or `{Name: {parameter: value}}`; a problem is noted and None returned."""
+    """One entry, `Name` or `{Name: {parameter: value}}`; what is wrong is added to `problems`, and None returned."""
     name, parameters = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
     if not isinstance(name, str) or not isinstance(parameters, dict | None):
         problems.append(f"got {item!r}; need Name or {{Name: {{parameter: value}}}}")
         return None
     parameters = dict(parameters or {})
     if name in REFUSED:
-        problems.append(f"{name} is not for here: batches stay uint8, the device normalises them")
+        problems.append(f"{name} cannot be used: batches keep the dtype of the files, and the device normalises them")
         return None
     known = [*GROUPS, *_transform_names()]
     if name not in known:
@@ -175,7 +175,7 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
             return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a misspelt parameter is only a warning there
+            warnings.simplefilter("error")  # albumentations only warns about an unknown parameter
             return getattr(A, name)(**parameters)
     except (UserWarning, ValueError, TypeError) as error:
         problems.append(f"{name}: {' '.join(str(error).split())[:200]}")
@@ -188,7 +188,7 @@ def _transform_names() -> list[str]:
 
 
 def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: ImageSpec) -> None:
-    """Runs the pipeline on a made-up pair, so that what cannot work says so before the first step."""
+    """Runs the pipeline on a synthetic pair, so that one that cannot work is an error before the first step."""
     height, width = size
     noise = np.random.default_rng(0).integers(0, 256, (height, width, image_spec.channels), np.uint8)
     if not image_spec.is_8bit:

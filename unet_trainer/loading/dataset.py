@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, is_reduced, read_image, read_mask
+from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_image_and_size, read_mask
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
@@ -21,8 +21,8 @@ from unet_trainer.loading.augmentation import Augmentation
 from unet_trainer.loading.pixel_cache import PixelCache
 
 Key = tuple[int, int]  # epoch, index
-ORDER_STREAM, AUGMENT_STREAM = 2, 3  # keep the random numbers of order and augmentation apart
-MAX_PIECES = 64  # of a batch: their messages fit into the smallest pipe buffer
+ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
+MAX_PIECES = 64  # of a batch: their messages fit into the smallest buffer of a pipe
 
 
 class Batch(NamedTuple):
@@ -80,7 +80,7 @@ class SegmentationDataset:
         epoch, index = key
         started = time.perf_counter()
         image, mask = self.tiling.extract(*self._pixels(self.tiling.pair_index(index)), epoch, index)
-        was_read = time.perf_counter()  # resizing counts as reading: a cache saves it as well
+        was_read = time.perf_counter()  # resizing counts as reading: a cache avoids both
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
             image, mask = resize_pair(image, mask, self.tiling.size)  # the user's list may hold crops
@@ -109,26 +109,24 @@ class SegmentationDataset:
         return resize_pair(image, mask, self.tiling.size) if isinstance(self.tiling, WholeImages) else (image, mask)
 
     def _read(self, index: int) -> tuple[Pixels, Pixels]:
-        """Decodes a pair. The files were checked before the first step, but may have changed since."""
+        """Decodes a pair. The files were checked before the first step, and may have changed since."""
         pair = self.pairs[index]
-        # At least twice the size of the batch, so that it is still averaged down: a JPEG decoded at a fraction is coarser.
+        # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         path = pair.image
         try:
-            image = read_image(path, min_side)
+            image, size = read_image_and_size(path, min_side)
             path = pair.mask
             mask = self.coding.encode(read_mask(path))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
         if mask.shape != self.sizes[index].mask or (mask == UNKNOWN).any():
             raise DataError(f"{pair.mask}: changed since the run began")
-        expected = self.sizes[index].image
-        has_size = image.shape[:2] == expected or (min_side is not None and is_reduced(expected, image.shape[:2]))
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
-        if not (has_size and has_kind):
+        if size != self.sizes[index].image or not has_kind:
             raise DataError(f"{pair.image}: changed since the run began")
         if self.resize_masks:
-            mask = resize_mask(mask, expected)
+            mask = resize_mask(mask, size)
         return self.image_spec.to_batch(image), mask
 
 
@@ -139,8 +137,8 @@ class EpochBatches:
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
-        self.shuffle = shuffle  # training: shuffled, and the last partial batch is dropped to keep shapes static
-        self._last: tuple[int, np.ndarray] | None = None  # the order of the epoch that was asked for last
+        self.shuffle = shuffle  # training: shuffled, without the last partial batch, so that shapes are static
+        self._last: tuple[int, np.ndarray] | None = None  # epoch and its order, of the last call
 
     def __len__(self) -> int:
         return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)

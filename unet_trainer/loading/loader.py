@@ -1,4 +1,4 @@
-"""The batches of an epoch, one after the other, read by a worker pool or in this process."""
+"""Iterates over the batches of an epoch, filled by a worker pool or in this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Loader:
         return 0 if self.pool is None else self.pool.num_workers
 
     def prepare(self, epoch: int, first_batch: int = 0) -> None:
-        """Lets the workers begin with an epoch before it is asked for, behind those that were prepared before it."""
+        """Lets the workers fill an epoch before it is iterated over, after those that were prepared earlier."""
         if self.pool is not None:
             self.pool.plan(self.number, epoch, first_batch)
 
@@ -62,7 +62,7 @@ class Loader:
                 pending = self.pool.take(begun, is_stopping, self.timeout)
                 if pending is None:
                     return
-                num_left -= 1  # before the yield: whoever has the last batch need not ask for another
+                num_left -= 1  # before the yield: after the last batch the generator need not be resumed
                 images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
                 num_images = len(self.batches.keys(epoch, pending.batch))
                 try:

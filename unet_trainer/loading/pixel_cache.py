@@ -1,7 +1,8 @@
 """Decoded pairs kept for the run: in memory that all workers share, or in a file that later runs find again.
 
-A cache is filled before the first step and only read afterwards, so workers need no locks. Its key holds the time and size of
-every file: when a file changes, the cache is built anew. Caches that no run has used for a while are deleted.
+A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
+the time and size of every image and mask: when one of them changes, the cache is built anew. Files that no run has used for a
+while are deleted, and on a full disk those used longest ago make room; never one that a run has open.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +29,16 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.system.resources import free_disk, free_host_memory
 
-MAX_SHARE = 0.5  # of the free memory or disk: the rest is for the run
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
 ALIGNMENT = 64
 SUFFIX, DRAFT_SUFFIX = ".pixels", ".draft"
 DRAFT_SECONDS = 24 * 3600  # an older draft was left by a killed run
-UNUSED_SECONDS = 14 * 24 * 3600  # a cache that no run has used for so long is deleted
+UNUSED_SECONDS = 14 * 24 * 3600  # a cache that was not used for longer is deleted
 
 Place = Literal["ram", "disk"]
 
@@ -77,10 +84,10 @@ def fill_cache(
     tick: Callable[[], object],
     limit: int | None = None,
 ) -> PixelCache:
-    """A cache of as many pairs as there is room for. `stamp` tells whether a file on disk still holds what `read` would give."""
+    """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would return."""
     if place == "ram":
-        room = free_host_memory() if limit is None else limit
-        entries = lay_out(shapes, itemsize, int(room * MAX_SHARE))
+        free = free_host_memory() if limit is None else limit
+        entries = lay_out(shapes, itemsize, int(free * MAX_SHARE))
         content = _shared_memory(_end(entries))
         _fill(entries, content, read, num_threads, tick)
         return PixelCache(entries, content)
@@ -91,22 +98,21 @@ def fill_cache(
         _delete_old_files(folder, keep=path)
         whole = lay_out(shapes, itemsize, sys.maxsize)
         found = _entries_in(path, whole)
-        room = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
-        if found is None and limit is None and _end(whole) > room:
-            _make_room(folder, _end(whole), keep=path)
-            room = int(free_disk(folder) * MAX_SHARE)
-        entries = lay_out(shapes, itemsize, room)
+        max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
+        if found is None and limit is None and _end(whole) > max_bytes:
+            _make_room(folder, _end(whole))
+            max_bytes = int(free_disk(folder) * MAX_SHARE)
+        entries = lay_out(shapes, itemsize, max_bytes)
         if found is not None and len(found) >= len(entries):
             os.utime(path)  # it was used now
-            return PixelCache(found, _map(path, _end(found)))
-        content = _build(path, entries, read, num_threads, tick)
+            return _mark_in_use(PixelCache(found, _map(path, _end(found))), path)
+        return _mark_in_use(PixelCache(entries, _build(path, entries, read, num_threads, tick)), path)
     except OSError as error:
         raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
-    return PixelCache(entries, content)
 
 
 def _shared_memory(num_bytes: int) -> torch.Tensor:
-    """Anonymous memory that forked workers share. Not under /dev/shm, which containers keep small."""
+    """Anonymous memory that forked workers share. Not in /dev/shm, which is small in containers."""
     if not num_bytes:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_numpy(np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8))
@@ -157,31 +163,64 @@ def _build(
 
 
 def _delete_old_files(folder: Path, keep: Path) -> None:
-    """Drafts of killed runs, and caches that no run has used for a while. A run that maps a deleted file keeps its pages."""
+    """Deletes drafts of killed runs, and caches that no run has used for a while."""
     for pattern, max_age in ((f".*{DRAFT_SUFFIX}", DRAFT_SECONDS), (f"*{SUFFIX}", UNUSED_SECONDS)):
         for file in folder.glob(pattern):
             with contextlib.suppress(OSError):
-                if file != keep and time.time() - file.stat().st_mtime > max_age:
+                if file != keep and time.time() - file.stat().st_mtime > max_age and not _is_in_use(file):
                     file.unlink()
 
 
-def _make_room(folder: Path, num_bytes: int, keep: Path) -> None:
-    """Deletes other caches, those used longest ago first, until a file of so many bytes fits."""
-    files = [file for file in folder.glob(f"*{SUFFIX}") if file != keep]
-    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+def _make_room(folder: Path, num_bytes: int) -> None:
+    """Deletes caches, those used longest ago first, until a file of so many bytes fits."""
+    for file in sorted(folder.glob(f"*{SUFFIX}"), key=_used_at):
         if free_disk(folder) * MAX_SHARE >= num_bytes:
             return
         with contextlib.suppress(OSError):
-            file.unlink()
+            if not _is_in_use(file):
+                file.unlink()
 
 
-def lay_out(shapes: Sequence[tuple[int, int, int]], itemsize: int, most: int) -> list[CacheEntry]:
-    """SharedBuffers one behind the other for the first pairs, up to `most` bytes."""
+def _used_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # another run has just deleted it
+        return 0.0
+
+
+def _mark_in_use(cache: PixelCache, path: Path) -> PixelCache:
+    """Holds a shared lock on the file as long as the cache exists. Deleting a mapped file would free no space."""
+    if fcntl is not None:
+        handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(cache, os.close, handle)
+        with contextlib.suppress(OSError):  # no locks on this file system
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return cache
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a cache of any process has the file open."""
+    if fcntl is None:
+        return False
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks on this file system
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def lay_out(shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int) -> list[CacheEntry]:
+    """Entries for the first pairs, one after the other, up to `max_bytes`."""
     entries: list[CacheEntry] = []
     start = 0
     for shape in shapes:
         entry = CacheEntry(start, shape, itemsize)
-        if start + entry.num_bytes > most:
+        if start + entry.num_bytes > max_bytes:
             break
         entries.append(entry)
         start += -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Batches on their way to the GPU, in a stream of their own: one is copied while the step before it still computes."""
+"""Copies batches to the GPU in a separate stream: one is copied while the previous step still computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """On a GPU the step waits for the copy, and the host for neither; the memory copied from must stay as it is meanwhile."""
+    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it is."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     with torch.cuda.stream(copy_stream(device)):
@@ -17,7 +17,7 @@ def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[
     computing = torch.cuda.current_stream(device)
     computing.wait_stream(copy_stream(device))
     for tensor in moved:
-        tensor.record_stream(computing)  # or its memory could be taken for the next copy while the step still reads it
+        tensor.record_stream(computing)  # else its memory could be reused for the next copy while the step still reads it
     return moved
 
 
@@ -27,11 +27,11 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Makes memory that is there already such that a GPU reads it by itself. Without it copies are slower, and as right."""
+    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but correct."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
     with contextlib.suppress(RuntimeError):
-        torch.zeros((), device="cuda")  # CUDA keeps the error for the next kernel, which is not to be one of the step
+        torch.zeros((), device="cuda")  # clears the error, which the next kernel would raise
     return False
 
 

@@ -1,16 +1,16 @@
-"""What keeps a model waiting for data, and which setting would change it, from the times that were measured."""
+"""Which setting would shorten the time that training waits for data, from measured times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_WAIT = 0.10  # a share of an epoch that is not worth a word
-MIN_GAIN = 1.05  # a setting that promises less is not named
+MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
+MIN_GAIN = 1.05  # a setting that gains less is not named
 
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """How an epoch of training went."""
+    """Measured in an epoch of training."""
 
     images_per_second: float
     data_wait: float  # share of the time
@@ -23,22 +23,22 @@ def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str |
     """One sentence when the model waits for more than a tenth of the time, else None."""
     if times.data_wait <= MAX_WAIT:
         return None
-    limit = times.images_per_second / max(1 - times.data_wait, 0.01)  # what the model would take
+    limit = times.images_per_second / max(1 - times.data_wait, 0.01)  # without any wait
     workers = max(1, times.num_workers)
     per_image = times.read_seconds + times.augment_seconds
-    promises: dict[str, float] = {}
-    more = num_cores - 1 if not on_cpu else num_cores // 2
-    if more > times.num_workers:
-        promises[f"num_workers: {more}"] = more / max(per_image, 1e-9)
+    rates: dict[str, float] = {}  # setting → images per second that the workers could read
+    most = num_cores - 1 if not on_cpu else num_cores // 2
+    if most > times.num_workers:
+        rates[f"num_workers: {most}"] = most / max(per_image, 1e-9)
     if cache == "none":
-        promises["cache: ram"] = workers / max(times.augment_seconds, 1e-9)
-    why = (
+        rates["cache: ram"] = workers / max(times.augment_seconds, 1e-9)
+    reason = (
         f"the model waits for data in {times.data_wait:.0%} of the time "
         f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
         f"{times.num_workers} workers)"
     )
-    setting, rate = max(promises.items(), key=lambda promise: promise[1], default=("", 0.0))
+    setting, rate = max(rates.items(), key=lambda item: item[1], default=("", 0.0))
     rate = min(rate, limit)
     if rate < MIN_GAIN * times.images_per_second:
-        return f"{why}; a smaller image_size or a lighter augmentation would help, or more cores"
-    return f"{why}; {setting} would give about {rate:.0f} images/s in place of {times.images_per_second:.0f}"
+        return f"{reason}; a smaller image_size or a lighter augmentation would help, or more cores"
+    return f"{reason}; {setting} would give about {rate:.0f} images/s instead of {times.images_per_second:.0f}"

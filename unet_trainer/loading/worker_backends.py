@@ -1,4 +1,4 @@
-"""Workers and the messages between them and the training process: forked processes on Linux, threads elsewhere.
+"""Runs workers, forked processes on Linux and threads elsewhere, and carries messages to and from the training process.
 
 Messages have a fixed size and are smaller than a pipe's atomic write, so a killed process never leaves half a message.
 """
@@ -64,12 +64,12 @@ RESULT = struct.Struct("4q2d")
 class WorkerBackend(Protocol):
     """Runs the workers and carries messages."""
 
-    capacity: int  # tasks that can be under way without a write to a full pipe, which would block
+    capacity: int  # tasks that can be open before a write to a full pipe would block
 
     def send(self, task: bytes) -> None: ...
 
     def receive(self, seconds: float) -> bytes:
-        """All results that are there; waits up to so many seconds for the first one."""
+        """All results that have arrived; waits up to so many seconds for the first one."""
 
     def dead_worker(self) -> tuple[int, str] | None:
         """Number of a worker that died, and how."""
@@ -78,7 +78,7 @@ class WorkerBackend(Protocol):
 
 
 class ForkBackend:
-    """Forked processes, which share the datasets copy-on-write. They end when the training process ends, however it ends."""
+    """Forked processes, which share the datasets copy-on-write. They end with the training process, even when it is killed."""
 
     def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
         import fcntl  # only where processes can be forked
@@ -155,12 +155,12 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
 
 
 def _run_worker(worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int]) -> None:
-    # A terminal or a scheduler signals the whole process group; what the signal means is the training process's decision.
+    # A terminal or a scheduler signals the whole process group; the training process alone handles the signal.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     for file in parent_ends:  # else the pipe would stay open after the training process has ended
         os.close(file)
-    cv2.setNumThreads(0)  # one thread a worker
+    cv2.setNumThreads(0)  # one thread per worker
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError):  # the training process has ended
         worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)

@@ -45,10 +45,10 @@ from unet_trainer.loading.worker_backends import (
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
 MIN_BUFFERS = 4
-BUFFERS_AHEAD = 8  # batches: bridges a pause of the workers, or the end of an epoch
+BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 MAX_OPEN_PIECES = 1024
-ERROR_BYTES = 512  # of a failed worker's message
+ERROR_BYTES = 512  # of a worker's error message
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Failures:
 class SharedBuffers:
     """Anonymous shared memory: buffers for batches, and what each worker is doing.
 
-    Not under /dev/shm, which containers keep small.
+    Not in /dev/shm, which is small in containers.
     """
 
     def __init__(self, num_buffers: int, buffer_bytes: int, num_workers: int) -> None:
@@ -97,12 +97,22 @@ class SharedBuffers:
             weakref.finalize(self, _unpin, self.memory, device)
 
     def write_error(self, worker: int, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}".encode(errors="replace")[:ERROR_BYTES]
-        self.errors[worker] = 0
-        self.errors[worker, : len(text)] = np.frombuffer(text, np.uint8)
+        """Called by the worker. An error that the training process has not read yet stays: it may be reading just now."""
+        row = self.errors[worker]
+        if not row[0]:
+            text = np.frombuffer(f"{type(error).__name__}: {error}".encode(errors="replace")[:ERROR_BYTES], np.uint8)
+            row[1 : len(text)] = text[1:]
+            row[0] = text[0]  # last: it marks the text as complete
 
-    def read_error(self, worker: int) -> str:
-        return self.errors[worker].tobytes().rstrip(b"\0").decode(errors="replace")
+    def take_error(self, worker: int) -> str:
+        """Called by the training process; empty if there is no error that it has not read."""
+        row = self.errors[worker]
+        if not row[0]:
+            return ""
+        text = row.tobytes().rstrip(b"\0").decode(errors="replace")
+        row[1:] = 0
+        row[0] = 0  # last: the worker may write again
+        return text
 
 
 @dataclass
@@ -145,7 +155,7 @@ class WorkerPool:
         self.free: deque[int] = deque()
         self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
         self.plans: deque[EpochPlan] = deque()
-        self.pending: deque[PendingBatch] = deque()  # in the order in which they will be taken
+        self.pending: deque[PendingBatch] = deque()  # in the order in which they are taken
         self.incomplete: dict[int, PendingBatch] = {}  # by batch id: pieces are missing, wanted or not
         self.next_batch_id = 0
 
@@ -268,7 +278,7 @@ class WorkerPool:
             pieces = self.assemblers[plan.assembler].pieces(self.num_workers)
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
             if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, backend.capacity):
-                break  # a full pipe would block both ends for ever
+                break  # two full pipes would block both ends for ever
             buffer = self._free_buffer()
             if buffer is None:
                 break
@@ -300,8 +310,9 @@ class WorkerPool:
             batch.augment_seconds += result.augment_seconds
             if not result.is_filled:
                 batch.failed.append(result.start)
-                if batch.is_wanted:
-                    self.failures.reason = batch.buffers.read_error(result.worker)
+                reason = batch.buffers.take_error(result.worker)
+                if batch.is_wanted and reason:
+                    self.failures.reason = reason
             if not batch.num_missing:
                 del self.incomplete[result.batch_id]
                 if not batch.is_wanted:
@@ -352,7 +363,7 @@ def _worker_main(
             try:
                 seconds = own[task.assembler].fill(buffers.arrays[task.buffer], task.epoch, task.batch, piece, on_start)
                 is_filled = 1
-            except Exception as error:  # of any kind: the training process tries the piece again and raises what it meets
+            except Exception as error:  # of any kind: the training process reads the piece again and raises what it meets
                 buffers.write_error(number, error)
         buffers.in_progress[number] = -1
         send(RESULT.pack(*Result(task.batch_id, task.start, number, is_filled, *seconds)))

@@ -10,15 +10,13 @@ from unet_trainer.model.segmenter import Segmenter
 
 
 class Ema:
-    """Average of weights and buffers. The decay rises with the number of updates, so that the start is forgotten soon."""
+    """Average of weights and buffers. The decay rises with the number of updates: the initial weights are soon forgotten."""
 
     def __init__(self, segmenter: Segmenter, decay: float) -> None:
         self.segmenter = copy.deepcopy(segmenter).eval().requires_grad_(False)
-        for parameter in self.segmenter.parameters():
-            parameter.grad = None
         self.decay = decay
         device = next(segmenter.parameters()).device
-        # On the device, because only the device knows whether a step was good.
+        # On the device: the host does not wait to know whether a step was good.
         self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         # These tensors stay at their addresses: loading a state copies into them.
         pairs = list(zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True))
@@ -27,7 +25,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, is_good: torch.Tensor) -> None:
-        """Moves the average towards the present weights; a bad step leaves it as it is."""
+        """Moves the average towards the current weights; a step that was not good leaves it as it is."""
         self.num_updates += is_good
         decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
         _move_towards(self.floats, ((1 - decay) * is_good).float())

@@ -1,6 +1,6 @@
-"""Layers that compute what those of segmentation-models-pytorch compute, in a form that a compiled step on a GPU runs faster.
+"""Layers that compute the same as those of segmentation-models-pytorch, but faster in a compiled step on a GPU.
 
-They hold the same parameters under the same names: a checkpoint knows nothing of them. docs/performance.md has the figures.
+They hold the same parameters under the same names: checkpoints do not depend on them. docs/performance.md has the figures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LANES = 8  # tensor cores take channels in multiples of this
 
 
 class DecoderBlock(UnetDecoderBlock):
-    """Doubles the feature map by repeating pixels: the gradient is a sum over 2×2 and not an index_put."""
+    """Doubles the feature map by repeating pixels: the gradient is a sum over 2×2 instead of an index_put."""
 
     def forward(
         self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
@@ -36,7 +36,7 @@ def repeat_pixels(features: torch.Tensor) -> torch.Tensor:
 
 
 class HeadConv(torch.nn.Conv2d):
-    """Few output channels, filled up to a multiple of 8: with one alone, cuDNN changes the memory layout back and forth."""
+    """Few output channels, padded to a multiple of 8: with one alone, cuDNN converts the memory layout back and forth."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         missing = -self.out_channels % LANES
@@ -70,7 +70,7 @@ class StemConv(torch.nn.Conv2d):
 
 
 def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
-    """Swaps, in place, the layers that have a faster form here; what comes back swaps them again. Sides must be even."""
+    """Swaps, in place, the layers that have a faster version here, and returns a function that undoes it. Sides must be even."""
     swapped: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []
 
     def swap(module: torch.nn.Module, faster: type[torch.nn.Module]) -> None:

@@ -1,8 +1,8 @@
-"""Name → loss, and their weighted sum, all in float32 and with shapes that depend on no value.
+"""Losses by name and their weighted sum, in float32 and with shapes that do not depend on values.
 
 Written here and not taken from segmentation-models-pytorch because its Dice and Jaccard drop a class that is absent from the
 batch (a false positive on an empty mask costs nothing), its BCE divides by ignored pixels too, and its focal and Lovász
-losses index by mask, which a CUDA graph cannot hold.
+losses index by mask, which a CUDA graph cannot capture.
 
 Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a batch; in
 validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
@@ -22,7 +22,7 @@ TVERSKY_MISSED, TVERSKY_FALSE = 0.7, 0.3  # a missed pixel costs more than a fal
 
 
 class Target:
-    """What the losses compare with, computed once for all terms."""
+    """Logits and masks in the forms that the terms need, computed once for all of them."""
 
     def __init__(self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> None:
         ids = torch.arange(logits.shape[1], device=masks.device).view(1, -1, 1, 1)
@@ -42,6 +42,7 @@ class Term(NamedTuple):
     sums: Callable[[Target], torch.Tensor]  # → S
     value: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]  # S, class weights, first class → scalar
     is_pixel_mean: bool  # a mean over pixels: exact for a batch that is computed in parts
+    has_class_sums: bool  # three sums for each class; else two in all
     eval_sums: Callable[[Target], torch.Tensor] | None = None  # where validation needs others
 
 
@@ -51,7 +52,7 @@ def _cross_entropy_sums(target: Target) -> torch.Tensor:
 
 
 def _focal_sums(target: Target) -> torch.Tensor:
-    """Cross-entropy with easy pixels turned down."""
+    """Cross-entropy in which easy pixels weigh less."""
     log_true = (target.one_hot * target.log_probabilities).sum(1)
     return _pixel_sums(-((1 - log_true.exp()) ** FOCAL_GAMMA) * log_true, target)
 
@@ -120,13 +121,15 @@ def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, 
 
 
 TERMS: dict[str, Term] = {
-    "dice": Term(_overlap_sums, _overlap_value(missed=0.5, false=0.5), is_pixel_mean=False),
-    "iou": Term(_overlap_sums, _overlap_value(missed=1.0, false=1.0), is_pixel_mean=False),
-    "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True),
-    "bce": Term(_cross_entropy_sums, _mean, is_pixel_mean=True),  # with one class they are the same
-    "focal": Term(_focal_sums, _mean, is_pixel_mean=True),
-    "tversky": Term(_overlap_sums, _overlap_value(missed=TVERSKY_MISSED, false=TVERSKY_FALSE), is_pixel_mean=False),
-    "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, eval_sums=_lovasz_eval_sums),
+    "dice": Term(_overlap_sums, _overlap_value(missed=0.5, false=0.5), is_pixel_mean=False, has_class_sums=True),
+    "iou": Term(_overlap_sums, _overlap_value(missed=1.0, false=1.0), is_pixel_mean=False, has_class_sums=True),
+    "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),
+    "bce": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),  # with one class they are the same
+    "focal": Term(_focal_sums, _mean, is_pixel_mean=True, has_class_sums=False),
+    "tversky": Term(
+        _overlap_sums, _overlap_value(missed=TVERSKY_MISSED, false=TVERSKY_FALSE), is_pixel_mean=False, has_class_sums=True
+    ),
+    "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_lovasz_eval_sums),
 }
 
 
@@ -180,7 +183,7 @@ class WeightedLoss(torch.nn.Module):
         return sum(self._num_sums(name) for name in self.weights)
 
     def _num_sums(self, name: str) -> int:
-        return 3 * len(self.host_class_weights) if TERMS[name].sums is _overlap_sums else 2
+        return 3 * len(self.host_class_weights) if TERMS[name].has_class_sums else 2
 
     def from_sums(self, sums: torch.Tensor) -> float:
         """The loss of a set, from its summed row on the host."""

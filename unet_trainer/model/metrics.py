@@ -1,7 +1,7 @@
 """IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device.
 
 Averages of per-batch IoUs are not IoU. A class that occurs neither in truth nor in prediction has no IoU and is left out of
-the mean; counting it as 1.0 would flatter rare classes.
+the mean; counting it as 1.0 would raise the mean of rare classes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def confusion_matrix(predicted: torch.Tensor, truth: torch.Tensor, num_ids: int)
 
     Shapes depend on no value and nothing waits for the device, unlike bincount.
     """
-    if num_ids == 2:  # four sums, which a compiled step makes in one pass
+    if num_ids == 2:  # four sums, which a compiled step computes in one pass
         is_one = predicted == 1
         rows = [((truth == 0) & ~is_one), ((truth == 0) & is_one), ((truth == 1) & ~is_one), ((truth == 1) & is_one)]
         return torch.stack([row.sum() for row in rows]).view(2, 2)
     truth = truth.reshape(-1).long()
     cells = truth * num_ids + predicted.reshape(-1)
     num_cells = num_ids * num_ids
-    cells = torch.where(truth < num_ids, cells, num_cells)  # ignored pixels fall into one more cell, which is cut off
+    cells = torch.where(truth < num_ids, cells, num_cells)  # ignored pixels are counted in one more cell, which is dropped
     num_lanes = max(1, min(256, MAX_COUNTERS // num_cells))
     lanes = torch.arange(cells.numel(), device=cells.device) % num_lanes
     counts = torch.zeros(num_lanes * (num_cells + 1), dtype=torch.int64, device=cells.device)
@@ -60,10 +60,10 @@ def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     counts = matrix.to("cpu", torch.float64)
     hits = counts.diagonal()
     in_truth, in_prediction = counts.sum(1), counts.sum(0)
-    either = in_truth + in_prediction - hits
+    union = in_truth + in_prediction - hits
     first = 1 if num_classes == 1 else 0
-    iou = [float(h / e) if e > 0 else None for h, e in zip(hits, either, strict=True)]
-    dice = [float(2 * h / (t + q)) if t + q > 0 else None for h, t, q in zip(hits, in_truth, in_prediction, strict=True)]
+    iou = [float(h / u) if u > 0 else None for h, u in zip(hits, union, strict=True)]
+    dice = [float(2 * h / (t + p)) if t + p > 0 else None for h, t, p in zip(hits, in_truth, in_prediction, strict=True)]
     return Scores(iou[first:], dice[first:])
 
 

@@ -16,7 +16,7 @@ from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.model.segmenter import SegmenterSpec
 
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the outcome is told in one line
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its retries; build_network reports the outcome in one line
 
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that other tools put before an encoder's own names
@@ -39,7 +39,7 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         )
     except Exception as error:  # smp, timm and the download clients share no base class
         if named is not None and _is_download_error(error):
-            raise _no_download(spec.encoder, encoder_weights, error) from None
+            raise _download_error(spec.encoder, encoder_weights, error) from None
         if isinstance(error, KeyError):
             raise ConfigError(f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}") from None
         if isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
@@ -66,7 +66,7 @@ def check_encoder_name(name: str) -> None:
 
 
 def _is_download_error(error: BaseException) -> bool:
-    """Whether the error came out of fetching weights: the client libraries share no base class."""
+    """Whether the error came from downloading weights."""
     roots = {type(cause).__module__.split(".")[0] for cause in _chain(error)}
     return bool(
         roots & {"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib", "urllib3", "socket"}
@@ -81,15 +81,15 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return chain
 
 
-def _no_download(encoder: str, weights: str | None, error: BaseException) -> UserError:
+def _download_error(encoder: str, weights: str | None, error: BaseException) -> UserError:
     return UserError(
         f"encoder_weights: {weights} for {encoder} could not be downloaded ({type(error).__name__}); "
-        f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors) that you brought here"
+        f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors)"
     )
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
-    """Every tensor of the encoder must be in the file; what the file has beyond (a classifier) is left."""
+    """Every tensor of the encoder must be in the file; others in the file (a classifier) are not used."""
     in_file = {_encoder_tensor_name(name): tensor for name, tensor in _read_weights(path).items()}
     wanted = encoder.state_dict()
     found = {
@@ -130,21 +130,21 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _encoder_tensor_name(name: str) -> str:
-    """The name of a tensor within the encoder, whatever wrappers it was saved from."""
+    """The name of a tensor within the encoder, without the prefixes of wrappers."""
     while (prefix := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), None)) is not None:
         name = name.removeprefix(prefix)
     return name
 
 
 def parameter_groups(network: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Weight decay for matrices and kernels; none for biases and normalisation, which it would only shrink."""
+    """Weight decay for matrices and kernels; none for biases and normalisation."""
     decayed = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     plain = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 
 def set_training_mode(network: torch.nn.Module, encoder_frozen: bool) -> None:
-    """Training mode. A frozen encoder has no gradients and keeps its normalisation statistics as well."""
+    """Training mode. A frozen encoder has no gradients, and its normalisation statistics do not change either."""
     network.train()
     encoder = network.get_submodule("encoder")
     encoder.train(not encoder_frozen)

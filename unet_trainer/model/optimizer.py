@@ -1,4 +1,4 @@
-"""The optimizer and how its learning rate moves. The rate is a function of the step, so a resumed run needs no replay."""
+"""The optimizer and its learning-rate schedule. The rate is a function of the step, so a resumed run needs no replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fill_momentum(sgd: torch.optim.SGD) -> None:
 
 
 class LearningRate:
-    """The rate at each step: a linear rise over the warm-up, then the schedule. Plateau alone has a memory."""
+    """The rate at each step: a linear warm-up, then the schedule. Only plateau has state."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class LearningRate:
         self.plateau_factor = plateau_factor
         self.num_drops = 0
         self.epochs_since_drop = 0
-        self.factor = 1.0  # lowered when numbers went bad
+        self.factor = 1.0  # lowered after a step with non-finite numbers
 
     def at(self, step: int) -> float:
-        """The rate of the step that will be number `step`, counted from 0 over the whole run."""
+        """The rate of a step, counted from 0 over the whole run."""
         return self.factor * self._planned(step)
 
     def _planned(self, step: int) -> float:

@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Numerics:
-    """How a forward pass computes."""
+    """Device, number format and memory format of a forward pass."""
 
     device: torch.device
     number_format: NumberFormat
@@ -29,7 +29,7 @@ class Numerics:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run."""
+    """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run on the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = torch.device(name)
@@ -45,7 +45,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def inspect_hardware(device: torch.device) -> HardwareFacts:
-    """What decides about precision and workers."""
+    """What the choice of precision and workers depends on."""
     cores = count_cores()
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
@@ -59,7 +59,7 @@ def inspect_hardware(device: torch.device) -> HardwareFacts:
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether the processor has bfloat16 instructions; assumed where it cannot be asked (no /proc/cpuinfo)."""
+    """Whether the processor has bfloat16 instructions; assumed where there is no /proc/cpuinfo."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return True
@@ -87,7 +87,7 @@ def set_backends(allow_tf32: bool, deterministic: bool, search_kernels: bool = F
     """Process-wide switches of torch, set from the config at each start of a run."""
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = allow_tf32
-    torch.backends.cudnn.benchmark = search_kernels and not deterministic  # 5 % for a search of up to half a minute
+    torch.backends.cudnn.benchmark = search_kernels and not deterministic  # 5 % faster after a search of up to half a minute
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may differ from run to run

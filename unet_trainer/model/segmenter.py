@@ -1,8 +1,8 @@
-"""The deployable model: a network together with all that is needed to use it.
+"""The deployable model: a network with all that is needed to use it.
 
     images in the files' own units, N,H,W,C  →  Segmenter  →  logits of every class id at the images' own size, N,K,H,W float32
 
-Training, evaluation, prediction and export use this one module. It refuses to guess: without a spec there is no Segmenter.
+Training, evaluation, prediction and export use this one module. There is no default spec.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> 
 
 
 class Segmenter(torch.nn.Module):
-    """Normalises, pads to a multiple of STRIDE, runs the network, cuts the padding off again."""
+    """Normalises, pads to a multiple of STRIDE, runs the network, removes the padding."""
 
     mean: torch.Tensor
     scale: torch.Tensor

@@ -80,7 +80,7 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
     def write(file: BinaryIO) -> None:
         nonlocal num_bytes
         hashed = HashedFile(file)
-        torch.save(stored, hashed)  # type: ignore[arg-type] # all of a file that it asks for
+        torch.save(stored, hashed)  # type: ignore[arg-type] # write and flush are all that torch.save calls
         num_bytes = hashed.num_bytes
         hashed.finish()
 
@@ -115,7 +115,7 @@ class HashedFile:
     """File object for torch.save that appends a zip comment with the digest of every byte before it.
 
     The zip's own checksums leave its headers out. An OSError is kept until torch.save is done, which would replace it with an
-    error of its own; all bytes are counted nevertheless, to say how much room is needed.
+    error of its own; the remaining bytes are still counted, to say how much space is needed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -237,7 +237,7 @@ def upgrade(content: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 saved epoch's ends only: nothing of the next epoch is done."""
+    """Format 1 saved the state at the end of an epoch only: no batch of the next one is done."""
     matrix = torch.zeros(2 * (max(2, content["config"]["num_classes"]),), dtype=torch.int64)
     zeros = {name: torch.zeros((), dtype=torch.int64) for name in ("num_skipped", "num_nan", "num_bad", "first_bad")}
     totals = {"loss_sum": torch.zeros((), dtype=torch.float64), "matrix": matrix, **zeros, "num_images": 0}
@@ -246,6 +246,7 @@ def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_last(path: Path) -> dict[str, Any]:
+    """A checkpoint that a run can be resumed from; raises CheckpointError for weights alone."""
     content = read_checkpoint(path)
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be gone on from; use {LAST} of the same run")

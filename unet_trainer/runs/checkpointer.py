@@ -49,8 +49,9 @@ class Checkpointer:
     """Writes a run's files, each complete or as it was before.
 
     Files wait in one ordered list, `waiting`, for the next save of the state: those of an epoch that ended while the disk was
-    busy, and those that a disk error kept from being written. best.pt comes before the last.pt that tells of it, and never
-    without it: a crash in between repeats an epoch, and a rollback never meets a best.pt of an epoch that was rolled back.
+    busy, and those that a disk error kept from being written. best.pt is written before the last.pt that refers to it, and
+    last.pt not at all if best.pt failed: a crash in between repeats an epoch. best.pt is never written without the state of its
+    epoch, so that a rollback does not leave a best.pt of an epoch that was rolled back.
     """
 
     def __init__(self, folder: Path, settings: Settings, state: SavedState, split: Split, console: Console) -> None:
@@ -135,6 +136,7 @@ class Checkpointer:
             write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
             self.initial = None
 
+        self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
         jobs = {**self.waiting, LAST: Job(write_last, requires=BEST)}
         if with_config:
             jobs["config.yaml"] = Job(self._write_config)
@@ -211,7 +213,8 @@ class Checkpointer:
             self.failed_at = time.monotonic()
             reason = str(error)
             if error.strerror is not None:
-                reason = f"{error.filename or self.folder} could not be written ({error.strerror})"
+                path = error.filename2 or error.filename or self.folder  # of a rename: the file that it was to become
+                reason = f"{path} could not be written ({error.strerror})"
             if self.settings.taken.on_save_error == "stop":
                 self.writer.cancel()
                 advice = "Make room, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set"

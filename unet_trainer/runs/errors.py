@@ -1,4 +1,4 @@
-"""Errors of a run: what ends it, and why it cannot be gone on with."""
+"""Errors that end a run, or that keep it from being resumed."""
 
 from __future__ import annotations
 

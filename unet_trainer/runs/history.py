@@ -1,4 +1,4 @@
-"""metrics.csv, with a row an epoch, and result.json."""
+"""metrics.csv, with one row for each epoch, and result.json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RENAMED = {"peak_memory_gb": "peak_memory_gib", "peak_reserved_gb": "peak_reserv
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
-    """The whole table, so that a resumed run leaves no row twice."""
+    """Writes the whole table, so that a resumed run leaves no epoch in it twice."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -51,9 +51,9 @@ def split_names(split: Split) -> dict[str, list[str]]:
 
 
 def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """What changed between the checkpoint's config and the one at hand, a line each; raises for what must not.
+    """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not change.
 
-    `asked` is the config at hand before anything was decided: what is `auto` in both has not changed.
+    `asked` is the config of this start before anything was decided: what is `auto` in both has not changed.
     """
     changed = [
         name
@@ -74,7 +74,7 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
 
 
 def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
-    """Refuses another split by name: images that trained may not validate, and the score must stay comparable."""
+    """Raises if the split differs, by names: training images must not validate, and scores must stay comparable."""
     if all(set(before[part]) == set(now[part]) for part in ("train", "val")):
         return
     leaked = sorted(set(before["train"]) & set(now["val"]))

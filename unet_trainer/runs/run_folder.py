@@ -9,12 +9,12 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import CheckpointError
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
-DAMAGED = "damaged.pt"  # what last.pt was found to be
+DAMAGED = "damaged.pt"  # a last.pt that could not be read
 SPLIT_CSV = "split.csv"  # which pairs train and which validate
 
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:
-    """What RUN means: the folder of a run, by its name or path, or the .pt file that was named."""
+    """What RUN on the command line means: the folder of a run, by its name or path, or a .pt file."""
     candidates = (Path(name), checkpoint_dir / name)
     try:
         for candidate in candidates:
@@ -49,7 +49,7 @@ def newest_run(checkpoint_dir: Path) -> Path:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run can go on; a crash, or a file system without hard links, may leave the earlier file alone."""
+    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone."""
     return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
 
 
@@ -64,7 +64,7 @@ def _by_age(checkpoint_dir: Path) -> list[Path]:
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
-    checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here, or a link to nowhere would read as "the name is taken" for ever
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here: below, a broken link would look like a name that is taken, for ever
     base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
     folder = checkpoint_dir / run_name
     while True:

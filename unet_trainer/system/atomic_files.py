@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all: a reader, or a crash at any moment, finds the old content or the new."""
+"""Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def write_atomically(
 ) -> None:
     """Temporary file in the same folder, flush, fsync, rename, fsync of the folder.
 
-    `verify` is shown the finished draft and raises if it is not good. `previous` then gets the old content: at every
-    instant one of the two names, and nearly always both, holds a whole file.
+    `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
+    instant one of the two names, and nearly always both, holds a complete file.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     draft = Path(name)

@@ -23,7 +23,7 @@ class Job(NamedTuple):
 
 
 class BackgroundWriter:
-    """Runs one list of jobs at a time. A job that fails does not keep others from being done, but those that require it."""
+    """Runs one list of jobs at a time. After a job fails, all others run but those that require it."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
@@ -38,12 +38,14 @@ class BackgroundWriter:
         self.is_cancelled = False
         # A daemon: a second Ctrl-C does not wait for the disk.
         self.thread = threading.Thread(target=self._run, args=(dict(jobs),), name="background writer", daemon=True)
+        _busy_threads.add(self.thread)  # before it starts: the process may exit right after
         try:
             self.thread.start()
         except RuntimeError as error:
+            _busy_threads.discard(self.thread)
             self.thread = None
             self.unwritten = {**self.unwritten, **jobs}
-            raise OSError(f"there is no thread to write with ({error})") from None
+            raise OSError(f"no thread can be started to write with ({error})") from None
 
     def is_busy(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
@@ -54,7 +56,7 @@ class BackgroundWriter:
             self.thread.join()
 
     def collect(self) -> tuple[dict[str, Job], Exception | None]:
-        """The jobs that a disk error kept from being written, in their order, and the first error of any kind."""
+        """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each once."""
         if self.is_busy():
             return {}, None
         unwritten, error = self.unwritten, self.error
@@ -62,14 +64,12 @@ class BackgroundWriter:
         return unwritten, error
 
     def cancel(self) -> None:
-        """Skips jobs that are not begun, and waits for the one under way: a thread inside torch would abort the process."""
+        """Skips jobs that have not begun, and waits for the one under way: a thread inside torch would abort the process."""
         self.is_cancelled = True
         self.wait()
         self.collect()
 
     def _run(self, jobs: Mapping[str, Job]) -> None:
-        thread = threading.current_thread()
-        _busy_threads.add(thread)
         failed: set[str] = set()
         try:
             for name, job in jobs.items():
@@ -77,7 +77,8 @@ class BackgroundWriter:
                     return
                 if job.requires in failed:
                     failed.add(name)
-                    self.unwritten[name] = job
+                    if job.requires in self.unwritten:  # else another try would not help
+                        self.unwritten[name] = job
                     continue
                 try:
                     job.write()
@@ -87,11 +88,11 @@ class BackgroundWriter:
                     if isinstance(error, OSError):
                         self.unwritten[name] = job
         finally:
-            _busy_threads.discard(thread)
+            _busy_threads.discard(threading.current_thread())
 
 
 def is_any_busy() -> bool:
-    """Whether any writer is at work: then the interpreter must not be torn down, or the process aborts."""
+    """Whether any writer is running: then the interpreter must not be torn down, or the process aborts."""
     return bool(_busy_threads)
 
 

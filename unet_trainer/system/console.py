@@ -1,4 +1,4 @@
-"""All that the user reads on the terminal, and the exit codes. What is said goes into the run's train.log as well.
+"""Messages on the terminal, copied into the run's train.log; and the exit codes.
 
 On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line.
 """
@@ -31,7 +31,7 @@ def first_line(error: BaseException) -> str:
 
 
 class Bar:
-    """A progress bar; off where nobody would see it move."""
+    """A progress bar; off where there is no terminal."""
 
     def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True, num_done: int = 0) -> None:
         self.tqdm = tqdm(
@@ -59,12 +59,12 @@ class Bar:
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
 
 
-class Lasting:
-    """A stream that no run ends with: what its reader, or the disk that it lies on, does not take is told once and dropped."""
+class FaultTolerantStream:
+    """A stream whose write errors (a closed terminal or pipe, a full disk) are reported once and do not end the run."""
 
-    def __init__(self, stream: TextIO, tell: Callable[[str], object]) -> None:
+    def __init__(self, stream: TextIO, report: Callable[[str], object]) -> None:
         self.stream = stream
-        self.tell: Callable[[str], object] | None = tell
+        self.report: Callable[[str], object] | None = report
 
     def write(self, text: str) -> int:
         try:
@@ -72,32 +72,32 @@ class Lasting:
                 return self.stream.write(text)
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
-            self._tell(error)
+            self._report(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self.stream.flush()
         except (OSError, ValueError) as error:
-            self._tell(error)
+            self._report(error)
 
-    def _tell(self, error: OSError | ValueError) -> None:
-        tell, self.tell = self.tell, None
-        if tell is not None:
+    def _report(self, error: OSError | ValueError) -> None:
+        report, self.report = self.report, None
+        if report is not None:
             reason = getattr(error, "strerror", None) or str(error)
-            tell(f"Warning: the terminal cannot be written to ({reason}); training goes on, and this file has what is said")
+            report(f"Warning: the terminal cannot be written to ({reason}); training goes on, and this file has what is said")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
 class Console:
-    """Speaks to the user. Lines said before the run has a folder are kept and go into its log later."""
+    """Prints messages and logs them. Lines printed before the run has a folder go into its log once it has."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = stream or sys.stdout
         self.interactive = stream.isatty()
-        self.stream: Any = Lasting(stream, self._record)
+        self.stream: Any = FaultTolerantStream(stream, self._record)
         self.log: Path | None = None
         self.unlogged: list[str] = []
         self.log_has_failed = False
@@ -114,7 +114,7 @@ class Console:
         self._record(text)
 
     def log_only(self, text: str) -> None:
-        """For what the caller shows in its own way."""
+        """For messages that the caller prints itself."""
         if self.log is not None:
             self._append([text])
 
@@ -179,12 +179,12 @@ class Console:
         try:
             with self.log.open("a", encoding="utf-8", errors="replace") as file:
                 file.write("\n".join(lines) + "\n")
-        except OSError as error:  # a full disk: what is saved is told elsewhere, and training need not end for the log
+        except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
                 print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
             self.log_has_failed = True
 
 
 def show_error(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
         print(f"Error: {text}", file=sys.stderr, flush=True)

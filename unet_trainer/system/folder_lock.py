@@ -16,7 +16,7 @@ from unet_trainer.config.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Tiles
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
@@ -43,7 +43,7 @@ class FolderLock:
             self.file.close()
 
     def acquire(self, folder: Path, notify: Callable[[str], object]) -> None:
-        """Waits a while for a process that holds it, then raises UserError. Where nothing can be locked, goes on."""
+        """Waits up to WAIT_SECONDS for another holder, then raises UserError. Does nothing where locks are unsupported."""
         if self.file is not None or fcntl is None:
             return
         self.path = folder / NAME
@@ -51,7 +51,7 @@ class FolderLock:
         while True:
             try:
                 self.is_held = self._try_lock()
-            except OSError:  # a file system without locks, or a folder that cannot be written to: told when the run opens it
+            except OSError:  # no locks on this file system, or the folder cannot be written to, which the run reports itself
                 return
             if self.is_held:
                 return

@@ -1,7 +1,7 @@
 """Calls a function on many items in forked child processes.
 
-Native code that crashes costs one item, not the run, and its message is not lost. What it prints to standard error is caught
-in the child alone, so that the messages of this process go where they belong. While it waits, this process hears signals.
+Native code that crashes costs one item, not the run, and its message is kept. Standard error is captured in the children only;
+that of this process stays as it is. Signals are handled while this process waits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,7 +28,7 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 CAN_FORK = sys.platform == "linux"
-MAX_MESSAGE = 300  # characters of a crashed child's last words
+MAX_MESSAGE = 300  # characters of what a crashed child printed
 POLL_SECONDS = 1.0
 
 ReadStderr = Callable[[], str]  # what native code has printed since the last call
@@ -53,7 +54,7 @@ def forked_map(
     items: Sequence[Item],
     num_children: int,
     set_up: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[int, Outcome | Crash]]:
+) -> Generator[tuple[int, Outcome | Crash], None, None]:
     """Index and outcome of each item, as they are done. An exception in `function` is raised here, with its traceback as text.
 
     `set_up` is called once in each child. Where processes cannot be forked, threads do the work: nothing is caught from
@@ -73,7 +74,8 @@ def forked_map(
             _assign(children[-1], waiting)
         num_done = 0
         while num_done < len(items):
-            ready = multiprocessing.connection.wait([child.connection for child in children], POLL_SECONDS)
+            busy = [child.connection for child in children if child.index is not None]
+            ready = multiprocessing.connection.wait(busy, POLL_SECONDS)
             for number, child in enumerate(children):
                 if child.connection not in ready or child.index is None:
                     continue
@@ -81,9 +83,9 @@ def forked_map(
                 try:
                     outcome, error = child.connection.recv()
                 except (EOFError, OSError):
-                    yield index, Crash(_last_words(child))
+                    yield index, Crash(_describe_exit(child))
                     _end(child)
-                    children[number] = _start(function, items, set_up, [one for one in children if one is not child])
+                    children[number] = _start(function, items, set_up, [other for other in children if other is not child])
                 else:
                     if error is not None:
                         raise RuntimeError(f"a child process failed:\n{error}")
@@ -117,7 +119,7 @@ def _start(
 def _assign(child: _Child[Item], waiting: deque[int]) -> None:
     child.index = waiting.popleft() if waiting else None
     if child.index is not None:
-        with contextlib.suppress(OSError):  # it died while idle; noticed when its answer does not come
+        with contextlib.suppress(OSError):  # it died while idle: the next receive reports it
             child.connection.send(child.index)
 
 
@@ -128,13 +130,13 @@ def _end(child: _Child[Item]) -> None:
     child.stderr.close()
 
 
-def _last_words(child: _Child[Item]) -> str:
+def _describe_exit(child: _Child[Item]) -> str:
     child.process.join()
     code = child.process.exitcode or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     child.stderr.seek(0)
-    said = " ".join(child.stderr.read().decode(errors="replace").split())
-    return f"{how}: {said[-MAX_MESSAGE:]}" if said else how
+    printed = " ".join(child.stderr.read().decode(errors="replace").split())
+    return f"{how}: {printed[-MAX_MESSAGE:]}" if printed else how
 
 
 def _work(
@@ -146,7 +148,7 @@ def _work(
     stderr: IO[bytes],
 ) -> None:
     """Child main loop."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides what these mean
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these and ends its children
         signal.signal(name, signal.SIG_IGN)
     for other in inherited:
         other.close()
@@ -163,9 +165,8 @@ def _work(
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             index = connection.recv()
-            answer: tuple[Outcome | None, str | None]
             try:
-                answer = function(items[index], read_stderr), None
-            except Exception:
-                answer = None, traceback.format_exc()
-            connection.send(answer)
+                answer = pickle.dumps((function(items[index], read_stderr), None))
+            except Exception:  # an outcome that cannot be pickled is an error as well
+                answer = pickle.dumps((None, traceback.format_exc()))
+            connection.send_bytes(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 from pathlib import Path
 
 ROOT = Path("/")  # tests put a made-up file system in its place
@@ -37,8 +38,7 @@ def total_host_memory(root: Path | None = None) -> int:
 def free_disk(folder: Path) -> int:
     """Bytes free on the disk that holds the folder, or would hold it."""
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path())
-    status = os.statvfs(existing)
-    return status.f_bavail * status.f_frsize
+    return shutil.disk_usage(existing).free
 
 
 def _free_on_host(root: Path) -> int:
@@ -50,7 +50,7 @@ def _free_on_host(root: Path) -> int:
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none (macOS, Tiles)."""
+    """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
@@ -86,12 +86,11 @@ def _memory_limits(root: Path) -> list[tuple[int, int]]:
 
 
 def _droppable_cache(folder: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
-    return 0
+    words = _read_words(folder / "memory.stat")
+    numbers = dict(zip(words[::2], words[1::2], strict=False))
+    # v1 counts the group alone in inactive_file and the groups below it too in total_inactive_file, as usage_in_bytes does.
+    found = numbers.get("total_inactive_file") or numbers.get("inactive_file", "")
+    return int(found) if found.isdigit() else 0
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:

@@ -1,5 +1,5 @@
-"""SIGINT, SIGTERM and SIGHUP. In training they are noted, so that the step can finish and the state be saved; a second SIGINT
-leaves at once. Outside of it, while a run starts, each ends it at once.
+"""SIGINT, SIGTERM and SIGHUP: recorded during training, so that the step can finish and the state be saved; raised at once
+while a run starts. A second SIGINT never waits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 from unet_trainer.system.background_writer import is_any_busy
 
-WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Tiles has no SIGHUP
+WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 
 
 class Interrupted(KeyboardInterrupt):
-    """Asked to stop; the state is saved if there was one. `signal_number` says by what."""
+    """Stopped by the signal `signal_number`; the state is saved if there was one."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -47,7 +47,7 @@ class Signals:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, signals are noted and raised by `check`: for work that must finish, or that swallows exceptions."""
+        """Inside, signals are recorded and raised by `check`: for work that must finish, or that swallows exceptions."""
         self.is_deferred = True
         try:
             yield
@@ -66,17 +66,17 @@ class Signals:
         return self.received is not None
 
     def check(self) -> None:
-        """Raises Interrupted if a signal came; for places where the state can be saved."""
+        """Raises Interrupted if a signal was received. Called where the state can be saved."""
         if self.received is not None:
             raise Interrupted(self.received)
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process; at once, when a second Ctrl-C came while the disk is still at a save."""
+    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it; the interpreter would try once more, complain and end with another code
+        except (OSError, ValueError):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if is_any_busy():

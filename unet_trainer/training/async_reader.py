@@ -1,4 +1,4 @@
-"""Reads tensors of the device from the host without waiting for the device: the values arrive late, and seldom."""
+"""Reads tensors on the device from the host without waiting for the device: at intervals, and a little late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ_SECONDS = 0.5  # between two reads
 
 
 class AsyncReader:
-    """Starts a copy to the host every half second, and hands it out once it has arrived."""
+    """Starts a copy to the host every READ_SECONDS, and returns it once it has arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_cuda = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Config → the parts of a run: device, dataset, loaders, model, steps. Says what it chose for the user, and why."""
+"""Config → the parts of a run: device, dataset, loaders, model, steps. Says which choices it made for the user, and why."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Conso
     console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
-        how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, windows at native resolution in validation"
+        how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"
     statistics = "normalised with ImageNet's statistics"
     if dataset.statistics_reason != IMAGENET_REASON:
         mean, std = _numbers(config.image_mean), _numbers(config.image_std)
@@ -218,13 +218,13 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
 
 
 def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console) -> None:
-    """Decodes every pair into memory or into a file; what there is no room for is read from its files as before."""
+    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch."""
     num_cached = num_bytes = 0
     folder = Path(config.checkpoint_dir) / ".cache"
     for dataset in datasets:
         spec, tiling = dataset.image_spec, dataset.tiling
         sizes = [tiling.size if isinstance(tiling, WholeImages) else size.image for size in dataset.sizes]
-        stamp = [dataset.coding, spec.channels, spec.is_8bit, type(tiling).__name__, tiling.size, config.resize_masks]
+        stamp = [dataset.coding.to_dict(), spec.channels, spec.is_8bit, type(tiling).__name__, tiling.size, config.resize_masks]
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
@@ -302,8 +302,8 @@ def build_components(
 
 
 def try_components(settings: Settings, components: Components, console: Console) -> None:
-    """One step of each kind on a random batch: what the model cannot run, or memory cannot hold, is told before the run has a
-    folder. Raises UserError or TrainingFailed."""
+    """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
+    before the run has a folder. Raises UserError or TrainingFailed."""
 
     def try_once() -> None:
         config = settings.taken
@@ -322,7 +322,7 @@ def try_components(settings: Settings, components: Components, console: Console)
 
 
 def compile_components(settings: Settings, components: Components, console: Console, saved: str) -> None:
-    """Compiles the steps of every phase before the first epoch; where that fails, says so and leaves them as they are."""
+    """Compiles the steps of every phase before the first epoch; if that fails, warns and leaves them uncompiled."""
 
     def compile_once() -> None:
         batches = _random_batches(settings.taken, components)
@@ -335,7 +335,7 @@ def compile_components(settings: Settings, components: Components, console: Cons
 
 
 def fit_into_memory(attempt: Callable[[], None], settings: Settings, components: Components, console: Console, saved: str) -> None:
-    """Tries until it fits: in smaller parts where memory runs out and on_oom allows it."""
+    """Repeats the attempt with smaller parts of a batch while memory runs out and on_oom allows it."""
     while True:
         try:
             attempt()
@@ -363,7 +363,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
 
 
 def _random_batches(config: ResolvedConfig, components: Components) -> tuple[Batch, Batch]:
-    """One of training's size and one of evaluation's."""
+    """One of the size of training batches and one of the size of evaluation batches."""
     spec = components.state.segmenter.spec.image
     eval_size = _eval_batch_size(config, components.numerics.device)
     return _random_batch(config, spec, config.batch_size), _random_batch(config, spec, eval_size)

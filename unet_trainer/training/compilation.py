@@ -25,9 +25,10 @@ from unet_trainer.training.step import TrainForward, TrainStep
 def restoring_model(step: TrainStep) -> Iterator[None]:
     """Steps taken inside change neither weights, statistics, gradients, optimizer, scaler nor random state.
 
-    The optimizer may step inside only if it has no state yet: it is emptied afterwards, not copied.
+    The optimizer may step inside only if it has no state yet: its state is cleared afterwards, since a copy would take memory.
     """
     network = step.segmenter.network
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in step.optimizer.param_groups]
     saved = {name: value.clone() for name, value in network.state_dict().items()}
     average = None if step.ema is None else {name: value.clone() for name, value in step.ema.segmenter.state_dict().items()}
     num_updates = None if step.ema is None else step.ema.num_updates.clone()
@@ -45,6 +46,8 @@ def restoring_model(step: TrainStep) -> Iterator[None]:
         step.abandon_group()
         if step.scaler.is_enabled():
             step.scaler.load_state_dict(scaler)
+        for group, values in zip(step.optimizer.param_groups, groups, strict=True):
+            group.update(values)  # the learning rate
         if not has_stepped_before:
             step.optimizer.state.clear()
             if isinstance(step.optimizer, torch.optim.SGD):
@@ -99,7 +102,7 @@ def compile_steps(
     eager = train_step.forward, eval_step.forward
     on_cuda = train_step.device.type == "cuda"
     mode = "reduce-overhead" if on_cuda else "default"
-    networks = (train_step.segmenter.network, eval_step.segmenter.network) if on_cuda else ()
+    networks = (train_step.segmenter.network, eval_step.segmenter.network) if gains_from_fast_layers(train_step.device) else ()
     undo = [use_fast_layers(network) for network in networks]
     train_step.launcher = DirectLauncher()
     try:
@@ -109,7 +112,7 @@ def compile_steps(
         with restoring_model(train_step), warnings.catch_warnings(), _without_garbage_collection():
             warnings.simplefilter("ignore")  # advice to compiler developers
             try_steps(train_step, eval_step, batch, eval_batch, begin_phases, num_times=3)  # CUDA graphs: run, record, replay
-    except Exception as error:  # compilers fail in every way, and the eager steps work in each case
+    except Exception as error:  # a compiler may raise anything, and the eager steps still work
         train_step.forward, eval_step.forward = eager
         for restore in reversed(undo):
             restore()
@@ -118,6 +121,11 @@ def compile_steps(
         return f"{type(error).__name__}: {first_line(error)[:200]}"
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
     return None
+
+
+def gains_from_fast_layers(device: torch.device) -> bool:
+    """CUDA alone: they suit its kernels."""
+    return device.type == "cuda"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The parts of a run that learn, and the loaders that feed them."""
+"""Model, optimizer and steps of a run, and the loaders of its batches."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ NUM_SAMPLES = 4  # validation images shown in samples/
 
 @dataclass(frozen=True)
 class Loaders:
-    """The batches of training and validation, and the workers that fill them."""
+    """Batches of training and validation, and the worker pool that fills them."""
 
     train: Loader
     val: Loader
     pool: WorkerPool | None
 
     def prepare(self, epoch: int, first_batch: int, is_last: bool) -> None:
-        """Lets the workers go on from this epoch to validation and into the next epoch without a gap."""
+        """Plans this epoch, its validation and the next epoch, so that the workers never idle in between."""
         self.train.prepare(epoch, first_batch)
         self.val.prepare(0)
         if not is_last:
             self.train.prepare(epoch + 1)
 
     def take_failures(self) -> tuple[int, str]:
-        """Pieces that workers failed to fill since the last call, and the reason of the last one."""
+        """The number of pieces of batches that workers failed to fill since the last call, and the reason of the last one."""
         if self.pool is None:
             return 0, ""
         failures = self.pool.failures
@@ -76,11 +76,11 @@ class Components:
     freeze_encoder_epochs: int
 
     def set_training_mode(self, epoch: int) -> None:
-        """For an epoch, counted from 0."""
+        """Puts the network into the mode of an epoch, counted from 0."""
         set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
 
     def begin_phases(self) -> Sequence[Callable[[], None]]:
-        """Calls that put the model into each mode that it will train in from here on: encoder frozen, and not."""
+        """Calls that put the network into each mode that it will train in from here on: encoder frozen, and not."""
         epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
         return [partial(self.set_training_mode, epoch) for epoch in epochs]
 
@@ -90,7 +90,7 @@ class Components:
         self.eval_step.num_parts = num_parts
 
     def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
-        """Predicts a few samples now; what comes back draws them, once the device is done."""
+        """Predicts a few samples now; the function that is returned draws them, once the device is done."""
         images, truths = loaders.samples
         size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
         parts = torch.from_numpy(np.stack(images)).split(size)

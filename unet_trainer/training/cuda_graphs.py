@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-MAX_GRAPHS = 8  # a run needs two; others are recorded when tensors move to other addresses
+MAX_GRAPHS = 8  # a run needs two; more are recorded when tensors move to other addresses
 
 
 class Launcher(Protocol):
@@ -45,14 +45,14 @@ class CudaGraphCache:
     def __init__(self) -> None:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}  # least recently used first
         self.pool: Any = None  # memory shared by all graphs, since one is replayed at a time
-        self.last_keys: dict[str, Hashable] = {}  # of each name
+        self.last_keys: dict[str, Hashable] = {}  # the key of each name's last call
         self.num_replays = 0
 
     def run(self, name: str, key: Hashable, work: Callable[[], object]) -> None:
         graph = self.graphs.pop((name, key), None)
         if graph is None and self.last_keys.get(name) == key:
             if len(self.graphs) >= MAX_GRAPHS:
-                _synchronize()  # it may still be replayed
+                _synchronize()  # the device may still be replaying it
                 del self.graphs[next(iter(self.graphs))]
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             graph = _record(work, self.pool)

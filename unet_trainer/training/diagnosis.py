@@ -1,6 +1,6 @@
 """Names what is not finite in a batch: pixels of a file, weights, a layer's output, a term of the loss, a gradient.
 
-Runs the batch once, eagerly, with hooks. Slow, for the moment when training cannot go on; leaves gradients behind.
+Runs the batch once, eagerly, with hooks on every layer. Slow: only for training that cannot go on. Leaves gradients behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unet_trainer.model.segmenter import Segmenter
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:
-    """What is not finite, the cause before its effects; empty if all is."""
+    """What is not finite, the cause before its effects; empty if everything is finite."""
     network = segmenter.network
     found = _bad_pixels(batch, files)
     bad_weights = [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]
@@ -28,7 +28,7 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     images, masks = to_device((batch.images, batch.masks), numerics.device)
     bad_layers: list[str] = []
     hooks = [
-        module.register_forward_hook(_recorder_of(name, bad_layers))
+        module.register_forward_hook(_bad_output_hook(name, bad_layers))
         for name, module in network.named_modules()
         if not list(module.children())
     ]
@@ -61,7 +61,9 @@ def _bad_pixels(batch: Batch, files: Sequence[Path]) -> list[str]:
     return [f"{', '.join(str(file) for file in bad)} holds pixels that are NaN or infinite"] if bad else []
 
 
-def _recorder_of(name: str, bad_layers: list[str]) -> Any:
+def _bad_output_hook(name: str, bad_layers: list[str]) -> Any:
+    """A forward hook that appends the layer's name to `bad_layers` if its output is not finite."""
+
     def record(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         outputs = output if isinstance(output, list | tuple) else [output]
         if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):

@@ -1,4 +1,4 @@
-"""Evaluates a model on a dataset: loss and scores of the whole set, from sums over all of its pixels."""
+"""Evaluates a model on a dataset: loss and scores from sums over all pixels of the set, whatever its batches."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class EvalStep:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of a whole dataset. `first_bad_batch`: the first whose loss is not finite; the loss is NaN then."""
+    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite; `loss` is NaN then."""
 
     loss: float
     scores: Scores
@@ -109,7 +109,7 @@ def evaluate(
     on_batch: Callable[[EvalMetrics], object] = lambda metrics: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """One pass over a loader. `on_batch` may show progress, or raise to end it."""
+    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass."""
     metrics = step.new_metrics()
     step.segmenter.eval()
     with contextlib.closing(loader.epoch(0, is_stopping=is_stopping)) as batches:

@@ -1,6 +1,6 @@
-"""Judges every step on the device: a step whose numbers are not finite changes nothing and is counted.
+"""Judges every step on the device: a step with numbers that are not finite changes nothing and is counted.
 
-Nothing here waits for the device. How many steps in a row were bad is read late; recovery decides what follows from it.
+Only `check` waits for the device. The count of bad steps in a row is read late; recovery decides what follows from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from unet_trainer.runs.errors import NonFinite
 from unet_trainer.training.async_reader import AsyncReader
 
-MAX_BAD_STEPS = 8  # in a row; after that, skipping is no cure
+MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
 
 
 class BufferSnapshot:
@@ -74,7 +74,7 @@ class FiniteGuard:
         self.losses_are_finite &= torch.isfinite(loss)
 
     def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether the step is good and, if not, whether it counts as NaN; restores the buffers if it is bad.
+        """Whether the step is good, and whether a bad one counts as NaN; restores the buffers if it is bad.
 
         Gradients that overflow float16 do not count while the loss scale can still fall.
         """
@@ -99,7 +99,7 @@ class FiniteGuard:
             self._raise_if_many(*seen[0])
 
     def check(self) -> None:
-        """The same of this very moment. Waits for the device."""
+        """Raises NonFinite if too many steps in a row were bad so far. Waits for the device."""
         self._raise_if_many(self.most_in_a_row, self.first_bad_batch)
 
     def _raise_if_many(self, most_in_a_row: torch.Tensor, first_bad_batch: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Out of memory: how it is recognised, what the user is told, and how a batch is made to fit."""
+"""Out of memory: recognises it, tells the user what to change, and splits batches into smaller parts."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ def release_device_memory(device: torch.device, is_compiled: bool) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def can_shrink(config: Config) -> bool:
+    """Whether on_oom allows smaller parts of a batch, and there are any."""
+    return config.on_oom == "shrink" and config.batch_parts < config.batch_size
+
+
 def shrink(settings: Settings, reason: str, device: torch.device, console: Console, saved: str) -> int:
     """After memory ran out: doubles batch_parts and returns it, or raises TrainingFailed, as on_oom says.
 
@@ -67,12 +72,12 @@ def shrink(settings: Settings, reason: str, device: torch.device, console: Conso
     """
     config = settings.taken
     message = out_of_memory_message(reason, device)
-    num_parts = min(2 * config.batch_parts, config.batch_size)
-    if config.on_oom == "stop" or num_parts == config.batch_parts:
+    if not can_shrink(config):
         smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
         ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
         ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
         raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
+    num_parts = min(2 * config.batch_parts, config.batch_size)
     console.warn(f"{message}. From here on {describe_parts(config, num_parts)}")
     settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
     return num_parts

@@ -1,9 +1,9 @@
-"""What is done when an epoch cannot be finished. This is the one place that turns errors of training into a decision.
+"""Decides what happens when an epoch cannot be finished. No other module turns errors of training into decisions.
 
-`Recovery` wraps an epoch. Non-finite numbers send the run back to the last saved state, once, with a tenth of the learning
-rate. Out of memory continues with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
-epoch again where the state stands. All else ends the run, and saves first what was trained: a dead worker, a signal, a file that
-went bad, a bug.
+`Recovery` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
+rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
+epoch again from the position of the state. Everything else saves the state and ends the run: a dead worker, a signal, a file that
+became unreadable, a bug.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unet_trainer.system.console import first_line
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import restoring_model
 from unet_trainer.training.diagnosis import explain
-from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
+from unet_trainer.training.out_of_memory import can_shrink, is_out_of_memory, release_device_memory, shrink
 from unet_trainer.training.resume_messages import describe_position
 from unet_trainer.training.run import Run
 
@@ -39,30 +39,30 @@ class Recovery:
         """True when the loop may go on."""
         if error is None:
             return False
+        if isinstance(error, TrainingFailed) or not isinstance(error, Exception | Interrupted):
+            return False  # saved where it was raised; or a second Ctrl-C, which waits for nothing
         if isinstance(error, NonFinite):
             roll_back(self.run, error)
             return True
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and not isinstance(error, WorkerError):
             _clear_frames(error)
             handle_out_of_memory(self.run, first_line(error))
             return True
-        if isinstance(error, TrainingFailed) or not isinstance(error, Exception | Interrupted):
-            return False  # reported and saved where it was raised; or a second Ctrl-C, which waits for nothing
         if isinstance(error, Interrupted | UserError | WorkerError):
             save_on_failure(self.run)
-        else:  # a bug: it must not be hidden by trouble in saving
+        else:  # a bug: an error while saving must not hide it
             with contextlib.suppress(Exception):
                 save_on_failure(self.run)
         saved = self.run.checkpointer.describe_saved()
         if isinstance(error, WorkerError):
             raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {saved}") from None
-        if isinstance(error, UserError):  # a file that went bad
+        if isinstance(error, UserError):  # a file that became unreadable
             raise UserError(f"{error}; {saved}") from None
         return False
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Their local variables hold the memory of the step."""
+    """Deletes the local variables of the failed step: they hold its memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -73,7 +73,7 @@ def save_on_failure(run: Run) -> None:
 
 
 def roll_back(run: Run, error: NonFinite) -> None:
-    """Once, with a lower learning rate; the second time training ends."""
+    """Restores the last saved state with a lower learning rate; the second time, training ends."""
     state, config, checkpointer = run.state, run.config, run.checkpointer
     where = _locate(run, error)
     if config.on_nan == "stop" or state.num_rollbacks:
@@ -111,7 +111,7 @@ def _locate(run: Run, error: NonFinite) -> str:
             except (RuntimeError, MemoryError) as failure:
                 if not is_out_of_memory(failure):
                     raise
-                break  # layer by layer a batch takes more memory than a step does
+                break  # the diagnosis needs more memory than a step
             if found:
                 names = ", ".join(str(file) for file in files)
                 return f"{error} {place}: {found} (images of the batch: {names})"
@@ -119,10 +119,10 @@ def _locate(run: Run, error: NonFinite) -> str:
 
 
 def handle_out_of_memory(run: Run, reason: str) -> None:
-    """Smaller parts, from the last state that is whole; or the end, if that is what on_oom says."""
+    """Goes on with smaller parts of a batch from the last consistent state, or saves and raises TrainingFailed."""
     components, checkpointer = run.components, run.checkpointer
     is_whole = not components.train_step.mid_accumulation
-    if run.config.on_oom == "stop":
+    if not can_shrink(run.config):
         checkpointer.save_on_failure(is_whole)
     device = components.numerics.device
     components.set_num_parts(shrink(run.settings, reason, device, run.console, checkpointer.describe_saved()))

@@ -1,4 +1,4 @@
-"""What a run came to: the result, its JSON, and what the user reads at the end."""
+"""The result of a run: as an object, as result.json, and as the last lines on the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unet_trainer.training.run import Run
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to. `history` has a dict for each epoch, with the columns of metrics.csv."""
+    """The result of a run. `history` has a dict for each epoch, with the columns of metrics.csv."""
 
     run_dir: Path
     best_epoch: int
@@ -27,13 +27,13 @@ class TrainResult:
     seconds: float
     images_per_second: float
     history: list[Row]
-    unwritten: list[str] = field(default_factory=list)  # best.pt, last.pt: what the disk did not take (on_save_error: continue)
+    unwritten: list[str] = field(default_factory=list)  # best.pt, last.pt: could not be written (on_save_error: continue)
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
 
 
 def build_result(run: Run) -> TrainResult:
-    """From the state of a run that has ended."""
+    """The result of a run that has ended."""
     config, state = run.config, run.state
     has_best = state.early_stopping.best_epoch > 0
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
@@ -55,14 +55,14 @@ def build_result(run: Run) -> TrainResult:
 
 
 def result_dict(result: TrainResult) -> dict[str, Any]:
-    """result.json: all but what metrics.csv has."""
+    """The content of result.json: everything but the rows of metrics.csv."""
     content = asdict(result)
     del content["run_dir"], content["history"]
     return content
 
 
 def report(run: Run) -> TrainResult:
-    """Writes result.json and says what came of the run."""
+    """Writes result.json and says the result."""
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     has_best = run.state.early_stopping.best_epoch > 0

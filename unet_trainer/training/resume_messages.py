@@ -1,4 +1,4 @@
-"""A resumed run: what changed settings mean for the loaded state, and what the user is told."""
+"""Resumed runs: adapts the loaded state to changed settings, and tells the user where the run goes on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image")  # they 
 
 
 def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
+    """Other batches restart the current epoch; another learning rate undoes the reduction after a rollback."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
@@ -22,6 +23,7 @@ def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainStat
 
 
 def describe_position(state: TrainState) -> str:
+    """The last epoch or batch that is done."""
     if state.batch == 0:
         return f"epoch {state.epoch}" if state.epoch else "the start"
     return f"batch {state.batch} of epoch {state.epoch + 1}"

@@ -1,4 +1,4 @@
-"""A run under way: its parts, and what happens between two steps."""
+"""A run: its parts, and what happens between two steps and after an epoch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Run:
         return self.loaders.train.read(self.state.epoch, index)
 
     def between_steps(self) -> None:
-        """Whether it is time to worry, to leave or to save. Nothing here waits for the device."""
+        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device."""
         self.components.train_step.guard.poll()
         self._raise_if_ending()
         self.checkpointer.save_if_due()
@@ -72,7 +72,7 @@ class Run:
             raise self.worker_error
 
     def judge(self, row: Row, scores: Scores) -> bool:
-        """Completes the state after an epoch; whether it is the best so far. The state is final from here on."""
+        """Completes the state after an epoch; returns whether it is the best so far. The state is final from here on."""
         state = self.state
         state.begin_next_epoch()
         state.seconds += row["seconds"]
@@ -88,7 +88,7 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders))
 
     def say_epoch(self, row: Row, improved: bool) -> None:
-        """The epoch's line; what workers failed to read; and once, what waiting for data costs."""
+        """The epoch's line; how many pieces workers failed to read; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
         num_failed, reason = self.loaders.take_failures()

@@ -1,4 +1,4 @@
-"""What one call of `train` needs from the system: the console, signals, the lock of the run's folder; closed in one place."""
+"""What one call of `train` holds of the system: console, signal handlers, the lock of the run's folder. Closes them in order."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Callable
 from types import TracebackType
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.runs.run_folder import has_checkpoint
-from unet_trainer.system.console import Console
+from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.folder_lock import FolderLock
 from unet_trainer.system.signals import Signals
 
 
 class Session:
-    """Entered around a run. What ends the run is written to its log; an interruption is told with the way to go on."""
+    """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to resume."""
 
     def __init__(self) -> None:
         self.console = Console()
@@ -34,8 +35,10 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._exits.close()
-        if isinstance(error, TrainingFailed):
+        if isinstance(error, TrainingFailed | UserError):
             self.console.log_only(f"Error: {error}")  # whoever catches it shows it
+        elif isinstance(error, Exception):  # a bug: its traceback goes to the terminal
+            self.console.log_only(f"Error: {type(error).__name__}: {first_line(error)}")
         elif isinstance(error, KeyboardInterrupt):
             self._say_interrupted()
 

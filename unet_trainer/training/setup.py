@@ -1,4 +1,4 @@
-"""From a config to a run that is ready for its first epoch, new or resumed."""
+"""Config → a run that is ready for its first epoch, new or resumed."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def set_up(config: Config, session: Session) -> Run:
         say_already_finished(settings.taken.num_epochs, state, checkpointer.resume_command, console)
         return run
 
-    # The workers read while the step is compiled. Deferred, because a fork would swallow what a signal raises; an error of the
-    # workers is raised when the epoch begins, and there is something to save.
+    # The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
+    # error of the workers is raised again when the epoch begins, where Recovery handles it.
     with signals.deferred(), contextlib.suppress(WorkerError):
         loaders.train.prepare(state.epoch, state.batch)
     signals.check()

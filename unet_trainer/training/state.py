@@ -1,4 +1,4 @@
-"""The state of training: weights, optimizer, position within the epoch, metrics so far. What a checkpoint saves."""
+"""The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unet_trainer.training.early_stopping import EarlyStopping
 
 
 class EpochMetrics:
-    """Loss and confusion matrix of an epoch of training, summed on the device and read late and seldom."""
+    """Loss and confusion matrix of an epoch of training, summed on the device and read at intervals."""
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         num_ids = max(2, num_classes)
@@ -110,12 +110,12 @@ class TrainState:
     per_class_iou: list[float | None] = field(default_factory=list)  # of the best epoch
     seconds: float = 0.0  # in finished epochs
     train_seconds: float = 0.0  # in training in the current epoch
-    wait_seconds: float = 0.0  # of them: the device was idle for want of a batch
+    wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
 
     @property
     def eval_segmenter(self) -> Segmenter:
-        """The one that is evaluated and kept: the average where there is one."""
+        """The one that is evaluated and saved as best.pt: the average where there is one."""
         return self.segmenter if self.ema is None else self.ema.segmenter
 
     @property

@@ -2,8 +2,8 @@
 no-ops. No line here waits for the device. A step whose numbers are not finite leaves weights, optimizer, batch norm
 statistics and averages as they were.
 
-When a training step may be checkpointed: weights, statistics and counts belong together only between accumulation groups,
-that is, while `mid_accumulation` is False.
+When the state may be checkpointed: weights, statistics and counts are consistent only between accumulation groups, that is,
+while `mid_accumulation` is False.
 
 Where gradients live: with one micro-batch a group, in the memory of the backward pass, which under CUDA graphs is the same at
 every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and added to.
@@ -44,7 +44,7 @@ def build_train_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Nume
 
 
 def accumulation_groups(first: int, num_batches: int, size: int) -> Iterator[range]:
-    """Numbers of the batches whose gradients are added up before the weights move; the last group may be short."""
+    """Indices of the batches whose gradients are added up before an optimizer step; the last group may be short."""
     for start in range(first, num_batches, size):
         yield range(start, min(start + size, num_batches))
 
@@ -132,7 +132,7 @@ class TrainStep:
         self.launcher.run("count", (num_images, *_addresses([*metrics.tensors(), loss, counts])), count)
 
     def optimizer_step(self, metrics: EpochMetrics, learning_rate: float) -> None:
-        """Moves the weights, unless the group's numbers are not finite; ends the group."""
+        """Updates the weights, unless the group's numbers are not finite; ends the group."""
         on_cuda = self.device.type == "cuda"
         if on_cuda:
             self.learning_rate.fill_(learning_rate)
@@ -164,7 +164,7 @@ class TrainStep:
             self.ema.update(is_good)
 
     def abandon_group(self) -> None:
-        """Forgets a group that was begun, the guard's memory and recorded graphs: the optimizer's state may be another."""
+        """Drops a group that was begun, the guard's counts and recorded graphs: the optimizer's state may be replaced."""
         self.optimizer.zero_grad(set_to_none=True)
         self.mid_accumulation = False
         self.guard.reset()

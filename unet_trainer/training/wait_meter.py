@@ -1,7 +1,7 @@
 """How long the device was idle for want of a batch.
 
-On a CUDA device the host runs ahead: while it waits for a batch, the device may still be busy with steps that are queued. What
-counts is the gap between two steps on the device's own clock, and of it no more than the host has waited.
+On a CUDA device the host runs ahead: while it waits for a batch, the device may still be busy with queued steps. So the gap
+between two steps is measured on the device's own clock, and counts for no longer than the host has waited.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WaitMeter:
     def step_begins(self) -> None:
         if self.new_event is None:
             return
-        if self.last_end is None:  # the first step of an epoch: there is nothing before it that the device could be busy with
+        if self.last_end is None:  # the first step of an epoch: nothing is queued before it
             self.seconds += self.host_seconds
             return
         begin = self.new_event()

@@ -1,17 +1,15 @@
-"""Files as they go bad, in many ways at once: one report names each of them, and no other. And clean files raise no alarm."""
+"""Datasets with many kinds of bad files: one report names each of them and no other. Clean files give no problem."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 
 import cv2
 import numpy as np
 import pytest
-import tifffile
-from PIL import Image
 
+from helpers.image_bytes import cv2_bytes, damaged_jpeg, empty_png, exif, npy_bytes, pil_bytes, tiff_bytes
 from train_unet import main, train
 from unet_trainer.images.image_files import DataError
 
@@ -30,29 +28,9 @@ def square(value=255, size=(HEIGHT, WIDTH)):
     return mask
 
 
-def cv2_bytes(extension, pixels, *options):
-    done, buffer = cv2.imencode(extension, pixels, *options)
-    assert done
-    return buffer.tobytes()
-
-
-def pil_bytes(kind, pixels, mode=None, **options):
-    picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    stored = io.BytesIO()
-    (picture.convert(mode) if mode else picture).save(stored, kind, **options)
-    return stored.getvalue()
-
-
-def tiff_bytes(pixels, **options):
-    stored = io.BytesIO()
-    tifffile.imwrite(stored, pixels, **options)
-    return stored.getvalue()
-
-
-def npy_bytes(array, **options):
-    stored = io.BytesIO()
-    np.save(stored, array, **options)
-    return stored.getvalue()
+def make_folders(folder):
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
 
 
 def cut(data, share=0.6):
@@ -60,27 +38,9 @@ def cut(data, share=0.6):
 
 
 def flipped(data):
-    """One bit of the compressed pixels of a PNG."""
+    """One bit of the compressed pixels of a PNG is changed."""
     place = data.index(b"IDAT") + 40
     return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
-
-
-def scratched(data):
-    """A JPEG whose entropy-coded data are wrong in the middle; its end marker is there."""
-    middle = len(data) * 2 // 3
-    assert data.endswith(b"\xff\xd9")
-    return data[:middle] + b"\xff\xd3" * 6 + data[middle + 12 :]
-
-
-def exif_turned(seed):
-    exif = Image.Exif()
-    exif[0x0112] = 8
-    return pil_bytes("JPEG", noise(seed), exif=exif)
-
-
-def bomb():
-    """101 megapixels in a few kilobytes."""
-    return pil_bytes("PNG", Image.new("1", (10_100, 10_000)))
 
 
 def nan_array():
@@ -89,7 +49,7 @@ def nan_array():
     return npy_bytes(array)
 
 
-# Kind → (folder, extension, bytes of the bad file, what the report says of it)
+# Name → (folder, extension, bytes of the bad file, reason in the report)
 BAD_FILES = {
     "jpeg_cut": ("images", "jpg", lambda: cut(cv2_bytes(".jpg", noise(1))), "the file is cut off"),
     "png_cut": ("images", "png", lambda: cut(cv2_bytes(".png", noise(2))), "the file is cut off"),
@@ -107,8 +67,8 @@ BAD_FILES = {
     "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
     "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),
     "mask_cut": ("masks", "png", lambda: cut(cv2_bytes(".png", square())), "the file is cut off"),
-    "jpeg_scratched": ("images", "jpg", lambda: scratched(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
-    "bomb": ("images", "png", bomb, "that unfold to 10100×10000 pixels: a decompression bomb"),
+    "jpeg_damaged": ("images", "jpg", lambda: damaged_jpeg(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
+    "bomb": ("images", "png", lambda: empty_png(10_000, 10_100), "that decompress to 10100×10000 pixels: a decompression bomb"),
     "pickled": ("images", "npy", lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True), "it holds Python objects"),
     "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
     "four_axes": ("images", "npy", lambda: npy_bytes(np.zeros((9, 8, 7, 6))), "an array of shape (9, 8, 7, 6)"),
@@ -119,19 +79,25 @@ BAD_FILES = {
     "5_channels": ("images", "tif", lambda: tiff_bytes(noise(15, 5)), "5 channels, need 3"),
     "small_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(18, 20))), "20×18, its image "),
     "square_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(30, 30))), "30×30, its image "),
-    "turned": ("images", "jpg", lambda: exif_turned(16), "(turned by its EXIF orientation; the mask is not)"),
+    "turned": (
+        "images",
+        "jpg",
+        lambda: pil_bytes("JPEG", noise(16), exif=exif(8)),
+        "(rotated by its EXIF orientation; the mask is not)",
+    ),
     "odd_value": ("masks", "png", lambda: cv2_bytes(".png", square(254)), "254 (8.3% of pixels)"),
     "odd_colour": ("masks", "png", lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)), "#ff0000 (8.3% of pixels)"),
     "fractions": ("masks", "npy", lambda: npy_bytes(square() / 2), "float64 values from 0.0 to 127.5; need whole numbers"),
     "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
 }
-NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")
+NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpaired
 
 
-def write_main_set(folder):
+@pytest.fixture(scope="module")
+def bad_dataset(tmp_path_factory):
     """200 files, 37 of them bad or without a partner."""
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
+    folder = tmp_path_factory.mktemp("bad") / "data"
+    make_folders(folder)
     count = 0
     for stem, (bad_folder, extension, make, _) in BAD_FILES.items():
         good_folder, good = ("masks", square()) if bad_folder == "images" else ("images", noise(100 + count))
@@ -149,22 +115,22 @@ def write_main_set(folder):
         (folder / f"images/clean{count}.png").write_bytes(cv2_bytes(".png", noise(100 + count)))
         (folder / f"masks/clean{count}.png").write_bytes(cv2_bytes(".png", square()))
         count += 2
+    return folder
 
 
 def check(folder, tmp_path, capsys, *words):
-    """Exit code, what was said, the JSON report, and the stems of all files that the text names."""
+    """Exit code, printed text, JSON report, and the stems of all files in the text."""
     file = tmp_path / "report.json"
     code = main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(file), *words])
-    said = capsys.readouterr().out
-    named = set(re.findall(rf"{re.escape(str(folder))}/(?:\w+/)*?(\w+)\.\w+", said))
-    return code, said, json.loads(file.read_text(encoding="utf-8")), named
+    printed = capsys.readouterr().out
+    named = set(re.findall(rf"{re.escape(str(folder))}/(?:\w+/)*?(\w+)\.\w+", printed))
+    return code, printed, json.loads(file.read_text(encoding="utf-8")), named
 
 
-def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(tmp_path, capsys):
-    folder = tmp_path / "data"
-    write_main_set(folder)
+def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(bad_dataset, tmp_path, capsys):
+    folder = bad_dataset
     assert len(list((folder / "images").iterdir())) + len(list((folder / "masks").iterdir())) == NUM_FILES
-    code, said, report, named = check(folder, tmp_path, capsys, "mask_values=[0, 255]")
+    code, printed, report, named = check(folder, tmp_path, capsys, "mask_values=[0, 255]")
     assert code == 2
     assert report["ok"] is False
     bad = {*BAD_FILES, *NAMED_BY_THEIR_PARTNER, "lonely_image", "lonely_mask"}
@@ -174,32 +140,29 @@ def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(tmp_path, cap
         path = folder / bad_folder / f"{stem}.{extension}"
         (line,) = [line for line in lines if str(path) in line]
         assert reason in line, line
-        assert f"  {line}\n" in said
+        assert f"  {line}\n" in printed
     by_kind = {problem["kind"]: problem["lines"] for problem in report["problems"]}
     assert by_kind["no_mask"] == [str(folder / "images/lonely_image.png")]
     assert str(folder / "masks/lonely_mask.png") in by_kind["no_image"]
-    assert [len(by_kind[kind]) for kind in ("form", "sizes", "values")] == [3, 3, 2]
+    assert [len(by_kind[kind]) for kind in ("kind", "sizes", "values")] == [3, 3, 2]
     assert len(lines) == len(bad)
     assert all(problem["fix"] for problem in report["problems"])
     assert (report["questions"], report["notices"]) == ([], [])
 
 
-def test_training_refuses_the_same_files_in_one_message(tmp_path, tiny_config):
-    folder = tmp_path / "data"
-    write_main_set(folder)
+def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config):
     with pytest.raises(DataError) as raised:
-        train(tiny_config, data_dir=folder, mask_values=[0, 255])
+        train(tiny_config, data_dir=bad_dataset, mask_values=[0, 255])
     message = str(raised.value)
-    for part in ("do not pair up", "files that cannot be used", "not of their image's size", "unlike the others", "are no class"):
+    for part in ("do not pair up", "cannot be used", "another size than their images", "another kind than the others", "no class"):
         assert part in message
-    assert message.endswith(f"\nTo see all of it: python train_unet.py check data_dir={folder}")
+    assert message.endswith(f"\nTo see all of it: python train_unet.py check data_dir={bad_dataset}")
     assert "clean" not in message
 
 
-def test_numbers_that_are_none_in_a_float_set_are_named(tmp_path, capsys):
+def test_float_images_with_values_that_are_not_finite_are_named(tmp_path, capsys):
     folder = tmp_path / "data"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
+    make_folders(folder)
     for index in range(12):
         array = np.random.default_rng(index).normal(0, 1, (HEIGHT, WIDTH)).astype(np.float32)
         if index == 3:
@@ -217,27 +180,23 @@ def test_numbers_that_are_none_in_a_float_set_are_named(tmp_path, capsys):
     ]
 
 
-def test_images_that_stand_in_train_and_in_val_are_named(tmp_path, capsys):
+def test_images_in_train_and_in_val_are_named(tmp_path, capsys):
     folder = tmp_path / "data"
     for part, stems in (("train", ["a", "b", "c", "leak"]), ("val", ["d", "leaked_to"])):
-        for kind in ("images", "masks"):
-            (folder / part / kind).mkdir(parents=True)
+        make_folders(folder / part)
         for stem in stems:
             pixels = noise(0) if "leak" in stem else noise(ord(stem))
             cv2.imwrite(str(folder / part / f"images/{stem}.png"), pixels)
             cv2.imwrite(str(folder / part / f"masks/{stem}.png"), square())
     code, _, report, named = check(folder, tmp_path, capsys)
-    assert (code, named) == (0, {"leak"})  # left out of training, so that training may begin
-    assert report["notices"] == [
-        f"1 image that also validates is left out of training (identical files): {folder / 'train/images/leak.png'}"
-    ]
+    assert (code, named) == (0, {"leak"})  # it is left out, so the data can be trained on
+    assert report["notices"] == [f"1 training image left out, identical to a validation image: {folder / 'train/images/leak.png'}"]
     assert (report["num_train"], report["num_val"]) == (3, 2)
 
 
 def test_identical_images_with_masks_that_differ_are_named(tmp_path, capsys):
     folder = tmp_path / "data"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
+    make_folders(folder)
     for index in range(8):
         cv2.imwrite(str(folder / f"images/t{index}.png"), noise(2 if index == 6 else index))
         cv2.imwrite(str(folder / f"masks/t{index}.png"), square()[::-1].copy() if index == 6 else square())
@@ -265,7 +224,7 @@ IMAGES = {
     "pil_grey.jpg": lambda p: pil_bytes("JPEG", p, "L", optimize=True),
     "pil_cmyk.jpg": lambda p: pil_bytes("JPEG", p, "CMYK"),
     "pil_followed.jpg": lambda p: pil_bytes("JPEG", p, progressive=True) + b"\0" * 100,
-    "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=upright(), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"),
+    "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=exif(1, maker="camera"), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"),
     "png_in.jpg": lambda p: pil_bytes("PNG", p),
     "jpeg_in.png": lambda p: pil_bytes("JPEG", p),
     "pil.bmp": lambda p: pil_bytes("BMP", p),
@@ -302,17 +261,9 @@ MASKS = {
 }
 
 
-def upright():
-    exif = Image.Exif()
-    exif[0x0112] = 1
-    exif[0x010F] = "camera"
-    return exif
-
-
-def test_a_thousand_clean_files_of_many_encoders_raise_no_alarm(tmp_path, capsys):
+def test_a_thousand_clean_files_of_many_encoders_have_no_problem(tmp_path, capsys):
     folder = tmp_path / "data"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
+    make_folders(folder)
     images, masks = list(IMAGES.items()), list(MASKS.items())
     for index in range(500):
         size = (24 + index % 17, 24 + index * 7 % 16)
@@ -323,13 +274,12 @@ def test_a_thousand_clean_files_of_many_encoders_raise_no_alarm(tmp_path, capsys
         )
         (folder / f"masks/n{index}.{mask_end.rpartition('.')[2]}").write_bytes(write_mask(square(size=size)))
     assert len(list(folder.rglob("*.*"))) == 1000
-    code, said, report, named = check(folder, tmp_path, capsys)
+    code, _, report, named = check(folder, tmp_path, capsys)
     assert (report["problems"], report["questions"], named) == ([], [], set())
-    assert code == 0
-    assert "Nothing stands in the way of training." in said
+    assert (code, report["ok"]) == (0, True)
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (500, 400, 100)
-    assert report["notices"] == [  # 33 kinds in turn: 15 of each with alpha, 15 of each grey one
-        "alpha is left out of 45 of 500 images",
+    assert report["notices"] == [  # 33 encoders in turn: three with alpha and three grey ones, each for 15 images
+        "the alpha channel of 45 of 500 images is dropped",
         "45 of 500 images are grey; each gets 3 equal channels",
     ]
     assert [row["values"] for row in report["classes"]] == ["0", "255"]

@@ -1,0 +1,98 @@
+"""Real runs with a small network in the test's own process, without the script: to be trained, saved, interrupted and recovered."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import torch
+
+from helpers.project import TINY_MODEL
+from helpers.steps import CPU_FACTS, make_settings, small_components
+from unet_trainer.config.load import load_config
+from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.system.console import Console
+from unet_trainer.system.signals import Signals
+from unet_trainer.training.build import build_dataset, build_loaders, build_settings
+from unet_trainer.training.run import Run
+
+# A row of metrics.csv as an epoch fills it.
+ROW = {
+    "epoch": 1,
+    "train_loss": 1.0,
+    "val_loss": 1.0,
+    "train_iou": 0.5,
+    "val_iou": 0.5,
+    "val_dice": 0.5,
+    "learning_rate": 1e-3,
+    "seconds": 1.0,
+    "images_per_second": 1.0,
+    "data_wait": 0.0,
+    "skipped_steps": 0,
+    "nan_steps": 0,
+    "peak_memory_gib": 0.0,
+    "peak_reserved_gib": 0.0,
+}
+
+
+def make_run(data_dir, folder, **settings):
+    """A run on a folder like tiny_data, 5 training batches of 2 images an epoch; its console writes to a StringIO."""
+    defaults = {"data_dir": str(data_dir), "checkpoint_dir": str(folder.parent), "run_name": folder.name}
+    defaults |= {"image_size": 32, "batch_size": 2, "num_workers": 0, "device": "cpu"}
+    config = load_config({**TINY_MODEL, **defaults, **settings})
+    folder.mkdir(exist_ok=True)
+    console = Console(io.StringIO())
+    dataset = _checked_dataset(config, console)
+    resolved = build_settings(config, CPU_FACTS, dataset, console)
+    loaders = build_loaders(resolved.taken, dataset, torch.device("cpu"), console)
+    components = small_components(dataset.image_spec, len(loaders.train), resolved)
+    return Run(
+        resolved, loaders, components, Checkpointer(folder, resolved, components.state, dataset.split, console), console, Signals()
+    )
+
+
+_datasets = {}
+
+
+def _checked_dataset(config, console):
+    """Read once for each config: nothing of a run changes it."""
+    key = repr(dataclasses.replace(config, checkpoint_dir="", run_name="run", num_workers=0))
+    if key not in _datasets:
+        _datasets[key] = build_dataset(config, console, None)
+    return _datasets[key]
+
+
+def said(run):
+    """All that the run has told the user."""
+    return run.console.stream.getvalue()
+
+
+def older_content(state, number):
+    """What format 1 or 2 saved of a state: no spec and no decisions, and in format 1 no position within an epoch."""
+    content = {**state.state_dict(), "format": number, "config": make_settings().repeatable_dict()}
+    content["split"] = {"train": ["a", "b"], "val": ["c"]}
+    renamed = {"peak_memory_gib": "peak_memory_gb", "peak_reserved_gib": "peak_reserved_gb"}
+    content["history"] = [{renamed.get(name, name): value for name, value in row.items()} for row in state.history]
+    if number == 2:
+        return content
+    for name in ("batch", "totals", "train_seconds", "wait_seconds", "num_rollbacks"):
+        del content[name]
+    content["learning_rate"] = {name: value for name, value in content["learning_rate"].items() if name != "factor"}
+    for row in content["history"]:
+        row.pop("nan_steps", None)
+        row.pop("peak_reserved_gb", None)
+    if content["ema"] is not None:
+        content["ema"] = {**content["ema"], "num_updates": int(content["ema"]["num_updates"])}
+    return content
+
+
+class Wrapper(torch.nn.Module):
+    """Puts a prefix before the names of a network's weights, as compiled (_orig_mod) and distributed (module) models do."""
+
+    def __init__(self, network, name):
+        super().__init__()
+        self.add_module(name, network)
+        self.name = name
+
+    def forward(self, pixels):
+        return getattr(self, self.name)(pixels)

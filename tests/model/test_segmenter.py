@@ -1,0 +1,204 @@
+"""Images in their own units → logits of every class at the images' own size; a spec that survives a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.project import TINY_MODEL
+from helpers.steps import make_settings, make_spec
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.model.network import build_network
+from unet_trainer.model.segmenter import (
+    Segmenter,
+    SegmenterSpec,
+    build_spec,
+    class_logits,
+    load_network_weights,
+    network_weights,
+)
+
+DEEP = ImageSpec(2, "uint16", (33000.0, 500.0), (200.0, 40.0), 32000.0, 35000.0)
+SPECS = {
+    "one class": make_spec(),
+    "16 bit, three classes": make_spec(DEEP, num_classes=3, fit="crop", image_size=(64, 96), decoder_channels=(8, 8, 8, 8, 8)),
+    "colours, void and a threshold": dataclasses.replace(
+        make_spec(), coding=MaskCoding(None, 127, 255), id_colours=((0, 0, 0), (255, 128, 0)), id_names=("sky", "cat")
+    ),
+}
+
+
+class Spy(torch.nn.Module):
+    """A convolution that keeps what it was given."""
+
+    def __init__(self, channels=3, classes=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(channels, classes, 3, padding=1)
+        self.given = None
+
+    def forward(self, images):
+        self.given = images
+        return self.conv(images)
+
+
+def random_images(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+# The spec
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_is_the_same_after_it_was_saved_and_loaded(name):
+    file = io.BytesIO()
+    torch.save(SPECS[name].to_dict(), file)
+    file.seek(0)
+    assert SegmenterSpec.from_dict(torch.load(file, weights_only=True)) == SPECS[name]
+
+
+def test_every_field_of_a_spec_is_saved():
+    assert set(SPECS["one class"].to_dict()) == {field.name for field in dataclasses.fields(SegmenterSpec)}
+
+
+def test_a_spec_without_one_of_its_values_is_an_error():
+    for name in SPECS["one class"].to_dict():
+        content = SPECS["one class"].to_dict()
+        del content[name]
+        with pytest.raises(KeyError, match=name):
+            SegmenterSpec.from_dict(content)
+
+
+def test_a_spec_is_built_from_the_resolved_config():
+    settings = make_settings(
+        DEEP, num_classes=3, class_names=["sky", "cat", "dog"], image_size=[64, 96], fit="crop", architecture="unetplusplus"
+    )
+    spec = build_spec(settings.taken, DEEP, MaskCoding((0, 1, 2), 0, 255))
+    assert (spec.image, spec.coding, spec.num_classes) == (DEEP, MaskCoding((0, 1, 2), 0, 255), 3)
+    assert spec.id_names == ("sky", "cat", "dog")
+    assert len(set(spec.id_colours)) == 3
+    assert (spec.image_size, spec.fit) == ((64, 96), "crop")
+    assert (spec.architecture, spec.encoder) == ("unetplusplus", TINY_MODEL["encoder"])
+    assert spec.decoder_channels == tuple(TINY_MODEL["decoder_channels"])
+
+
+def test_with_one_class_there_are_two_ids_and_the_foreground_is_reported():
+    spec = make_spec()
+    assert (spec.num_ids, spec.class_names) == (2, ["foreground"])
+    spec = make_spec(num_classes=3)
+    assert (spec.num_ids, spec.class_names) == (3, ["class 0", "class 1", "class 2"])
+
+
+# The forward pass
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(64, 32), (40, 50), (1, 97)])
+def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(height, width, channels_last):
+    network = Spy()
+    images = random_images(2, height, width, 3)
+    logits = Segmenter(make_spec(), network, channels_last)(images)
+
+    normalised = (images.numpy().astype(np.float64) - RGB_8BIT.mean) / RGB_8BIT.std
+    padding = ((0, 0), (0, -height % 32), (0, -width % 32), (0, 0))
+    padded = torch.from_numpy(np.pad(normalised, padding, mode="edge")).permute(0, 3, 1, 2).float()
+    torch.testing.assert_close(network.given, padded)
+    expected = network.conv(padded)[:, :, :height, :width]
+    torch.testing.assert_close(logits, torch.cat([torch.zeros_like(expected), expected], 1))
+    assert logits.shape == (2, 2, height, width)
+    assert logits.dtype == torch.float32
+
+
+def test_images_in_other_units_are_normalised_with_their_own_statistics():
+    network = Spy(channels=2, classes=3)
+    images = torch.tensor([33200.0, 420.0]).expand(1, 32, 32, 2)
+    logits = Segmenter(make_spec(DEEP, num_classes=3), network, channels_last=True)(images)
+    assert network.given[0, :, 5, 7].tolist() == pytest.approx([1.0, -2.0])
+    assert logits.shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize(("channels_last", "memory_format"), [(True, torch.channels_last), (False, torch.contiguous_format)])
+def test_the_network_gets_the_memory_format_that_was_asked_for(channels_last, memory_format):
+    network = Spy()
+    Segmenter(make_spec(), network, channels_last)(random_images(2, 32, 64, 3))
+    assert network.given.is_contiguous(memory_format=memory_format)
+
+
+@pytest.fixture(scope="module")
+def tiny_network():
+    spec = make_spec(num_classes=3, encoder=TINY_MODEL["encoder"], decoder_channels=tuple(TINY_MODEL["decoder_channels"]))
+    return spec, build_network(spec, None).eval()
+
+
+@pytest.mark.parametrize("size", [(32, 64), (33, 65), (31, 1), (70, 45)])
+@torch.no_grad()
+def test_a_unet_gives_logits_at_the_size_of_the_images(tiny_network, size):
+    spec, network = tiny_network
+    assert Segmenter(spec, network, channels_last=True)(random_images(1, *size, 3)).shape == (1, 3, *size)
+
+
+@torch.no_grad()
+def test_padding_is_not_needed_at_multiples_of_32_and_does_not_change_the_network(tiny_network):
+    spec, network = tiny_network
+    images = random_images(1, 64, 64, 3)
+    normalised = (images.float() - torch.tensor(spec.image.mean)) / torch.tensor(spec.image.std)
+    expected = network(normalised.permute(0, 3, 1, 2))
+    torch.testing.assert_close(Segmenter(spec, network, channels_last=False)(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_lone_logit_becomes_the_logits_of_two_classes_in_float32():
+    logits = class_logits(torch.tensor([[[[1.5]]]], dtype=torch.bfloat16))
+    assert logits.dtype == torch.float32
+    assert logits.flatten().tolist() == [0.0, 1.5]
+    three = torch.randn(1, 3, 2, 2)
+    assert torch.equal(class_logits(three), three)
+
+
+# Its weights
+
+
+class Wrapper(torch.nn.Module):
+    """Prefixes names as DistributedDataParallel does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+WRAPPED = {
+    "bare": lambda network: network,
+    "compiled": torch.compile,
+    "distributed": Wrapper,
+    "distributed and compiled": lambda network: Wrapper(torch.compile(network)),
+    "compiled and distributed": lambda network: torch.compile(Wrapper(network)),
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_weights_have_the_bare_names_of_the_network_whatever_wraps_it(wrapped):
+    network = Spy()
+    segmenter = Segmenter(make_spec(), WRAPPED[wrapped](network), channels_last=True)
+    found = network_weights(segmenter)
+    assert list(found) == ["conv.weight", "conv.bias"]
+    assert found["conv.weight"].data_ptr() == network.conv.weight.data_ptr()
+    load_network_weights(segmenter, {"conv.weight": torch.full((1, 3, 3, 3), 2.0), "conv.bias": torch.full((1,), 3.0)})
+    assert network.conv.weight.eq(2).all()
+    assert network.conv.bias.item() == 3
+
+
+def test_weights_with_other_names_are_refused():
+    segmenter = Segmenter(make_spec(), Spy(), channels_last=True)
+    with pytest.raises(RuntimeError, match=r"Missing key.*conv.bias"):
+        load_network_weights(segmenter, {"conv.weight": torch.zeros(1, 3, 3, 3)})
+
+
+def test_mean_and_scale_follow_the_device_and_stay_out_of_checkpoints():
+    segmenter = Segmenter(make_spec(), Spy(), channels_last=True)
+    assert set(segmenter.state_dict()) == {"network.conv.weight", "network.conv.bias"}
+    assert segmenter.to("meta").mean.device.type == "meta"
+    assert segmenter.scale.device.type == "meta"

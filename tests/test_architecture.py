@@ -1,0 +1,150 @@
+"""The layout: packages import in one direction, what must answer at once loads nothing slow, each module has its tests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from helpers.project import ROOT
+
+# Each package may import those before it in this list, and itself.
+PACKAGES = ("config", "system", "images", "datasets", "loading", "model", "runs", "training", "commands")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted((ROOT / "unet_trainer").rglob("*.py"))
+    if path.stem != "__init__"
+}
+TESTED_ELSEWHERE = {
+    "unet_trainer.config.errors": "two classes without code",
+}
+SLOW = ("torch", "torchvision", "numpy", "cv2", "albumentations", "segmentation_models_pytorch", "timm", "PIL", "matplotlib")
+
+
+def imports(path, everywhere=True):
+    """Names of the modules that a file imports: everywhere in it (functions and TYPE_CHECKING included), or at module level."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return found
+
+
+def package_of(module):
+    return module.split(".")[1]
+
+
+def upward_imports(module, imported):
+    """Those of the imported names that lie in a later package than the module."""
+    later = PACKAGES[PACKAGES.index(package_of(module)) + 1 :]
+    return sorted(name for name in imported if name.startswith("unet_trainer.") and package_of(name) in later)
+
+
+def find_cycle(graph):
+    """A path through the graph that ends where it began; empty when there is none."""
+
+    def walk(path):
+        for following in graph[path[-1]]:
+            if following in path:
+                return [*path[path.index(following) :], following]
+            if cycle := walk([*path, following]):
+                return cycle
+        return []
+
+    return next((cycle for start in graph if (cycle := walk([start]))), [])
+
+
+def test_a_cycle_is_found_where_there_is_one():
+    assert find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert find_cycle({"a": ["a"]}) == ["a", "a"]
+    assert find_cycle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def test_imports_are_found_in_all_their_forms(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text("import a.b\nfrom unet_trainer import config as c\nfrom x.y import z\ndef f():\n    import later\n")
+    at_module_level = {"a.b", "unet_trainer", "unet_trainer.config", "x.y", "x.y.z"}
+    assert imports(file, everywhere=False) == at_module_level
+    assert imports(file) == at_module_level | {"later"}
+
+
+def test_an_upward_import_is_found_where_there_is_one():
+    names = {"unet_trainer.training.step", "unet_trainer.config.schema", "unet_trainer.runs.history", "torch"}
+    assert upward_imports("unet_trainer.runs.checkpointer", names) == ["unet_trainer.training.step"]
+    assert upward_imports("unet_trainer.training.build", names) == []
+
+
+def test_every_package_has_its_place_in_the_order():
+    folders = {path.name for path in (ROOT / "unet_trainer").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(PACKAGES)
+
+
+def test_no_module_lies_outside_of_a_package():
+    assert [path.name for path in (ROOT / "unet_trainer").glob("*.py")] == ["__init__.py"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_no_later_package_and_not_the_script(module):
+    imported = imports(MODULES[module])
+    assert upward_imports(module, imported) == []
+    assert "train_unet" not in imported
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {module: sorted(MODULES.keys() & imports(path, everywhere=False)) for module, path in MODULES.items()}
+    assert "unet_trainer.config.parsers" in graph["unet_trainer.config.schema"]  # the graph sees the two forms of import
+    assert find_cycle(graph) == []
+
+
+def test_one_module_knows_albumentations():
+    users = [module for module, path in MODULES.items() if any(name.startswith("albumentations") for name in imports(path))]
+    assert users == ["unet_trainer.loading.augmentation"]
+
+
+def loaded_by(modules):
+    script = f"import sys, {', '.join(modules)}; print(*sorted(set({SLOW!r}) & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.split()
+
+
+def test_what_must_answer_at_once_loads_nothing_slow():
+    config = [module for module in MODULES if package_of(module) == "config"]
+    others = ("system.console", "system.atomic_files", "runs.run_folder", "runs.history", "commands.command_line")
+    assert loaded_by(["train_unet", *config, *(f"unet_trainer.{name}" for name in others)]) == []
+
+
+def test_what_looks_at_data_loads_no_torch():
+    """check answers without it, and so does every refusal of data."""
+    modules = [module for module in MODULES if package_of(module) in ("images", "datasets")]
+    assert "torch" not in loaded_by([*modules, "unet_trainer.commands.data_check"])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_its_tests(module):
+    _, package, name = module.split(".")
+    has_tests = (ROOT / "tests" / package / f"test_{name}.py").is_file()
+    assert has_tests != (module in TESTED_ELSEWHERE), "write its tests, or say in TESTED_ELSEWHERE why there are none"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_says_what_it_is_for(module):
+    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    assert docstring
+
+
+def test_no_test_file_imports_another():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert [name for name in imports(path) if name.split(".")[0].startswith(("test_", "conftest"))] == [], path
+
+
+def test_the_script_is_short_enough_to_be_read_in_one_sitting():
+    assert len((ROOT / "train_unet.py").read_text(encoding="utf-8").splitlines()) <= 260

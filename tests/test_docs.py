@@ -1,0 +1,133 @@
+"""README and docs are true: their commands run, their trees and tables follow the code, their links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from helpers.project import ROOT, TINY_MODEL
+from train_unet import main
+from unet_trainer.commands import COMMANDS, bench
+from unet_trainer.config.dump import to_markdown
+from unet_trainer.config.schema import FIELDS
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
+SMALL = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in TINY_MODEL.items()]
+SMALL += ["image_size=32", "batch_size=4", "num_epochs=2", "warmup_epochs=0", "early_stopping_patience=null", "num_workers=0"]
+SMALL += ["compile_model=false", "use_amp=false"]
+
+
+def code_blocks(text):
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(page):
+    """Of a page, each once; what srun starts is one too."""
+    lines = [line.removeprefix("srun ") for block in code_blocks(page.read_text()) for line in block.splitlines()]
+    return list(dict.fromkeys(line for line in lines if line.startswith("python ")))
+
+
+def test_the_demo_command_reaches_the_promised_iou(tmp_path):
+    """Word for word but for the install, which made the environment that runs this."""
+    command = "python -m pip install -r requirements.txt && python train_unet.py"
+    assert command in commands(ROOT / "README.md")
+    done = subprocess.run([sys.executable, str(ROOT / "train_unet.py")], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    result = json.loads((tmp_path / "checkpoints/demo/result.json").read_text())
+    assert result["best_val_iou"] >= 0.90
+    assert len(list((tmp_path / "data/demo/images").iterdir())) == len(list((tmp_path / "data/demo/masks").iterdir())) >= 200
+
+
+@pytest.fixture(scope="module")
+def workplace(tiny_data, tmp_path_factory):
+    """A folder like that of the project, with data/mine; a run that one command makes is there for the next."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "data").mkdir()
+    (folder / "data/mine").symlink_to(tiny_data)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_training_command_runs(page, workplace, monkeypatch, capsys):
+    """In the order of the pages, made small."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(bench, "choose_trials", lambda *given, choose=bench.choose_trials: choose(*given)[:1])  # a row is enough
+    for line in [line for line in commands(page) if line.startswith("python train_unet.py ")]:
+        words = shlex.split(line)[2:]
+        small = [word for word in SMALL if not (word.startswith("encoder=") and "--resume" in words)]
+        assert main([*words, *small]) == 0, (line, capsys.readouterr().err)
+
+
+def test_the_readme_shows_every_way_to_train():
+    found = commands(ROOT / "README.md")
+    for part in ("train_unet.py check ", "configs/fast.yaml", "configs/production.yaml", "--resume", "resume=auto"):
+        assert any(part in line for line in found), part
+
+
+def test_the_python_example_runs(tiny_data, tmp_path, capsys):
+    example = next(block for block in code_blocks(README) if "from train_unet import train" in block)
+    small = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_workers": 0, "device": "cpu", "checkpoint_dir": str(tmp_path)}
+    example = example.replace('"num_epochs": 20', '"num_epochs": 1').replace('"data/mine"', repr(str(tiny_data)))
+    example = example.replace('{"data_dir"', f'{{**{small!r}, "data_dir"')
+    exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+    assert str(tmp_path / "run") in capsys.readouterr().out
+
+
+def test_the_example_of_an_error_message_is_what_the_program_says(capsys):
+    shown = next(block for block in code_blocks(README) if block.startswith("Error: 3 problems"))
+    assert main(["lr=1", "amp_dtype=bf16", "warmup_epochs=8"]) == 2
+    assert capsys.readouterr().err == shown
+
+
+def test_the_tree_follows_the_code():
+    tree = next(block for block in code_blocks(README) if block.startswith("train_unet.py"))
+    listed = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
+    packages = {path.name for path in (ROOT / "unet_trainer").iterdir() if (path / "__init__.py").is_file()}
+    assert listed == packages
+    for line in tree.splitlines():
+        for name in line.split("  ")[0].split() if not line.startswith(" ") else []:
+            assert (ROOT / name).exists(), name
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_every_preset_is_in_the_table():
+    table = "\n".join(line for line in README.splitlines() if line.startswith("|"))
+    assert [path.name for path in sorted((ROOT / "configs").glob("*.yaml")) if f"`{path.name}`" not in table] == []
+
+
+def test_every_command_is_documented():
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert [name for name in COMMANDS if f"python train_unet.py {name}" not in text] == []
+
+
+def test_the_tables_of_keys_are_what_the_code_says():
+    page = ROOT / "docs/configuration.md"
+    before, mark, after = page.read_text().partition(KEYS_MARK)
+    rewrite = (
+        "from pathlib import Path; from unet_trainer.config.dump import to_markdown; page = Path('docs/configuration.md'); "
+        f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"
+    )
+    assert mark, f"docs/configuration.md lacks the line {KEYS_MARK}"
+    assert after == to_markdown(), f"docs/configuration.md is out of date; this writes it anew:\npython -c {shlex.quote(rewrite)}"
+    assert [name for name in FIELDS if f"| `{name}` |" not in after] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in target],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_every_link_leads_somewhere(page, target):
+    assert (page.parent / target).exists()

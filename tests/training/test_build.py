@@ -1,0 +1,303 @@
+"""Config → device, dataset, settings, loaders, model and steps; and what the user is told of the choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+
+import pytest
+import torch
+
+from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, same, take_step
+from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import HardwareFacts
+from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.model.segmenter import build_spec
+from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.console import Console
+from unet_trainer.training import build
+from unet_trainer.training.build import (
+    build_components,
+    build_dataset,
+    build_hardware,
+    build_loaders,
+    build_settings,
+    build_step,
+    fit_into_memory,
+)
+
+A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
+TESLA_T4 = dataclasses.replace(A100, name="Tesla T4", has_bfloat16=False)
+TESLA_K80 = dataclasses.replace(TESLA_T4, name="Tesla K80", has_float16=False)
+
+
+@pytest.fixture
+def console():
+    return Console(io.StringIO())
+
+
+@pytest.fixture
+def config(tiny_config):
+    return load_config(tiny_config)
+
+
+@pytest.fixture
+def small_network(monkeypatch):
+    """In place of a U-Net."""
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
+
+
+def said(console):
+    return console.stream.getvalue()
+
+
+def test_the_device_is_told_with_its_precision(config, console):
+    hardware = build_hardware(config, console)
+    assert (hardware.device, hardware.kind) == ("cpu", "cpu")
+    assert said(console).startswith(f"  Device:     cpu ({hardware.name}, {hardware.num_cores} core")
+    assert said(console).endswith("Mixed Precision Training: off, float32 (use_amp is false)\n")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "expected"),
+    [
+        (
+            A100,
+            {"use_amp": True},
+            "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16: NVIDIA A100 takes it; no loss scaling needed\n",
+        ),
+        (
+            TESLA_T4,
+            {"use_amp": True},
+            "Warning: Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling "
+            "instead\nMixed Precision Training: float16\n✓ AMP enabled with float16: Tesla T4 has no bfloat16, which needs compute "
+            "capability 8.0 (Ampere) or newer; float16 with loss scaling instead\n",
+        ),
+        (
+            TESLA_K80,
+            {"use_amp": True},
+            "Warning: Tesla K80 has no bfloat16 arithmetic; float32 instead\n"
+            "Mixed Precision Training: off, float32 with TF32 matrix products (Tesla K80 has no bfloat16 arithmetic; "
+            "float32 instead)\n",
+        ),
+        (
+            A100,
+            {"allow_tf32": False},
+            "Mixed Precision Training: off, float32 (use_amp is false)\n  use_amp=true trains faster in about half the memory\n",
+        ),
+        (CPU_FACTS, {}, "Mixed Precision Training: off, float32 (use_amp is false)\n"),
+    ],
+    ids=["bfloat16", "no bfloat16", "neither", "float32 on a GPU", "CPU"],
+)
+def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(hardware, changes, expected, config, console, monkeypatch):
+    monkeypatch.setattr(build, "choose_device", lambda name: CPU)
+    monkeypatch.setattr(build, "inspect_hardware", lambda device: hardware)
+    assert build_hardware(dataclasses.replace(config, **changes), console) is hardware
+    assert said(console).partition("\n")[2] == expected
+
+
+def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_shows_all_of_it(config, console, tmp_path):
+    (tmp_path / "an empty folder").mkdir()
+    with pytest.raises(DataError) as caught:
+        build_dataset(dataclasses.replace(config, data_dir=str(tmp_path / "an empty folder")), console, None)
+    last = str(caught.value).splitlines()[-1]
+    assert last == f"To see all of it: python train_unet.py check data_dir='{tmp_path / 'an empty folder'}'"
+
+
+def test_an_encoder_that_does_not_exist_is_told_before_a_file_is_read(config, console):
+    with pytest.raises(ConfigError, match="encoder: got 'resnet35'"):
+        build_dataset(dataclasses.replace(config, encoder="resnet35", data_dir="no/such/folder"), console, None)
+
+
+def test_a_resumed_run_keeps_its_split_and_leaves_new_files_out(config, console, tiny_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    config = dataclasses.replace(config, data_dir=str(data))
+    before = build_dataset(config, console, None).split
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert build_dataset(config, console, folder).split == before  # without a split.csv it is made anew
+    lines = ["image,mask,split"]
+    for part in ("train", "val"):
+        lines += [f"images/{pair.image.name},masks/{pair.mask.name},{part}" for pair in getattr(before, part)]
+    (folder / "split.csv").write_text("\n".join(lines) + "\n")
+    for kind in ("images", "masks"):
+        first = sorted((data / kind).iterdir())[0]
+        shutil.copy(first, data / kind / f"added{first.suffix}")
+    resumed = build_dataset(dataclasses.replace(config, val_fraction=0.5), console, folder).split
+    for part in ("train", "val"):
+        assert {pair.image for pair in getattr(resumed, part)} == {pair.image for pair in getattr(before, part)}
+    assert "which the run began with, and left out: 1 pair, e.g. " in said(console)
+    sorted((data / "masks").iterdir())[-1].unlink()
+    with pytest.raises(
+        DataError, match=r"^the run cannot go on with the images it began with; put them back, or start a new run\n"
+    ):
+        build_dataset(config, console, folder)
+
+
+def test_decisions_are_told(config, console):
+    config = dataclasses.replace(config, num_workers="auto", class_weights="auto")
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(config, CPU_FACTS, dataset, console)
+    assert settings.taken.num_workers == 1
+    weight = settings.taken.class_weights[0]
+    assert "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)\n" in said(console)
+    assert f"  Weights:    foreground {weight:g}\n" in said(console)
+    assert "10 train, 2 val" in said(console)
+
+
+def test_settings_that_do_nothing_are_told(config, console):
+    dataset = build_dataset(config, console, None)
+    build_settings(dataclasses.replace(config, crops_per_image=3), CPU_FACTS, dataset, console)
+    assert "Note: crops_per_image is for fit: crop; with fit: resize there are no crops\n" in said(console)
+    build_settings(dataclasses.replace(config, crops_per_image=3, rare_class_crops=0.9), CPU_FACTS, dataset, console)
+    assert "Note: crops_per_image and rare_class_crops are for fit: crop; " in said(console)
+
+
+def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(dataclasses.replace(config, batch_size=11), CPU_FACTS, dataset, console)
+    with pytest.raises(UserError, match="batch_size: 11 is more than the 10 training images; need at most 10"):
+        build_loaders(settings.taken, dataset, CPU, console)
+
+
+def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, console):
+    dataset = build_dataset(config, console, None)
+    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
+    assert (len(loaders.train), len(loaders.val), loaders.pool) == (2, 1, None)
+    assert not torch.equal(loaders.train.read(0, 0).images, loaders.train.read(1, 0).images)
+    assert torch.equal(loaders.val.read(0, 0).images, loaders.val.read(1, 0).images)
+    batch = loaders.val.read(0, 0)
+    assert (batch.num_images, batch.images.shape) == (2, (4, 32, 32, 3))
+    assert (batch.masks[2:] == 255).all()  # padding
+
+
+def test_a_gpu_validates_with_batches_of_twice_the_size(config, console):
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(config, CPU_FACTS, dataset, console)
+    loaders = build_loaders(settings.taken, dataset, torch.device("cuda"), console)
+    assert (loaders.train.batches.batch_size, loaders.val.batches.batch_size) == (4, 8)
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_cache_holds_every_pair_and_gives_the_same_batches(cache, config, console):
+    dataset = build_dataset(config, console, None)
+    loaders = [
+        build_loaders(
+            build_settings(dataclasses.replace(config, cache=kind), CPU_FACTS, dataset, console).taken, dataset, CPU, console
+        )
+        for kind in ("none", cache)
+    ]
+    assert "  Cache:      12 of 12 pairs in " in said(console)
+    for part in ("train", "val"):
+        batches = [getattr(made, part).read(1, 0) for made in loaders]
+        assert torch.equal(batches[0].images, batches[1].images)
+        assert torch.equal(batches[0].masks, batches[1].masks)
+
+
+def test_crops_in_training_and_tiles_in_validation(config, console):
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(dataclasses.replace(config, fit="crop"), CPU_FACTS, dataset, console)
+    assert settings.taken.crops_per_image == 4  # 64×64 in crops of 32×32
+    loaders = build_loaders(settings.taken, dataset, CPU, console)
+    assert (len(loaders.train.dataset), len(loaders.val.dataset)) == (40, 18)  # 3 × 3 tiles, which overlap by half
+    assert "→ 4 crops of 32×32 each in training, tiles at native resolution in validation" in said(console)
+
+
+def make_components(console, image=RGB_8BIT, resumes=False, **changes):
+    config = make_settings(image, **changes).taken
+    spec = build_spec(config, image, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    return build_components(config, spec, CPU, 4, console, resumes)
+
+
+@pytest.mark.usefixtures("small_network")
+def test_the_same_seed_gives_the_same_weights(console):
+    one, two, other = (make_components(console, seed=seed) for seed in (1, 1, 2))
+    assert same(everything(one), everything(two))
+    assert not same(everything(one), everything(other))
+
+
+def test_the_model_and_its_batches_are_told(console):
+    make_components(console, accumulation_steps=3)
+    lines = said(console).splitlines()
+    assert lines[0].startswith("  Model:      unet, tu-mobilenetv3_small_050, ")
+    assert lines[0].endswith(" M parameters, random weights")
+    assert lines[1] == "  Batch:      2 × 3 = 6 effective, 4 batches an epoch"
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_resumed_run_downloads_no_weights(console, monkeypatch):
+    asked = []
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: (asked.append(weights), SmallNetwork())[1])
+    make_components(console, encoder_weights="imagenet", resumes=True)
+    assert said(console).splitlines()[0].endswith("weights of the checkpoint")
+    make_components(console, encoder_weights="imagenet")
+    assert asked == [None, "imagenet"]
+    assert "Fetching imagenet weights for " in said(console)
+
+
+@pytest.mark.usefixtures("small_network")
+def test_settings_reach_the_steps(console):
+    components = make_components(
+        console, grad_clip=0.5, on_nan="stop", batch_parts=2, ema_decay=0.9, accumulation_steps=3, freeze_encoder_epochs=1
+    )
+    step = components.train_step
+    assert (step.grad_clip, step.max_bad_steps, step.num_parts, components.eval_step.num_parts) == (0.5, 1, 2, 2)
+    assert components.eval_step.segmenter is components.state.ema.segmenter
+    assert (components.accumulation_steps, components.freeze_encoder_epochs) == (3, 1)
+    assert components.state.learning_rate.steps_per_epoch == 2  # of 3 and 1 batches
+    assert make_components(console).train_step.max_bad_steps == 8
+
+
+@pytest.mark.usefixtures("small_network")
+def test_random_batches_are_like_the_images_of_the_dataset(console):
+    deep = ImageSpec(2, "uint16", (1000.0, 1000.0), (100.0, 100.0), low=500.0, high=1500.0)
+    settings = make_settings(deep, batch_size=3)
+    components = make_components(console, deep, batch_size=3)
+    train, evaluation = build._random_batches(settings.taken, components)
+    assert train.images.shape == evaluation.images.shape == (3, 32, 32, 2)
+    assert train.images.dtype == torch.float32
+    assert 500 <= train.images.min() < 600
+    assert 1400 < train.images.max() <= 1500
+
+
+@pytest.mark.usefixtures("small_network")
+def test_an_attempt_is_repeated_in_smaller_parts_until_it_fits(console):
+    settings = make_settings(batch_size=8, on_oom="shrink")
+    components, seen = make_components(console, batch_size=8), []
+
+    def attempt():
+        seen.append(components.train_step.num_parts)
+        if seen[-1] < 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fit_into_memory(attempt, settings, components, console, "nothing was begun")
+    assert seen == [1, 2, 4]
+    assert settings.taken.batch_parts == components.eval_step.num_parts == 4
+    seen.clear()
+    with pytest.raises(RuntimeError, match="shapes"):
+        fit_into_memory(lambda: fail(RuntimeError("shapes do not match")), settings, components, console, "nothing was begun")
+
+
+@pytest.mark.usefixtures("small_network")
+def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
+    settings = make_settings(batch_size=2, on_oom="shrink")
+    components = make_components(console)
+    with pytest.raises(TrainingFailed, match=r"a smaller encoder, .*; nothing was begun$"):
+        fit_into_memory(lambda: fail(MemoryError()), settings, components, console, "nothing was begun")
+    assert settings.taken.batch_parts == 2
+
+
+def fail(error):
+    raise error
+
+
+def test_a_step_can_be_built_without_a_dataset(console, tiny_config):
+    components, batch = build_step(load_config({**tiny_config, "data_dir": "no/such/folder"}), console)
+    assert batch.images.shape == (4, 32, 32, 3)
+    components.set_training_mode(0)
+    assert torch.isfinite(torch.tensor(take_step(components.train_step, batch).loss()))

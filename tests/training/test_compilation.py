@@ -1,0 +1,282 @@
+"""Trying and compiling the steps before a run: nothing is changed by it, and a compiler that fails costs nothing but speed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from functools import partial
+
+import pytest
+import torch
+from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
+
+from helpers.steps import (
+    CPU,
+    FLOAT32,
+    everything,
+    make_batch,
+    make_step,
+    plain_segmenter,
+    same,
+    small_components,
+    take_step,
+    tiny_components,
+    weights,
+)
+from unet_trainer.model import fast_layers
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.training import compilation
+from unet_trainer.training.compilation import compile_steps, has_state, restoring_model, try_steps
+from unet_trainer.training.cuda_graphs import CudaGraphCache, DirectLauncher
+from unet_trainer.training.evaluation import EvalStep, build_eval_forward
+from unet_trainer.training.state import EpochMetrics
+
+BATCH = make_batch(2, side=32)
+
+
+def compile_components(components):
+    return compile_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+
+
+def eval_step_of(segmenter):
+    loss = WeightedLoss({"bce": 1.0}, 1, None)
+    return EvalStep(build_eval_forward(segmenter, loss, FLOAT32), segmenter, loss, CPU)
+
+
+def compile_plain(step, batch):
+    """The step of a plain segmenter, which has one phase."""
+    return compile_steps(step, eval_step_of(step.segmenter), batch, batch, [step.segmenter.train])
+
+
+def failing_compiler(error):
+    def compile_function(function, **options):
+        def call(*tensors):
+            raise error
+
+        return call
+
+    return compile_function
+
+
+def complete_state(components):
+    """Copies of all that trying the steps could change."""
+    state, step = components.state, components.train_step
+    guard = step.guard
+    counters = [guard.losses_are_finite, guard.num_bad_in_a_row, guard.most_in_a_row, guard.first_bad_batch]
+    return {
+        "tensors": everything(components),
+        "optimizer": copy.deepcopy(state.optimizer.state_dict()),
+        "scaler": (copy.deepcopy(state.scaler.state_dict()), dict(getattr(state.scaler, "_per_optimizer_states", {}))),
+        "random": torch.get_rng_state(),
+        "guard": [int(counter) for counter in counters],
+        "gradients": [parameter.grad is None for parameter in step.parameters],
+        "metrics": [tensor.clone() for tensor in state.metrics.tensors()],
+        "group": step.mid_accumulation,
+    }
+
+
+def assert_same_state(one, two):
+    assert same(one["tensors"], two["tensors"])
+    assert same(one["metrics"], two["metrics"])
+    assert torch.equal(one["random"], two["random"])
+    for name in ("scaler", "guard", "gradients", "group"):
+        assert one[name] == two[name], name
+    assert one["optimizer"]["param_groups"] == two["optimizer"]["param_groups"]
+    states = one["optimizer"]["state"], two["optimizer"]["state"]
+    assert states[0].keys() == states[1].keys()
+    for key, entry in states[0].items():
+        assert same(entry.values(), states[1][key].values())
+
+
+def with_scaler(components):
+    """As on a GPU without bfloat16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    components.state.scaler = components.train_step.scaler = scaler
+    scaler.scale(torch.ones(()))  # it is made at its first use
+    return components
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("num_times", [1, 3])
+def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimizer, num_times):
+    components = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
+    untouched = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
+    before = complete_state(components)
+    with restoring_model(components.train_step):
+        torch.rand(5)  # as dropout does
+        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases(), num_times)
+        inside = complete_state(components)
+        assert components.state.segmenter.network.encoder[1].running_mean.any()
+    assert (int(components.state.ema.num_updates), inside["scaler"] == before["scaler"]) == (0, False)
+    assert_same_state(before, complete_state(components))
+    for made in (components, untouched):  # and the first steps of the run are the same
+        made.set_training_mode(0)
+        for seed in range(2):
+            take_step(made.train_step, make_batch(2, seed, side=32))
+    assert same(everything(components), everything(untouched))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_trial_steps_the_optimizer_so_that_its_memory_is_tried(optimizer):
+    components = small_components(optimizer=optimizer)
+    stepped = []
+    components.state.optimizer.register_step_post_hook(lambda *_: stepped.append(len(components.state.optimizer.state)))
+    with restoring_model(components.train_step):
+        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+    assert stepped == [len(components.train_step.parameters)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_trial_in_a_run_that_is_resumed_leaves_the_moments_of_the_optimizer(optimizer):
+    components = small_components(ema_decay=0.9, optimizer=optimizer)
+    assert not has_state(components.state.optimizer)
+    take_step(components.train_step, BATCH)
+    assert has_state(components.state.optimizer)
+    before = complete_state(components)
+    with restoring_model(components.train_step):
+        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+    assert_same_state(before, complete_state(components))
+
+
+def test_a_trial_that_fails_leaves_everything_as_it_was_too():
+    components = small_components(ema_decay=0.9)
+    before = complete_state(components)
+    components.eval_step.forward = failing_compiler(RuntimeError("out of memory"))(None)
+    with pytest.raises(RuntimeError, match="out of memory"), restoring_model(components.train_step):
+        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+    assert_same_state(before, complete_state(components))
+
+
+def test_the_trial_takes_training_steps_in_every_phase_and_an_evaluation_step():
+    components = small_components(freeze_encoder_epochs=1)
+    network, seen = components.state.segmenter.network, []
+    network.register_forward_hook(
+        lambda module, inputs, output: seen.append((len(output), module.training, module.encoder[0].weight.requires_grad))
+    )
+    with restoring_model(components.train_step):
+        try_steps(components.train_step, components.eval_step, BATCH, make_batch(4, side=32), components.begin_phases())
+    assert seen == [(2, True, False), (2, True, True), (4, False, True)]
+
+
+def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
+    monkeypatch.setattr(torch, "compile", failing_compiler(RuntimeError("\nno working C++ compiler\nand much more")))
+    components = small_components()
+    eager = components.train_step.forward, components.eval_step.forward
+    before = complete_state(components)
+    assert compile_components(components) == "RuntimeError: no working C++ compiler"
+    assert (components.train_step.forward, components.eval_step.forward) == eager
+    assert_same_state(before, complete_state(components))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no working compiler"), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_after_a_failed_compile_the_original_layers_are_back(error, ema_decay, monkeypatch):
+    """On CUDA the layers get their faster forms before they are compiled."""
+    components = tiny_components(ema_decay=ema_decay)
+    networks = {id(network): network for network in (components.state.segmenter.network, components.state.eval_segmenter.network)}
+    before = [type(module) for network in networks.values() for module in network.modules()]
+    assert UnetDecoderBlock in before
+    seen = []
+
+    def compile_function(function, **options):
+        seen.append([type(module) for network in networks.values() for module in network.modules()])
+        return failing_compiler(error)(function)
+
+    monkeypatch.setattr(torch, "compile", compile_function)
+    monkeypatch.setattr(compilation, "gains_from_fast_layers", lambda device: True)
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError):
+            compile_components(components)
+    else:
+        assert compile_components(components) == "RuntimeError: no working compiler"
+    assert all(fast_layers.DecoderBlock in types and UnetDecoderBlock not in types for types in seen)
+    assert len(seen) == 2
+    assert [type(module) for network in networks.values() for module in network.modules()] == before
+
+
+def test_steps_that_cannot_be_replayed_as_graphs_are_launched_directly(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    components = small_components()
+    components.train_step.launcher = CudaGraphCache()
+    assert compile_components(components) is None
+    assert isinstance(components.train_step.launcher, DirectLauncher)
+
+
+def test_compiling_leaves_everything_bit_for_bit_as_it_was(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    components = small_components(ema_decay=0.9)
+    before = complete_state(components)
+    assert compile_components(components) is None
+    assert_same_state(before, complete_state(components))
+
+
+def test_a_compiler_that_fails_only_once_the_encoder_is_trained_is_found_before_the_first_epoch(monkeypatch):
+    components = small_components(freeze_encoder_epochs=2)
+    parameter = next(components.state.segmenter.network.encoder.parameters())
+
+    def compile_frozen_only(function, **options):
+        def call(*tensors):
+            if parameter.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError("cannot compile this graph")
+            return function(*tensors)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_frozen_only)
+    assert compile_components(components) == "RuntimeError: cannot compile this graph"
+
+
+def test_every_run_of_a_process_is_compiled(monkeypatch):
+    """The cache of compiled code is cleared for each, or a later run would stay eager and be called compiled."""
+    trace_only = partial(torch.compile, backend="eager")  # the cache is that of the tracer
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: trace_only(function, dynamic=dynamic))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for num_images in (1, 2):
+            step = make_step(plain_segmenter())
+            torch._dynamo.utils.counters.clear()
+            assert compile_plain(step, make_batch(num_images, side=8)) is None
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_compiled_and_eager_steps_agree():
+    segmenter, twin = plain_segmenter(), plain_segmenter()
+    step, compiled = make_step(segmenter), make_step(twin)
+    assert compile_plain(compiled, make_batch(4)) is None
+    metrics, compiled_metrics = EpochMetrics(1, CPU), EpochMetrics(1, CPU)
+    for seed in range(3):
+        take_step(step, make_batch(4, seed), metrics=metrics, learning_rate=0.1)
+        take_step(compiled, make_batch(4, seed), metrics=compiled_metrics, learning_rate=0.1)
+    assert compiled_metrics.loss() == pytest.approx(metrics.loss(), rel=1e-5)
+    assert torch.equal(metrics.matrix, compiled_metrics.matrix)
+    assert torch.allclose(weights(segmenter), weights(twin), atol=1e-6)
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_is_not_collected_while_compiling_and_as_before_after_it(was_on, monkeypatch):
+    seen = []
+
+    def compile_function(function, **options):
+        def call(*tensors):
+            seen.append(gc.isenabled())
+            raise ValueError("no compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_function)
+    (gc.enable if was_on else gc.disable)()
+    try:
+        assert compile_plain(make_step(plain_segmenter()), make_batch(2)) == "ValueError: no compiler"
+        assert seen == [False]
+        assert gc.isenabled() == was_on
+    finally:
+        gc.enable()
+
+
+def test_memory_that_runs_out_within_the_compiler_is_no_failure_of_the_compiler(monkeypatch):
+    text = "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    monkeypatch.setattr(torch, "compile", failing_compiler(RuntimeError(text)))
+    step = make_step(plain_segmenter())
+    forward = step.forward
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compile_plain(step, make_batch(2))
+    assert step.forward is forward

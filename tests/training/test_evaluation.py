@@ -1,0 +1,186 @@
+"""Evaluation of a dataset: by hand, whatever the batches, and without a run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.samples import make_dataset
+from helpers.steps import CPU, FLOAT32, make_batch, plain_segmenter, same, small_components, tiny_components
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_files import write_image
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.tiling import WholeImages
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.loader import Loader
+from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict
+
+ALL_LOSSES = {"dice": 1.0, "cross_entropy": 1.0, "focal": 1.0, "lovasz": 1.0, "tversky": 1.0, "iou": 1.0}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Five images of 32×32, with ignored pixels (value 9) in one of them."""
+    folder, random = tmp_path_factory.mktemp("evaluated"), np.random.default_rng(0)
+    pairs = []
+    for number in range(5):
+        image = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        mask = (image[..., 0] > 40 + 40 * number).astype(np.uint8)
+        if number == 1:
+            mask[:20] = 9
+        names = [folder / f"{kind}{number}.png" for kind in ("image", "mask")]
+        for path, pixels in zip(names, (image, mask), strict=True):
+            write_image(path, pixels)
+        pairs.append(Pair(str(number), *map(Path, names)))
+    return make_dataset(pairs, MaskCoding((0, 1), ignore_value=9), WholeImages((32, 32), 5))
+
+
+def make_eval_step(segmenter, loss="bce", **options):
+    weighted = WeightedLoss({loss: 1.0} if isinstance(loss, str) else loss, segmenter.spec.num_classes, None)
+    return EvalStep(build_eval_forward(segmenter, weighted, FLOAT32), segmenter, weighted, CPU, **options)
+
+
+def loader_of(dataset, batch_size):
+    return Loader(dataset, batch_size, shuffle=False)
+
+
+def read_all(dataset):
+    """Images and masks of the whole set as one batch."""
+    return loader_of(dataset, len(dataset)).read(0, 0)
+
+
+def test_numbers_are_those_computed_by_hand_from_the_predictions(dataset):
+    segmenter = plain_segmenter()
+    found = evaluate(make_eval_step(segmenter), loader_of(dataset, 2))
+    batch = read_all(dataset)
+    truth = batch.masks.long()
+    counts = truth != 255
+    ids = predict(segmenter, batch.images, FLOAT32)
+    hits = int(((ids == 1) & (truth == 1)).sum())
+    false, missed = (int(((ids == one) & (truth == 1 - one)).sum()) for one in (1, 0))
+    assert 0 < hits < counts.sum()
+    assert found.scores.iou == pytest.approx(hits / (hits + false + missed))
+    assert found.scores.dice == pytest.approx(2 * hits / (2 * hits + false + missed))
+    with torch.no_grad():
+        foreground = segmenter(batch.images)[:, 1]  # the logit of background is 0
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(foreground[counts], truth[counts].float())
+    assert found.loss == pytest.approx(float(loss), rel=1e-5)
+    assert found.first_bad_batch is None
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("loss", [*ALL_LOSSES, ALL_LOSSES], ids=[*ALL_LOSSES, "all"])
+def test_the_loss_does_not_depend_on_the_batch_size(loss, batch_size, num_parts, dataset):
+    """Nor on parts of a batch, nor on the padding of the last one."""
+    segmenter = plain_segmenter()
+    whole = evaluate(make_eval_step(segmenter, loss), loader_of(dataset, 5))
+    found = evaluate(make_eval_step(segmenter, loss, num_parts=num_parts), loader_of(dataset, batch_size))
+    assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert found.scores == whole.scores
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (2, 1), (3, 1), (5, 0)])
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, num_parts, dataset):
+    """Images 3 and 4 of five are bad."""
+    segmenter = plain_segmenter()
+    step = make_eval_step(segmenter, num_parts=num_parts)
+    forward, num_seen = step.forward, 0
+
+    def spoiled(images, masks):
+        nonlocal num_seen
+        sums, counts = forward(images, masks)
+        num_seen += len(images)
+        return sums * (math.nan if num_seen > 3 else 1.0), counts
+
+    step.forward = spoiled
+    found = evaluate(step, loader_of(dataset, batch_size))
+    assert math.isnan(found.loss)
+    assert found.first_bad_batch == expected
+
+
+def test_pixels_that_are_not_finite_make_the_loss_nan(dataset):
+    segmenter = plain_segmenter()
+    with torch.no_grad():
+        segmenter.network[0].weight[0, 0, 0, 0] = math.inf
+    found = evaluate(make_eval_step(segmenter), loader_of(dataset, 2))
+    assert (math.isnan(found.loss), found.first_bad_batch) == (True, 0)
+
+
+def test_the_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(dataset):
+    components = small_components()
+    before = copy.deepcopy(components.state.segmenter.state_dict())
+    evaluate(components.eval_step, loader_of(dataset, 2))
+    assert not components.state.segmenter.training
+    assert same(before.values(), components.state.segmenter.state_dict().values())
+    assert all(parameter.grad is None for parameter in components.state.segmenter.parameters())
+
+
+def test_each_batch_is_reported_and_the_report_may_end_the_pass(dataset):
+    seen = []
+    evaluate(make_eval_step(plain_segmenter()), loader_of(dataset, 2), lambda metrics: seen.append(metrics.num_images))
+    assert seen == [2, 4, 5]
+
+    def stop(metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(make_eval_step(plain_segmenter()), loader_of(dataset, 2), stop)
+
+
+def test_a_report_gets_the_numbers_so_far_late_but_right(dataset, monkeypatch):
+    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    seen = []
+    step = make_eval_step(plain_segmenter())
+    evaluate(step, loader_of(dataset, 2), lambda metrics: seen.append(metrics.peek()))
+    assert seen[0] is seen[2] is None  # a copy begins, is returned, and the next one begins
+    half = copy.copy(dataset)
+    half.tiling = WholeImages((32, 32), 2)
+    first_batch = evaluate(step, loader_of(half, 2))
+    assert seen[1] == pytest.approx((first_batch.loss, first_batch.scores.iou))
+
+
+def test_ignored_pixels_at_the_border_of_a_tile_count_nowhere():
+    """A tile at the edge of its image has a mirrored part that counts nowhere."""
+    step, segmenter = make_eval_step(plain_segmenter()), plain_segmenter()
+    batch = make_batch(2, side=64)
+    batch.masks[:, 40:] = 255
+    metrics = step.new_metrics()
+    step(batch, metrics)
+    assert int(metrics.matrix.sum()) == 2 * 40 * 64
+    ids = predict(segmenter, batch.images, FLOAT32)[:, :40]
+    assert int(metrics.matrix[1, 1]) == int(((ids == 1) & (batch.masks[:, :40] == 1)).sum())
+
+
+def test_padding_images_change_neither_loss_nor_counts():
+    step = make_eval_step(plain_segmenter(), ALL_LOSSES)
+    batch = make_batch(2, side=32)
+    padded = Batch(
+        torch.cat([batch.images, torch.zeros(2, 32, 32, 3, dtype=torch.uint8)]),
+        torch.cat([batch.masks, torch.full((2, 32, 32), 255, dtype=torch.uint8)]),
+        2,
+    )
+    alone, filled = step.new_metrics(), step.new_metrics()
+    step(batch, alone)
+    step(padded, filled)
+    assert step.loss.from_sums(filled.loss_sums) == pytest.approx(step.loss.from_sums(alone.loss_sums), rel=1e-6)
+    assert torch.equal(alone.matrix, filled.matrix)
+    assert filled.num_images == 2
+
+
+def test_predictions_are_class_ids_at_the_size_of_the_images():
+    components = tiny_components()
+    images = make_batch(2, side=70).images[:, :50]
+    was_searching = torch.backends.cudnn.benchmark
+    ids = predict(components.state.segmenter, images, components.numerics)
+    assert ids.shape == (2, 50, 70)
+    assert set(ids.unique().tolist()) <= {0, 1}
+    assert not components.state.segmenter.training
+    assert torch.backends.cudnn.benchmark == was_searching

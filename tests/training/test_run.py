@@ -1,0 +1,193 @@
+"""A run between two steps and after an epoch."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import pytest
+import torch
+
+from helpers.small_runs import ROW, make_run, said
+from helpers.steps import everything, same, take_step
+from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last
+from unet_trainer.runs.errors import NonFinite
+from unet_trainer.system.signals import Interrupted
+
+SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
+
+
+@pytest.fixture
+def run(tiny_data, tmp_path):
+    return make_run(tiny_data, tmp_path / "run", num_epochs=3)
+
+
+def batches_that_fail(error):
+    yield from ()
+    raise error
+
+
+def test_a_run_is_finished_after_its_last_epoch(run):
+    finished = []
+    for epoch in range(5):
+        run.state.epoch = epoch
+        finished.append(run.is_finished())
+    assert finished == [False, False, False, True, True]
+
+
+def test_a_run_is_finished_when_patience_has_run_out(run):
+    run.settings.change("a test", early_stopping_patience=2)
+    finished = []
+    for epoch, value in enumerate((0.5, 0.4, 0.4), start=1):
+        run.state.early_stopping.update(value, epoch)
+        finished.append(run.is_finished())
+    assert finished == [False, False, True]
+
+
+def test_the_next_batch_comes_from_the_loader(run):
+    batches = run.loaders.train.epoch(0)
+    for index in range(2):
+        batch, expected = run.next_batch(batches, index), run.loaders.train.read(0, index)
+        assert torch.equal(batch.images, expected.images)
+
+
+def test_workers_that_fail_end_the_run_between_two_groups(run):
+    with pytest.raises(WorkerError, match="died"):
+        run.next_batch(batches_that_fail(WorkerError("died")), 0)
+
+
+def test_a_group_is_finished_without_the_workers_when_they_fail(run):
+    run.components.train_step.begin_group(3, 0)
+    expected = [run.loaders.train.read(0, index) for index in (1, 2)]
+    batches = batches_that_fail(WorkerError("died"))
+    for index, batch in zip((1, 2), expected, strict=True):
+        assert torch.equal(run.next_batch(batches, index).images, batch.images)
+    run.components.train_step.abandon_group()
+    with pytest.raises(WorkerError, match="died"):
+        run.between_steps()
+
+
+def test_a_group_is_finished_without_the_workers_after_a_signal(run):
+    """They may be dead: Ctrl-C goes to every process of the terminal."""
+    run.components.train_step.begin_group(2, 0)
+    run.signals.received = signal.SIGINT
+    batch = run.next_batch(batches_that_fail(AssertionError("the workers were asked")), 1)
+    assert torch.equal(batch.images, run.loaders.train.read(0, 1).images)
+    run.components.train_step.abandon_group()
+    with pytest.raises(Interrupted):
+        run.next_batch(batches_that_fail(AssertionError("the workers were asked")), 2)
+
+
+def test_a_loader_that_ends_early_because_of_a_signal_is_no_end_of_the_epoch(run):
+    def stopped():
+        run.signals.received = signal.SIGTERM
+        yield from ()
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run.next_batch(stopped(), 0)
+
+
+def test_between_steps_a_signal_ends_the_run(run):
+    run.between_steps()
+    run.signals.received = signal.SIGTERM
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run.between_steps()
+
+
+def test_between_steps_bad_steps_are_found(run, monkeypatch):
+    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    batch = run.loaders.train.read(0, 0)
+    for _ in range(run.components.train_step.max_bad_steps):
+        take_step(run.components.train_step, batch._replace(images=batch.images.float() * math.nan))
+    run.between_steps()
+    with pytest.raises(NonFinite, match="8 steps in a row were not finite"):
+        run.between_steps()
+
+
+def test_between_steps_a_save_that_is_due_is_made(run):
+    run.between_steps()
+    assert not (run.checkpointer.folder / "last.pt").exists()
+    run.settings.change("a test", checkpoint_minutes=1e-9)
+    run.state.batch = 2
+    run.between_steps()
+    run.checkpointer.finish()
+    assert read_last(run.checkpointer.folder / "last.pt")["batch"] == 2
+
+
+def test_after_an_epoch_the_state_is_complete(run):
+    run.state.batch, run.state.train_seconds = 5, 3.0
+    assert run.judge({**ROW, "val_iou": 0.25, "seconds": 4.0}, SCORES)
+    state = run.state
+    assert (state.epoch, state.batch, state.seconds, state.train_seconds) == (1, 0, 4.0, 0.0)
+    assert (state.early_stopping.best_epoch, state.per_class_iou) == (1, [0.5])
+    assert not run.judge({**ROW, "epoch": 2, "val_iou": 0.2, "seconds": 4.0}, compute_scores(torch.tensor([[5, 1], [3, 2]]), 1))
+    assert (state.epoch, state.seconds, state.per_class_iou) == (2, 8.0, [0.5])  # of the best epoch
+    assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
+
+
+def test_the_monitored_metric_decides_which_epoch_is_best(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", monitor="val_loss")
+    assert run.judge({**ROW, "val_loss": 0.5, "val_iou": 0.9}, SCORES)
+    assert run.judge({**ROW, "val_loss": 0.4, "val_iou": 0.1}, SCORES)
+    assert not run.judge({**ROW, "val_loss": 0.45, "val_iou": 0.95}, SCORES)
+
+
+def test_a_plateau_lowers_the_rate_after_an_epoch(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", scheduler="plateau", plateau_patience=1, plateau_factor=0.5, learning_rate=0.1)
+    for value in (0.5, 0.4):
+        run.judge({**ROW, "val_iou": value}, SCORES)
+    assert run.state.learning_rate.at(100) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
+    take_step(run.components.train_step, run.loaders.train.read(0, 0))
+    run.judge(dict(ROW), SCORES)
+    run.save_epoch(dict(ROW), improved)
+    run.checkpointer.finish()
+    folder = run.checkpointer.folder
+    assert (folder / "best.pt").exists() is improved
+    assert (folder / "samples" / "epoch_0001.png").exists() is improved
+    if improved:
+        saved = list(read_checkpoint(folder / "best.pt")["model"].values())
+        assert same(saved, run.state.ema.segmenter.network.state_dict().values())
+        assert not same(saved, run.state.segmenter.network.state_dict().values())
+    assert same(
+        list(read_last(folder / "last.pt")["model"].values()),
+        everything(run.components)[: len(list(run.state.segmenter.network.state_dict()))],
+    )
+
+
+def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", num_workers=1, num_epochs=3)
+    run.say_epoch(dict(ROW), improved=True)
+    assert "Epoch 1/3  train loss 1.0000" in said(run)
+    assert "GPU memory" not in said(run)
+    assert "could not fill" not in said(run)
+    run.loaders.pool.failures.num_pieces, run.loaders.pool.failures.reason = 1, "MemoryError"
+    run.say_epoch(dict(ROW), improved=True)
+    assert (
+        "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); "
+        "the training process read them instead, which is slower"
+    ) in said(run)
+
+
+def test_advice_about_waiting_is_given_once_and_not_after_the_first_epoch(run):
+    """The first epoch starts the workers."""
+    run.times = EpochTimes(images_per_second=10.0, data_wait=0.5, read_seconds=0.01, augment_seconds=0.0, num_workers=0)
+    for epoch in (1, 2, 3):
+        run.state.epoch = epoch
+        run.say_epoch(dict(ROW), improved=False)
+        assert said(run).count("the model waits for data in 50% of the time") == (epoch > 1)
+
+
+def test_no_advice_is_given_where_nothing_waits(run):
+    run.state.epoch = 2
+    run.say_epoch(dict(ROW), improved=False)
+    run.times = EpochTimes(images_per_second=10.0, data_wait=0.05, read_seconds=0.01, augment_seconds=0.0, num_workers=0)
+    run.say_epoch(dict(ROW), improved=False)
+    assert "waits for data" not in said(run)

@@ -1,0 +1,116 @@
+"""Around a run: everything is closed in order, errors are logged, an interruption is told with the way to go on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.signals import Interrupted
+from unet_trainer.training.session import Session
+
+
+def run_session(folder, error=None, with_log=True, exits=()):
+    """A run that holds the lock of its folder, writes its log there, and ends with this error."""
+    with Session() as session:
+        session.lock.acquire(folder, session.console.note)
+        for call in exits:
+            session.on_exit(call)
+        if with_log:
+            session.console.log_to(folder / "train.log")
+        if error is not None:
+            raise error
+
+
+def test_what_was_opened_last_is_closed_first_and_lock_and_signals_at_the_end(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    closed = []
+
+    def close(name):
+        closed.append((name, (tmp_path / ".lock").exists(), signal.getsignal(signal.SIGINT) != before))
+
+    with Session() as session:
+        session.lock.acquire(tmp_path, session.console.note)
+        session.on_exit(lambda: close("first"))
+        session.on_exit(lambda: close("second"))
+        assert (tmp_path / ".lock").exists()
+    assert closed == [("second", True, True), ("first", True, True)]
+    assert not (tmp_path / ".lock").exists()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("error", [TrainingFailed("no"), UserError("no"), ZeroDivisionError(), KeyboardInterrupt()])
+def test_everything_is_closed_however_the_run_ends(error, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    closed = []
+    with pytest.raises(type(error)) as caught:
+        run_session(tmp_path, error, exits=[lambda: closed.append(1)])
+    assert caught.value is error
+    assert closed == [1]
+    assert not (tmp_path / ".lock").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_part_that_cannot_be_closed_does_not_keep_others_from_it(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    closed = []
+    with pytest.raises(ZeroDivisionError):
+        run_session(tmp_path, exits=[lambda: closed.append(1), lambda: 1 / 0])
+    assert closed == [1]
+    assert not (tmp_path / ".lock").exists()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (TrainingFailed("out of memory. Try batch_size=1"), "Error: out of memory. Try batch_size=1"),
+        (UserError("a.png: changed since the run began"), "Error: a.png: changed since the run began"),
+        (ZeroDivisionError("division by zero\nand more"), "Error: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_the_error_that_ends_a_run_is_in_its_log_and_is_shown_by_whoever_catches_it(error, line, tmp_path, capsys):
+    with pytest.raises(type(error)):
+        run_session(tmp_path, error)
+    assert (tmp_path / "train.log").read_text().splitlines() == [line]
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_before_there_is_a_log_is_only_raised(tmp_path, capsys):
+    with pytest.raises(TrainingFailed):
+        run_session(tmp_path, TrainingFailed("no"), with_log=False)
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), KeyboardInterrupt()])
+@pytest.mark.parametrize("name", ["last.pt", "previous.pt"])
+def test_an_interruption_is_told_with_the_command_to_go_on(error, name, tmp_path, capsys):
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / name).touch()
+    with pytest.raises(KeyboardInterrupt):
+        run_session(folder, error)
+    line = f"Interrupted. To go on where the state was saved: python train_unet.py --resume '{folder}'\n"
+    assert capsys.readouterr().out == line
+    assert (folder / "train.log").read_text() == line
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+def test_an_interruption_before_anything_was_saved_is_told(with_log, tmp_path, capsys):
+    with pytest.raises(Interrupted):
+        run_session(tmp_path, Interrupted(signal.SIGINT), with_log)
+    assert capsys.readouterr().out == "Interrupted before anything was saved\n"
+
+
+def test_a_run_that_ends_well_says_nothing(tmp_path, capsys):
+    run_session(tmp_path)
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "train.log").read_text() == ""
+
+
+def test_a_signal_during_the_run_is_raised_where_it_is_not_deferred(tmp_path):
+    with pytest.raises(Interrupted, match="SIGTERM"), Session():
+        signal.raise_signal(signal.SIGTERM)

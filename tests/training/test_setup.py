@@ -1,0 +1,259 @@
+"""From a config to a run that is ready for its first epoch: new, resumed, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from helpers.small_runs import ROW, older_content
+from helpers.steps import SmallNetwork, everything, same, take_step
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.runs.checkpoint_file import write_checkpoint
+from unet_trainer.runs.errors import CheckpointError, TrainingFailed
+from unet_trainer.runs.history import read_metrics
+from unet_trainer.training import build, setup
+from unet_trainer.training.session import Session
+from unet_trainer.training.setup import set_up
+
+SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch):
+    """In place of a U-Net."""
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
+
+
+@pytest.fixture
+def config(tiny_config):
+    return load_config({**tiny_config, "run_name": "run"})
+
+
+@pytest.fixture
+def folder(config, tmp_path):
+    return tmp_path / "checkpoints" / "run"
+
+
+def start(config, **changes):
+    """A run as the script has it when its first epoch begins; closed again."""
+    with Session() as session:
+        return set_up(dataclasses.replace(config, **changes), session)
+
+
+def train_and_save(config, num_steps=1, epochs=0):
+    run = start(config)
+    run.components.set_training_mode(0)
+    for index in range(num_steps):
+        take_step(run.components.train_step, run.loaders.train.read(0, index), metrics=run.state.metrics)
+    for epoch in range(epochs):
+        run.judge({**ROW, "epoch": epoch + 1}, SCORES)
+    run.checkpointer.save_state()
+    run.checkpointer.finish()
+    return run
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
+    run = start(config)
+    assert names(folder) == ["config.yaml", "split.csv", "train.log"]
+    assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
+    assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
+    said = capsys.readouterr().out
+    assert (folder / "train.log").read_text() == said
+    labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
+    assert labels == ["Device", "Data", "Images", "Masks", "Model", "Batch", "Run", "Start-up"]
+
+
+def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(config, folder):
+    assert [start(config).checkpointer.folder.name for _ in range(2)] == ["run", "run-2"]
+
+
+def test_the_trial_of_the_steps_changes_nothing(config, monkeypatch):
+    tried = start(config)
+    monkeypatch.setattr(setup, "try_components", lambda settings, components, console: None)
+    untried = start(config)
+    assert same(everything(tried.components), everything(untried.components))
+
+
+def test_a_model_that_cannot_run_is_told_before_the_run_has_a_folder(config, folder, monkeypatch):
+    class Broken(SmallNetwork):
+        def forward(self, pixels):
+            raise RuntimeError("shapes do not match\nand more")
+
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: Broken())
+    expected = r"the model cannot run with architecture: unet, encoder: .*, batch_size: 4, image_size: 32: shapes do not match$"
+    with pytest.raises(UserError, match=expected):
+        start(config)
+    assert not folder.exists()
+
+
+class Hungry(SmallNetwork):
+    """Has memory for one image at a time."""
+
+    def forward(self, pixels):
+        if len(pixels) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(pixels)
+
+
+def test_a_batch_that_does_not_fit_is_told_before_the_run_has_a_folder(config, folder, monkeypatch):
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: Hungry())
+    with pytest.raises(TrainingFailed, match=r"Try batch_size=2 accumulation_steps=2, or on_oom=shrink, .*; nothing was begun$"):
+        start(config)
+    assert not folder.exists()
+
+
+def test_a_batch_that_does_not_fit_goes_in_smaller_parts_from_the_start(config, folder, monkeypatch, capsys):
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: Hungry())
+    run = start(config, on_oom="shrink")
+    assert run.config.batch_parts == run.components.train_step.num_parts == run.components.eval_step.num_parts == 4
+    assert "batch_parts: 4  # decided: memory ran out (on_oom: shrink)" in (folder / "config.yaml").read_text()
+    assert "From here on a batch of 4 goes through the model in 4 parts" in capsys.readouterr().out
+
+
+def test_a_resumed_run_goes_on_with_its_state_in_its_folder(config, folder, capsys):
+    first = train_and_save(config, num_steps=2, epochs=1)
+    capsys.readouterr()
+    run = start(config, resume="run")
+    assert (run.checkpointer.folder, run.state.epoch, len(run.state.history)) == (folder, 1, 1)
+    assert same(everything(run.components), everything(first.components))
+    assert "Resuming after epoch 1; best val_iou so far 0.5000 (epoch 1)\n" in capsys.readouterr().out
+
+
+def test_changed_settings_are_told_and_take_effect(config, capsys):
+    train_and_save(config)
+    run = start(config, resume="run", learning_rate=0.5, num_workers=0)
+    assert run.state.learning_rate.peak == 0.5
+    assert "Note: changed since then: learning_rate: 0.001 → 0.5\n" in capsys.readouterr().out
+
+
+def test_settings_that_the_state_depends_on_are_refused(config, folder):
+    train_and_save(config)
+    before = (folder / "train.log").read_text()
+    with pytest.raises(CheckpointError, match="optimizer: adamw in the checkpoint, sgd now"):
+        start(config, resume="run", optimizer="sgd")
+    assert (folder / "train.log").read_text() == before
+
+
+def test_fewer_epochs_than_are_done_are_refused(config):
+    train_and_save(config, epochs=2)
+    with pytest.raises(UserError, match=r"num_epochs: 1 is less than the 2 epochs that .*run has; need more"):
+        start(config, resume="run", num_epochs=1)
+
+
+def test_a_run_that_is_finished_is_not_prepared(config, capsys):
+    train_and_save(config, epochs=2)
+    capsys.readouterr()
+    run = start(config, resume="run")
+    assert run.is_finished()
+    said = capsys.readouterr().out
+    assert "Note: this run had finished its 2 epochs; to train on: python train_unet.py --resume " in said
+    assert "Start-up" not in said
+
+
+def test_resume_auto_starts_the_run_and_then_goes_on_with_it(config, folder):
+    train_and_save(dataclasses.replace(config, resume="auto"), epochs=1)
+    run = start(config, resume="auto")
+    assert (run.checkpointer.folder, run.state.epoch) == (folder, 1)
+
+
+def test_a_named_file_is_gone_on_from_in_its_folder(config, folder):
+    train_and_save(config, epochs=1)
+    run = start(config, resume=str(folder / "last.pt"))
+    assert (run.checkpointer.folder, run.state.epoch) == (folder, 1)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_of_an_older_version_goes_on(number, config, folder, capsys):
+    """Its metrics.csv has fewer columns; the new rows have all of them."""
+    first = train_and_save(config, num_steps=2, epochs=1)
+    content = {
+        **older_content(first.state, number),
+        "config": first.settings.repeatable_dict(),
+        "split": {part: [pair.name for pair in getattr(first.checkpointer.split, part)] for part in ("train", "val")},
+    }
+    for name in ("previous.pt", "split.csv"):
+        (folder / name).unlink(missing_ok=True)
+    if number == 1:
+        torch.save(content, folder / "last.pt")
+    else:
+        write_checkpoint(folder / "last.pt", content)
+    run = start(config, resume="run")
+    assert (run.state.epoch, run.state.batch) == (1, 0)
+    assert same(everything(run.components), everything(first.components))
+    run.judge({**ROW, "epoch": 2}, SCORES)
+    run.save_epoch(dict(ROW), improved=False)
+    run.checkpointer.finish()
+    rows = read_metrics(folder / "metrics.csv")
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert rows[1].keys() - rows[0].keys() == ({"nan_steps", "peak_reserved_gib"} if number == 1 else set())
+    assert all(row["peak_memory_gib"] == 0.0 for row in rows)
+
+
+def test_a_run_that_another_process_began_in_the_meantime_is_left_alone(config, folder, monkeypatch):
+    def begin_elsewhere(settings, components, console):
+        folder.mkdir(parents=True)
+        (folder / "last.pt").touch()
+
+    monkeypatch.setattr(setup, "try_components", begin_elsewhere)
+    with pytest.raises(UserError, match=r"run was begun by another process in the meantime; the same command goes on with it"):
+        start(config, resume="auto")
+    assert names(folder) == ["last.pt"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(config, folder):
+    folder.mkdir(parents=True)
+    (folder / "train.log").mkdir()
+    with pytest.raises(UserError, match=r"train\.log cannot be written to \(Is a directory\); a run needs its folder"):
+        start(config, resume="auto")
+
+
+def test_drafts_of_a_run_that_was_killed_are_deleted(config, folder):
+    train_and_save(config)
+    (folder / ".last.pt.abc.tmp").touch()
+    start(config, resume="run")
+    assert ".last.pt.abc.tmp" not in names(folder)
+
+
+def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(config, folder, monkeypatch, capsys):
+    def broken(function, **options):
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    run = start(config, compile_model=True)
+    assert not run.config.compile_model
+    said = capsys.readouterr().out
+    assert "Warning: compile_model: compiling failed, training goes on uncompiled (RuntimeError: no working C++ compiler)\n" in said
+    assert "✓ Compiled" not in said
+    line = "compile_model: true  # here false: compiling failed (RuntimeError: no working C++ compiler)"
+    assert line in (folder / "config.yaml").read_text().splitlines()
+
+
+def test_steps_are_compiled_once_before_the_first_epoch(config, monkeypatch, capsys):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: (compiled.append(options), function)[1])
+    run = start(config, compile_model=True)
+    assert run.config.compile_model
+    assert compiled == [{"mode": "default", "dynamic": False}] * 2
+    assert "✓ Compiled in " in capsys.readouterr().out
+
+
+def test_workers_read_while_the_steps_are_compiled(config, monkeypatch):
+    planned = []
+
+    def compile_steps(*arguments):
+        planned.append(session.console.log is not None)
+
+    monkeypatch.setattr(build, "compile_steps", compile_steps)
+    with Session() as session:
+        run = set_up(dataclasses.replace(config, compile_model=True, num_workers=1), session)
+        assert [plan.key for plan in run.loaders.pool.plans] == [(run.loaders.train.number, 0, 0)]
+    assert planned == [True]
+    assert run.loaders.pool.backend is None  # closed at the end

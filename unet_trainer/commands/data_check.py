@@ -1,0 +1,213 @@
+"""The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unet_trainer.config.dump import as_dict
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import Config, id_names, image_shape, is_demo_dir
+from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, class_table, describe_classes
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.pairs import FoundPairs
+from unet_trainer.datasets.problems import describe_problems
+from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.images.image_files import DataError, read_image, read_mask, write_image
+from unet_trainer.images.image_spec import depth_name
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.overlays import contact_sheet, to_display
+from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.console import Console, counted
+
+NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
+NUM_PICTURES = 24
+RARE_SHARE = 0.05  # of the pixels: a class below it asks for class_weights
+# Settings of the data that are repeated in the lines to paste if they are not the defaults.
+DATA_KEYS = (
+    "image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern", "val_fraction", "num_folds", "fold", "fit",
+    "crops_per_image", "rare_class_crops", "resize_masks", "in_channels", "image_mean", "image_std", "class_names",
+)  # fmt: skip
+LARGE = 1.5  # times image_size: resizing would lose much of such an image
+
+
+def check_data(config: Config, console: Console, json_file: Path | None) -> bool:
+    """Prints the report and writes the contact sheet; returns whether the data can be trained on. Raises UserError."""
+    data_dir = Path(config.data_dir)
+    if is_demo_dir(data_dir) and ensure_demo(data_dir):
+        console.say(f"Made the demo dataset in {data_dir}")
+    try:
+        report = build_dataset_report(config, console)
+    except DataError as error:  # no pairs can be found
+        if json_file is not None:
+            _write_json(json_file, config, DatasetReport(FoundPairs((), ""), questions=[str(error)]), False, None, [])
+        raise
+    console.say(f"Dataset {data_dir}")
+    _say_contents(config, report, console)
+    sheet = _draw_sheet(config, report)
+    if sheet is not None:
+        console.fact("Pictures", f"{sheet} (the rarest classes first)")
+    absent = [] if report.coding is None else absent_classes(report.masks, report.coding, id_names(config))
+    if absent:
+        report.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+    for notice in report.notices:
+        console.note(notice)
+    if report.problems:
+        console.say()
+        console.say(describe_problems(report.problems, NUM_NAMED))
+    for question in report.questions:
+        console.say()
+        console.say(question)
+    is_good = not report.blocking_message
+    lines = config_lines(config, report)
+    console.say()
+    if is_good:
+        console.say("Nothing stands in the way of training. The settings for this data:")
+    else:
+        num_files = sum(len(problem.lines) for problem in report.problems)
+        counts = f"{counted(num_files, 'problem')} with files, {counted(len(report.questions), 'open question')}"
+        console.say(f"This data cannot be trained on yet: {counts}.")
+        console.say("Once they are settled, with these settings:")
+    for line in lines:
+        console.say(f"  {line}")
+    if json_file is not None:
+        _write_json(json_file, config, report, is_good, sheet, lines)
+    return is_good
+
+
+def _say_contents(config: Config, report: DatasetReport, console: Console) -> None:
+    console.fact("Pairs", f"{len(report.found.pairs)} ({report.found.rule})")
+    if report.kind is None:
+        return
+    depths = Counter(f"{depth_name(image.dtype)} with {image.channels} channels" for image in report.images)
+    console.fact("Images", f"{report.kind}; {describe_sizes(report.images, 9)}")
+    if len(depths) > 1:
+        console.fact("", ", ".join(f"{count} {depth}" for depth, count in depths.most_common()))
+    if report.image_spec is not None:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std))
+        console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
+    if report.coding is not None:
+        console.fact("Masks", describe_classes(report.masks, report.coding, id_names(config)))
+        ids = [set(class_ids(mask, report.coding)) for mask in report.masks]
+        table = class_table(report.masks, report.coding, id_names(config))
+        width = max(len(name) for _, name, _ in table)
+        for class_id, (values, name, share) in enumerate(table):
+            holders = sum(class_id in held for held in ids)
+            console.say(f"      {name:<{width}}  {values:>8}  {share:8.3%} of pixels, in {holders} of {len(ids)} masks")
+    if report.split is not None:
+        console.fact("Split", f"{len(report.split.train)} train, {len(report.split.val)} val ({report.split.rule})")
+
+
+def config_lines(config: Config, report: DatasetReport) -> list[str]:
+    """What to paste into a config for this data."""
+    lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
+    given, defaults = as_dict(config), as_dict(Config())
+    lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
+    lines.append(f"num_classes: {config.num_classes}")
+    if report.coding is not None:
+        lines.append(f"mask_values: {json.dumps(report.coding.mask_values).replace(chr(34), '')}")
+        if report.coding.ignore_value is not None:
+            lines.append(f"ignore_value: {report.coding.ignore_value}")
+        shares = class_shares(report.masks, report.coding, max(2, config.num_classes))
+        rarest = min((share for share in shares if share > 0), default=1.0)
+        if rarest < RARE_SHARE:
+            lines.append(f"class_weights: auto  # the rarest class has {rarest:.2%} of the pixels")
+    if report.images:
+        height, width = image_shape(config)
+        middle = np.median([image.height * image.width for image in report.images])
+        if config.fit == "resize" and middle > LARGE**2 * height * width:
+            lines.append(f"fit: crop  # the images are larger than image_size: {width}×{height}")
+    return lines
+
+
+def _draw_sheet(config: Config, report: DatasetReport) -> Path | None:
+    """Overlays of the pairs with the rarest classes first, under checkpoint_dir."""
+    if report.coding is None or not report.pairs:
+        return None
+    pictures, labels = [], []
+    for index, class_id in _rarest_first(report.masks, report.coding, max(2, config.num_classes))[:NUM_PICTURES]:
+        pair = report.pairs[index]
+        image = to_display(read_image(pair.image))
+        ids = report.coding.encode(read_mask(pair.mask))
+        if ids.shape != image.shape[:2]:  # resize_masks
+            ids = resize_mask(ids, image.shape[:2])
+        pictures.append((image, ids))
+        names = id_names(config)
+        labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
+    folder = Path(config.checkpoint_dir) / "check"
+    name = re.sub(r"[^\w.-]+", "_", Path(config.data_dir).resolve().name) or "data"
+    path = folder / f"{name}.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_image(path, contact_sheet(pictures, labels))
+    except OSError as error:
+        raise UserError(f"checkpoint_dir: {path} cannot be written ({error.strerror})") from None
+    return path
+
+
+def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
+    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
+
+    Of each class, pairs with much of it and with little, spread over all that hold it.
+    """
+    held = [class_ids(mask, coding) for mask in masks]
+    shares = class_shares(masks, coding, num_ids)
+    classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
+    rare, queues = classes[:-1] or classes, []
+    for class_id in rare:
+        holders = [index for index, its in enumerate(held) if class_id in its]
+        holders.sort(key=lambda index: -held[index][class_id])
+        spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
+        holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
+        queues.append([(index, class_id) for index in holders])
+    chosen: dict[int, int] = {}
+    for turn in range(len(held)):
+        for queue in queues:
+            if turn < len(queue):
+                chosen.setdefault(*queue[turn])
+    for index in range(len(held)):
+        chosen.setdefault(index, IGNORED)
+    return list(chosen.items())
+
+
+def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool, sheet: Path | None, lines: Sequence[str]) -> None:
+    split = report.split
+    content = {
+        "ok": is_good,
+        "data_dir": config.data_dir,
+        "rule": report.found.rule,
+        "num_pairs": len(report.found.pairs),
+        "num_train": None if split is None else len(split.train),
+        "num_val": None if split is None else len(split.val),
+        "sizes": [
+            [height, width, count] for (height, width), count in Counter(image.size for image in report.images).most_common()
+        ],
+        "dtypes": dict(Counter(image.dtype for image in report.images)),
+        "channels": {str(count): number for count, number in Counter(image.channels for image in report.images).items()},
+        "mean": None if report.image_spec is None else list(report.image_spec.mean),
+        "std": None if report.image_spec is None else list(report.image_spec.std),
+        "classes": []
+        if report.coding is None
+        else [
+            {"values": values, "name": name, "share": share}
+            for values, name, share in class_table(report.masks, report.coding, id_names(config))
+        ],
+        "problems": [dataclasses.asdict(problem) for problem in report.problems],
+        "questions": report.questions,
+        "notices": report.notices,
+        "contact_sheet": None if sheet is None else str(sheet),
+        "config": list(lines),
+    }
+    try:
+        write_text_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise UserError(f"--json: {shlex.quote(str(path))} cannot be written ({error.strerror})") from None

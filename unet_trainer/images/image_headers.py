@@ -1,0 +1,166 @@
+"""What the bytes of an image file say before it is decoded: depth, palette, alpha, orientation, size, and whether it is complete.
+
+Decodes no pixels. For a broken header the functions return what they return for a file without the property; decoding it fails.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+
+from PIL import Image
+
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
+JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+BIGTIFF_VERSIONS = (b"+\0", b"\0+")
+
+PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
+JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
+
+TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_EXTRA_SAMPLES = 258, 262, 277, 284, 338  # tags
+TIFF_WHITE_IS_0, TIFF_RGB, TIFF_IS_PALETTE, TIFF_YCBCR = 0, 2, 3, 6  # values of TIFF_PHOTOMETRIC
+TIFF_ALPHAS = (1, 2)  # values of TIFF_EXTRA_SAMPLES; with any other value the sample is a channel
+TIFF_SHORT = 3  # type of a tag: 16-bit numbers
+MAX_TAG_VALUES = 64
+
+ORIENTATION = 0x0112  # EXIF and TIFF tag
+TURNS = range(2, 9)  # orientations other than upright
+
+TiffTags = Mapping[int, tuple[int, ...]]
+
+Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; image_files.refuse_bomb replaces that check
+# What PIL raises for a broken header.
+PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
+
+
+def has_alpha(data: bytes) -> bool:
+    """Whether there is an alpha channel, which decode_image drops."""
+    if data.startswith(TIFF_STARTS):
+        return tiff_has_alpha(tiff_tags(data))
+    if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
+        return bool(data[20 if data[12:16] == b"VP8X" else 24] & 16)
+    return png_colour_type(data) in (PNG_GREY_ALPHA, PNG_COLOUR_ALPHA)
+
+
+def has_palette(data: bytes) -> bool:
+    """Whether the pixels are indices into a table of colours. A palette of greys in order does not count."""
+    if data.startswith(TIFF_STARTS):
+        return tiff_tags(data).get(TIFF_PHOTOMETRIC) == (TIFF_IS_PALETTE,)
+    if data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8:
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                return picture.mode == "P"  # PIL gives mode L for greys in order
+        except PIL_ERRORS:
+            return False
+    return png_colour_type(data) == PNG_PALETTE
+
+
+def is_16bit(data: bytes) -> bool:
+    """Whether a PNG or TIFF stores 16 bits per value, whatever the values are."""
+    return png_bits(data) == 16 or (data.startswith(TIFF_STARTS) and tiff_tags(data).get(TIFF_BITS) == (16,))
+
+
+def is_turned(data: bytes) -> bool:
+    """Whether decode_image rotates or mirrors the pixels because of the EXIF orientation."""
+    if data.startswith(TIFF_STARTS):
+        tags = tiff_tags(data)
+        return tags.get(ORIENTATION, (1,))[0] in TURNS and is_plain_tiff(tags)
+    if not data.startswith((JPEG_START, PNG_START, WEBP_START)):
+        return False
+    if b"Exif" not in data[:65536] and b"eXIf" not in data and not (data.startswith(WEBP_START) and b"EXIF" in data):
+        return False  # saves the time that PIL needs
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return picture.getexif().get(ORIENTATION, 1) in TURNS
+    except PIL_ERRORS:
+        return False
+
+
+def is_cut_off(data: bytes) -> bool:
+    """Whether the end of a PNG or JPEG is missing. OpenCV fills the missing part of a JPEG with grey and reports nothing."""
+    if data.startswith(PNG_START):
+        return PNG_END not in data[-4096:]
+    return data.startswith(JPEG_START) and not _has_jpeg_end(data)
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:  # reads the header only
+            width, height = picture.size
+    except PIL_ERRORS:
+        return None
+    return height, width
+
+
+def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
+    """Height, width and number of components of a JPEG; None for other files and where there is no frame header."""
+    position = _find_jpeg_marker(data, JPEG_FRAMES) if data.startswith(JPEG_START) else len(data)
+    if len(data) < position + 10 or data[position] != 0xFF or data[position + 1] not in JPEG_FRAMES:
+        return None
+    height, width, components = struct.unpack_from(">HHB", data, position + 5)
+    return height, width, components
+
+
+def _has_jpeg_end(data: bytes) -> bool:
+    """Whether the end marker follows the pixel data: a thumbnail before it has an end marker too, and other data may follow."""
+    return JPEG_END in data[_find_jpeg_marker(data, JPEG_SCANS) :]
+
+
+def _find_jpeg_marker(data: bytes, wanted: frozenset[int]) -> int:
+    """Position of the first marker of these kinds, or where the chain of segments breaks off."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and len(data) > position + 1 and data[position + 1] not in wanted:
+        if data[position + 1] == 0xFF:  # a marker may be preceded by any number of fill bytes
+            position += 1
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return position
+
+
+def png_colour_type(data: bytes) -> int | None:
+    return data[25] if data.startswith(PNG_START) and len(data) > 25 else None
+
+
+def png_bits(data: bytes) -> int:
+    """Bits per value; 0 for other files."""
+    return data[24] if data.startswith(PNG_START) and len(data) > 24 else 0
+
+
+def tiff_tags(data: bytes) -> TiffTags:
+    """The 16-bit tags of a TIFF with one page; empty for several pages, for BigTIFF and for a broken file."""
+    order = "<" if data[:2] == b"II" else ">"
+    try:
+        start = struct.unpack_from(f"{order}I", data, 4)[0]
+        count = struct.unpack_from(f"{order}H", data, start)[0]
+        tags = {}
+        for entry in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, length = struct.unpack_from(f"{order}HHI", data, entry)
+            if kind == TIFF_SHORT and length <= MAX_TAG_VALUES:
+                place = entry + 8 if length <= 2 else struct.unpack_from(f"{order}I", data, entry + 8)[0]
+                tags[tag] = struct.unpack_from(f"{order}{length}H", data, place)
+        next_page = struct.unpack_from(f"{order}I", data, start + 2 + 12 * count)[0]
+    except struct.error:
+        return {}
+    if data[2:4] in BIGTIFF_VERSIONS or next_page:
+        return {}
+    return {TIFF_SAMPLES: (1,), **tags}
+
+
+def is_plain_tiff(tags: TiffTags) -> bool:
+    """Whether OpenCV decodes it right: one page of grey or of interleaved colours.
+
+    Of three samples that are no colours it reads only one, and it mixes up 16-bit channels that are stored plane by plane.
+    """
+    samples = tags.get(TIFF_SAMPLES, (0,))[0]
+    is_colour = tags.get(TIFF_PHOTOMETRIC, (0,))[0] in (TIFF_RGB, TIFF_YCBCR) and tags.get(TIFF_PLANAR, (1,))[0] == 1
+    return samples == 1 or (samples == 3 and is_colour)
+
+
+def tiff_has_alpha(tags: TiffTags) -> bool:
+    extra = tags.get(TIFF_EXTRA_SAMPLES, ())
+    return len(extra) > 0 and extra[-1] in TIFF_ALPHAS
