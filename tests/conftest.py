@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from helpers.project import TINY_MODEL
+from helpers.steps import SmallNetwork
 from unet_trainer.datasets.demo import write_demo
 
 torch.set_num_threads(1)  # tensors are tiny: threads would spend more time waiting for each other than computing
@@ -35,6 +37,16 @@ def tiny_config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
         "num_workers": 0,
         "device": "cpu",
     }
+
+
+@pytest.fixture
+def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs in this process train a network of a few hundred parameters, unless the test is marked real_network."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("real_network") is None:
+            build = "unet_trainer.training.build.build_network"
+            patch.setattr(build, lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

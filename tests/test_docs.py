@@ -114,7 +114,7 @@ def test_every_command_is_documented():
 
 def test_the_tables_of_keys_are_what_the_code_says():
     page = ROOT / "docs/configuration.md"
-    before, mark, after = page.read_text().partition(KEYS_MARK)
+    _, mark, after = page.read_text().partition(KEYS_MARK)
     rewrite = (
         "from pathlib import Path; from unet_trainer.config.dump import to_markdown; page = Path('docs/configuration.md'); "
         f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"

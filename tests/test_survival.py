@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.killed_runs import NUM_MOMENTS, start, train_once, train_until_done
+from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once, train_until_done, wait_until
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.system.atomic_files import DRAFTS
@@ -18,7 +18,6 @@ from unet_trainer.system.atomic_files import DRAFTS
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
 BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}
 PRECISIONS = {"float32": {"use_amp": False, "num_workers": 0}, "bfloat16": {"use_amp": True, "num_workers": 1}}
-PATIENCE = 120  # seconds after which a process that should have ended hangs
 
 
 @pytest.fixture
@@ -27,16 +26,9 @@ def config(tiny_config):
 
 
 def finish(process):
-    process.join(PATIENCE)
+    process.join(HANG_SECONDS)
     assert process.exitcode is not None, "the process hangs"
     return process.exitcode
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + PATIENCE
-    while not is_true():
-        assert time.monotonic() < deadline, "it never happens"
-        time.sleep(0.003)
 
 
 def run_straight(config, tmp_path):

@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import torch
 from PIL import Image
 
 import train_unet
+from helpers.killed_runs import start, train_without_compiler
 from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
 from helpers.steps import make_spec
@@ -34,7 +33,10 @@ from unet_trainer.config.schema import Config
 from unet_trainer.model.network import build_network
 from unet_trainer.runs.history import COLUMNS
 
+pytestmark = pytest.mark.usefixtures("small_network")
 
+
+@pytest.mark.real_network
 def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
     result = train(tiny_config)
     assert sorted(path.name for path in result.run_dir.iterdir()) == [
@@ -97,6 +99,7 @@ def test_a_dict_a_path_and_a_config_train_the_same(tiny_config, tmp_path):
     assert [run.run_dir.name for run in runs] == ["run", "run-2", "run-3", "run-4"]
 
 
+@pytest.mark.real_network
 def test_training_learns(tiny_config):
     result = train(tiny_config, num_epochs=20, learning_rate=0.01, augmentation="none", image_size=64, batch_size=5)
     assert result.best_val_iou > 0.6
@@ -118,6 +121,7 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize("extra", [{}, EVERYTHING, {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}])
+@pytest.mark.real_network
 def test_resumed_run_equals_uninterrupted_run(tiny_config, extra):
     config = {**tiny_config, "num_epochs": 4, **extra}
     straight = train(config, run_name="straight")
@@ -248,6 +252,7 @@ def test_val_loss_can_be_monitored(tiny_config):
     assert result.best_epoch == losses.index(min(losses)) + 1
 
 
+@pytest.mark.real_network
 def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny_config, capsys):
     good = train(tiny_config, num_epochs=1, scheduler="constant")
     before = weights_digest(good.run_dir)
@@ -356,6 +361,7 @@ def test_user_data_is_only_read(tiny_config, tiny_data):
     assert snapshot() == before
 
 
+@pytest.mark.real_network
 def test_bfloat16_trains_on_a_cpu(tiny_config, capsys):
     result = train(tiny_config, use_amp=True, num_epochs=1)
     said = capsys.readouterr().out
@@ -374,21 +380,22 @@ def test_float16_on_a_machine_without_gpu_becomes_float32_and_says_so(tiny_confi
     assert json.loads((result.run_dir / "result.json").read_text())["number_format"] == "float32"
 
 
-def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config):
+def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config, tmp_path):
     """Without a C++ compiler the compiled step cannot be built on a CPU."""
-    environment = {**os.environ, "CXX": "/nonexistent/compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tiny_config["checkpoint_dir"]) + "-cache"
-    command = [sys.executable, "train_unet.py", *words({**tiny_config, "compile_model": True, "num_epochs": 1})]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Warning: compile_model: compiling failed, training goes on uncompiled (" in done.stdout
-    assert "Epoch 1/1" in done.stdout
+    log = tmp_path / "log"
+    process = start(train_without_compiler, {**tiny_config, "compile_model": True, "num_epochs": 1}, log, tmp_path / "cache")
+    process.join()
+    said = log.read_text()
+    assert process.exitcode == 0, said
+    assert "Warning: compile_model: compiling failed, training goes on uncompiled (" in said
+    assert "Epoch 1/1" in said
 
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.real_network
 def test_every_preset_trains(preset, tiny_config, monkeypatch):
     """As it is but for size: small data, small model, two epochs. Compiling has tests of its own."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -419,6 +426,7 @@ def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monke
     assert json.loads((tmp_path / "checkpoints/other/result.json").read_text())["epochs"] == 1
 
 
+@pytest.mark.real_network
 def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
     weights = tmp_path / "encoder.pt"
     model = build_network(make_spec(encoder=tiny_config["encoder"], decoder_channels=tiny_config["decoder_channels"]), None)
@@ -437,6 +445,7 @@ def test_fewer_epochs_than_the_run_has_are_refused(tiny_config):
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 1, "architecture": "deeplabv3", "decoder_channels": None}])
+@pytest.mark.real_network
 def test_what_the_model_cannot_run_is_told_before_the_run_has_a_folder(settings, tiny_config, tmp_path):
     with pytest.raises(
         UserError, match=r"the model cannot run with architecture: .*batch_size: 1, image_size: 32: Expected more than 1"
@@ -604,6 +613,7 @@ def test_every_native_pixel_of_validation_counts_exactly_once(tiny_config, tmp_p
     assert "→ 4 crops of 32×32 each in training, tiles at native resolution in validation" in capsys.readouterr().out
 
 
+@pytest.mark.real_network
 def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in(tiny_config, tmp_path):
     """32×56 is covered by tiles at columns 0 and 24, which meet at column 28."""
     data = write_wide_pairs(tmp_path / "data", (32, 56))
@@ -628,6 +638,7 @@ def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in
     assert 0 < hits < either
 
 
+@pytest.mark.real_network
 def test_sizes_that_no_encoder_divides_train(tiny_config, tmp_path):
     run = train(tiny_config, image_size=[45, 70], num_epochs=1)
     assert math.isfinite(run.best_val_iou)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.killed_runs import start, train_once, wait_until
 from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
@@ -30,6 +31,8 @@ from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build, setup
 from unet_trainer.training.evaluation import EvalStep
 from unet_trainer.training.step import TrainStep
+
+pytestmark = pytest.mark.usefixtures("small_network")
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
 
@@ -380,16 +383,18 @@ START_UP = [
 
 
 @pytest.mark.parametrize(("line", "number", "code"), START_UP, ids=[f"{line} {number.name}" for line, number, _ in START_UP])
-def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, number, code, tiny_config):
+def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, number, code, tiny_config, tmp_path):
     """At the last of them workers are being forked, which swallows what a handler raises."""
-    command = [sys.executable, str(ROOT / "train_unet.py"), *words({**tiny_config, "num_workers": 2, "num_epochs": 200})]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        while line not in child.stdout.readline():
-            assert child.poll() is None
-        child.send_signal(number)
-        said, errors = child.communicate(timeout=60)
-    assert (child.returncode, errors) == (code, f"Error: interrupted by {number.name}\n")
-    assert "Interrupted" in said
+    log = tmp_path / "log"
+    process = start(train_once, {**tiny_config, "num_workers": 2, "num_epochs": 200}, log)
+    wait_until(lambda: log.exists() and line in log.read_text())
+    os.kill(process.pid, number)
+    process.join(60)
+    said = log.read_text().splitlines()
+    assert process.exitcode == code
+    assert said[-1] == f"Error: interrupted by {number.name}"
+    assert said[-2].startswith("Interrupted")
+    assert "Traceback" not in "\n".join(said)
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
@@ -407,6 +412,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
     assert "Best epoch: " in log
 
 
+@pytest.mark.real_network
 def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
     settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
     folder = Path(tiny_config["checkpoint_dir"]) / "run"

@@ -1,4 +1,4 @@
-"""Trains in processes of their own, which tests kill, starve and crash."""
+"""Trains in processes of their own, which tests kill, starve, crash and deprive of things."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from helpers.runs import words
 
 CONTEXT = multiprocessing.get_context("forkserver")
 TESTS = ROOT / "tests"
+HANG_SECONDS = 120  # after which a process that should have ended hangs
 
 
 def start(target, *arguments):
@@ -28,6 +30,14 @@ def start(target, *arguments):
     process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
+
+
+def wait_until(is_true):
+    """Polls; a process that should have come so far and has not, hangs."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.003)
 
 
 def _be_quiet(log):
@@ -64,6 +74,18 @@ def train_until_done(settings, log, steps):
     while (code := main(words(settings))) == 143:
         pass
     sys.exit(code)
+
+
+def train_without_compiler(settings, log, cache):
+    """Where torch finds no C++ compiler, and nothing that was compiled before."""
+    from helpers.steps import SmallNetwork
+    from train_unet import main
+    from unet_trainer.training import build
+
+    _be_quiet(log)
+    os.environ |= {"CXX": "/nonexistent/compiler", "TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
+    sys.exit(main(words(settings)))
 
 
 def bench_once(settings, script, log):
