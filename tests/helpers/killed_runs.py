@@ -78,12 +78,16 @@ def train_until_done(settings, log, steps):
 
 def train_without_compiler(settings, log, cache):
     """Where torch finds no C++ compiler, and nothing that was compiled before."""
+    import torch._inductor.config
+
     from helpers.steps import SmallNetwork
     from train_unet import main
     from unet_trainer.training import build
 
     _be_quiet(log)
-    os.environ |= {"CXX": "/nonexistent/compiler", "TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    torch._inductor.config.force_disable_caches = True
+    torch._inductor.config.cpp.cxx = ("/nonexistent/compiler",)
     build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
     sys.exit(main(words(settings)))
 
