@@ -22,5 +22,7 @@ from helpers.project import ROOT
 def test_waiting_openmp_threads_give_up_their_core_soon_unless_the_user_says_otherwise(given, found):
     environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     script = "import train_unet, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment | given, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment | given, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == [*found.split(), "False"]

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from unet_trainer.runs import checkpoint_file
 from unet_trainer.runs import checkpointer as module
 from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last, read_run
 from unet_trainer.runs.checkpointer import RETRY_SECONDS, Checkpointer
-from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.runs.history import read_metrics
 from unet_trainer.system.console import Console
 
@@ -322,6 +323,18 @@ def test_finishing_waits_for_the_second_try_and_says_nothing_if_it_succeeds(chec
     assert not checkpointer.writer.is_busy()
     assert saved_epoch(tmp_path) == 4
     assert said(checkpointer) == ""
+
+
+def test_weights_that_are_not_finite_are_an_error_beside_a_disk_that_fails(checkpointer, components, monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise NonFinite("bad weights") if path.name == "best.pt" else FULL
+
+    monkeypatch.setattr(module, "write_checkpoint", refuse)
+    monkeypatch.setattr(module, "write_metrics", lambda *arguments: refuse(Path("metrics.csv")))
+    end_epoch(components, 1)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    with pytest.raises(NonFinite, match="bad weights"):
+        checkpointer.finish()
 
 
 def test_a_disk_that_stays_full_is_reported_once_a_minute_and_not_at_every_step(checkpointer, settings, monkeypatch):

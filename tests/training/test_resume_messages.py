@@ -9,6 +9,7 @@ import pytest
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
+from unet_trainer.runs.checkpoint_file import FORMAT
 from unet_trainer.system.console import Console
 from unet_trainer.training.resume_messages import adapt_to_changes, describe_position, say_already_finished, say_resumed
 
@@ -72,7 +73,7 @@ def test_crops_that_an_earlier_version_left_open_have_not_changed(state, stream)
 
 def test_the_position_the_changes_and_a_lowered_rate_are_told(state, stream):
     config = load_config({})
-    say_resumed(config, as_dict(config), state, ["loss: dice → bce"], Console(stream))
+    say_resumed(config, as_dict(config), state, ["loss: dice → bce"], FORMAT, Console(stream))
     assert stream.getvalue() == (
         "Resuming after batch 3 of epoch 3\n"
         "Note: changed since then: loss: dice → bce\n"
@@ -84,8 +85,17 @@ def test_the_best_epoch_so_far_is_told(state, stream):
     state.learning_rate.factor = 1.0
     state.early_stopping.update(0.625, 2)
     config = load_config({})
-    say_resumed(config, as_dict(config), state, [], Console(stream))
+    say_resumed(config, as_dict(config), state, [], FORMAT, Console(stream))
     assert stream.getvalue() == "Resuming after batch 3 of epoch 3; best val_iou so far 0.6250 (epoch 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("monitor", "checkpoint_format", "is_told"), [("val_loss", 2, True), ("val_loss", 3, False), ("val_iou", 2, False)]
+)
+def test_a_monitored_loss_that_earlier_versions_computed_otherwise_is_told(monitor, checkpoint_format, is_told, state, stream):
+    config = load_config({"monitor": monitor})
+    say_resumed(config, as_dict(config), state, [], checkpoint_format, Console(stream))
+    assert ("val_loss was a mean over batches when this run began" in stream.getvalue()) == is_told
 
 
 @pytest.mark.parametrize(
@@ -95,7 +105,7 @@ def test_the_best_epoch_so_far_is_told(state, stream):
 def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(scheduler, how, stream):
     settings = make_settings(scheduler=scheduler, num_epochs=50, warmup_epochs=0)
     state = small_components(settings=settings).state
-    say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
+    say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], FORMAT, Console(stream))
     assert f"Note: the {scheduler} schedule {how}; the learning rate goes on at 1.00e-03\n" in stream.getvalue()
 
 

@@ -31,6 +31,7 @@ from unet_trainer.system.atomic_files import write_atomically
 
 FORMAT = 3
 FIRST_FORMAT_WITH_DIGEST = 2
+FIRST_FORMAT_WITH_SET_LOSS = 3  # val_loss from sums over the validation set
 
 DIGEST = b"sha256:"  # opens the zip's comment, which holds the digest of all bytes before it
 NUM_DIGEST_BYTES = len(DIGEST) + 64

@@ -163,7 +163,9 @@ class Checkpointer:
             self.save_state()
         self.writer.wait()
         if self.writer.unwritten:  # not reported yet: the second try may succeed
-            unwritten, _ = self.writer.collect()
+            unwritten, error = self.writer.collect()
+            if error is not None and not isinstance(error, OSError):  # no second try cures it
+                raise error
             self.attempt(lambda: self.writer.start(unwritten))
             self.writer.wait()
         self._collect()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unet_trainer.config.schema import Config
+from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_SET_LOSS
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.state import TrainState
 
@@ -29,13 +30,18 @@ def describe_position(state: TrainState) -> str:
     return f"batch {state.batch} of epoch {state.epoch + 1}"
 
 
-def say_resumed(config: Config, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], console: Console) -> None:
+def say_resumed(
+    config: Config, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], checkpoint_format: int, console: Console
+) -> None:
+    """`before` is the config and `checkpoint_format` the format of the checkpoint."""
     best = f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch {state.early_stopping.best_epoch})"
     console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
     for change in changes:
         console.note(f"changed since then: {change}")
     if state.learning_rate.factor != 1:
         console.note(f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned")
+    if config.monitor == "val_loss" and checkpoint_format < FIRST_FORMAT_WITH_SET_LOSS:
+        console.note("val_loss was a mean over batches when this run began and is that of the whole set now; the two may differ")
     horizon = before["num_epochs"]
     if horizon != config.num_epochs and state.epoch < config.num_epochs:
         rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)

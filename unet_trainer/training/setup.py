@@ -75,7 +75,7 @@ def set_up(config: Config, session: Session) -> Run:
     run = Run(settings, loaders, components, checkpointer, console, signals)
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
-        say_resumed(settings.taken, earlier["config"], state, changes, console)
+        say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
     console.fact("Run", str(folder))
     if run.is_finished():
         say_already_finished(settings.taken.num_epochs, state, checkpointer.resume_command, console)
