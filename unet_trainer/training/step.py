@@ -79,7 +79,8 @@ class TrainStep:
         self.one = torch.ones((), device=self.device)
         self.learning_rate = torch.zeros((), device=self.device)  # on the device, where a replayed graph reads it
         self.batch_loss = torch.zeros((), device=self.device)  # of a batch in several parts
-        self.batch_counts: torch.Tensor | None = None
+        num_ids = self.segmenter.spec.num_ids
+        self.batch_counts = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=self.device)
 
     def begin_group(self, num_batches: int, first_batch: int) -> None:
         """`first_batch`: its number, counted over the whole run."""
@@ -101,15 +102,13 @@ class TrainStep:
             return
         (batch_masks,) = to_device((batch.masks,), self.device)
         self.batch_loss.zero_()
-        if self.batch_counts is not None:
-            self.batch_counts.zero_()
+        self.batch_counts.zero_()
         for part in micro_batches(batch, self.num_parts):
             images, masks = to_device((part.images, part.masks), self.device)
             loss, counts = self.forward(images, masks, batch_masks)
             self._backward(loss)
             self.batch_loss += loss.detach()
-            self.batch_counts = counts.clone() if self.batch_counts is None else self.batch_counts.add_(counts)
-        assert self.batch_counts is not None
+            self.batch_counts += counts
         self._count(metrics, self.batch_loss, self.batch_counts, batch.num_images)
 
     def _adds_up(self) -> bool:
