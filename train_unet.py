@@ -47,32 +47,46 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
 
 __all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "main", "train"]
 
-# What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/.
+# What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/. auto: decided from your data, this machine
+# and the time you give; the choice and its reason are printed and written into the run's config.yaml.
 CONFIG: dict[str, Any] = {
     "data_dir": "data/demo",  # your folder with images/ and masks/; the demo is made when it is missing
-    "batch_size": 8,
-    "use_amp": False,  # True: bfloat16, faster on a GPU and in about half the memory
+    "time_budget": None,  # "10m" or "2h": the best model that so much time allows
+    "batch_size": "auto",
+    "use_amp": "auto",  # True: bfloat16, faster on a GPU and in about half the memory
     "amp_dtype": "bfloat16",
-    "compile_model": False,  # True: faster still, after a minute of compiling
-    "early_stopping_patience": None,  # 10: stop when val IoU has not improved for 10 epochs
+    "compile_model": "auto",  # True: faster still, after a minute of compiling
+    "early_stopping_patience": "auto",  # 10: stop when val IoU has not improved for 10 epochs
 }
-# What the demo adds where CONFIG says nothing: a small model for a CPU, done in a minute or two. Your own data get the defaults
-# of configs/default.yaml.
+# What the demo takes where CONFIG says auto or nothing: a small model for a CPU, done in a minute or two.
 DEMO: dict[str, Any] = {
     "run_name": "demo",
     "image_size": 96,
+    "fit": "resize",
+    "augmentation": "default",
+    "cache": "none",
     "encoder": "tu-mobilenetv3_small_050",
+    "encoder_weights": None,
     "decoder_channels": [96, 48, 32, 16, 8],
+    "loss": {"dice": 1.0, "cross_entropy": 1.0},
+    "batch_size": 8,
     "num_epochs": 7,
     "learning_rate": 4e-3,
+    "weight_decay": 1e-4,
+    "warmup_epochs": 0,
+    "ema_decay": None,
+    "early_stopping_patience": None,
+    "use_amp": False,
+    "compile_model": False,
 }
 
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
-    """CONFIG plus overrides; with what the demo adds while data_dir is the demo's."""
+    """CONFIG plus overrides; with what the demo takes for what is open while data_dir is the demo's."""
     given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
     is_demo = is_demo_dir(str({**CONFIG, **given}.get("data_dir", DEMO_DIR)))
-    return load_config({**(DEMO if is_demo else {}), **CONFIG}, overrides)
+    demo = {name: value for name, value in DEMO.items() if CONFIG.get(name, "auto") == "auto"} if is_demo else {}
+    return load_config({**CONFIG, **demo}, overrides)
 
 
 def train(

@@ -6,22 +6,13 @@ import dataclasses
 
 import pytest
 
+from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import (
-    MACHINE_KEYS,
-    DatasetFacts,
-    Decision,
-    HardwareFacts,
-    ResolvedConfig,
-    Settings,
-    choose_crops_per_image,
-    choose_num_workers,
-    choose_number_format,
-    class_weights,
-    resolve,
-)
+from unet_trainer.config.resolve import MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.training_choices import choose_num_workers, choose_number_format, class_weights
 
 AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TURING = HardwareFacts("cuda:1", "Tesla T4", has_bfloat16=False, has_float16=True, num_cores=8)

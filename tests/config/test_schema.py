@@ -11,7 +11,7 @@ import pytest
 
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import FIELDS, Config, class_names, id_names, image_shape, is_demo_dir
+from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
 
 
 def test_config_is_frozen():
@@ -68,8 +68,8 @@ def test_other_folders_are_not_the_demo(path, tmp_path, monkeypatch):
 
 
 def test_one_side_is_a_square_image():
-    assert image_shape(Config(image_size=64)) == (64, 64)
-    assert image_shape(Config(image_size=(64, 96))) == (64, 96)
+    assert as_shape(64) == (64, 64)
+    assert as_shape((64, 96)) == (64, 96)
 
 
 def test_classes_without_names_are_numbered():

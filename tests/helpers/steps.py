@@ -8,9 +8,10 @@ from unittest import mock
 import torch
 
 from helpers.project import TINY_MODEL
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import DatasetFacts, HardwareFacts, resolve
-from unet_trainer.config.schema import image_shape
+from unet_trainer.config.resolve import resolve
+from unet_trainer.config.schema import as_shape
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.loading.dataset import Batch
@@ -51,7 +52,7 @@ def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, **settings):
         ignore_value=None,
         mask_reason="class ids",
         class_shares=[1 / num_ids] * num_ids,
-        train_sizes=[image_shape(config)],
+        train_sizes=[as_shape(config.image_size)],
     )
     return resolve(config, hardware, facts)
 

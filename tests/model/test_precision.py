@@ -9,7 +9,7 @@ import torch
 
 from helpers.steps import make_settings
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import HardwareFacts
+from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.model.precision import (
     DTYPES,
     Numerics,

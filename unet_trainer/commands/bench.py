@@ -23,6 +23,7 @@ from unet_trainer.config.dump import as_dict, to_yaml
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.training_choices import wanted_batch_size
 from unet_trainer.runs.history import read_metrics
 from unet_trainer.runs.run_folder import new_run_folder
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -82,7 +83,9 @@ def main(arguments: Sequence[str], script: Script) -> int:
     device = choose_device(config.device)
     on_gpu = device.type != "cpu"
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
-    bench(config, choose_trials(config.batch_size, on_gpu, has_bfloat16, given.quick), script.path, given.quick, console)
+    if config.batch_size == "auto":
+        config = dataclasses.replace(config, batch_size=wanted_batch_size(0, on_cpu=not on_gpu))
+    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), script.path, given.quick, console)
     return EXIT_DONE
 
 
@@ -143,7 +146,8 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
     settings = {
         **as_dict(config),
         "num_epochs": num_epochs,
-        "warmup_epochs": min(config.warmup_epochs, num_epochs / 2),
+        "time_budget": None,
+        "warmup_epochs": "auto" if config.warmup_epochs == "auto" else min(config.warmup_epochs, num_epochs / 2),
         "early_stopping_patience": None,
         "resume": None,
         "checkpoint_dir": str(folder),

@@ -14,7 +14,7 @@ import numpy as np
 
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.schema import Config, id_names, image_shape, is_demo_dir
+from unet_trainer.config.schema import Config, as_shape, id_names, is_demo_dir
 from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, class_table, describe_classes
 from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes
 from unet_trainer.datasets.demo import ensure_demo
@@ -122,9 +122,9 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
         if rarest < RARE_SHARE:
             lines.append(f"class_weights: auto  # the rarest class has {rarest:.2%} of the pixels")
     if report.images:
-        height, width = image_shape(config)
+        height, width = (0, 0) if config.image_size == "auto" else as_shape(config.image_size)
         middle = np.median([image.height * image.width for image in report.images])
-        if config.fit == "resize" and middle > LARGE**2 * height * width:
+        if config.fit == "resize" and height and middle > LARGE**2 * height * width:
             lines.append(f"fit: crop  # the images are larger than image_size: {width}×{height}")
     return lines
 

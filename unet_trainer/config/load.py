@@ -6,7 +6,6 @@ so that a typo is answered at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from unet_trainer.config.schema import FIELDS, MAX_NAME_BYTES, WITH_DECODER_CHAN
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
     "learning_rate": "lr lr0 base_lr",
-    "num_epochs": "epochs max_epochs n_epochs",
+    "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations",
+    "time_budget": "time max_time",
+    "repeats": "repeat",
     "batch_size": "batch bs",
     "image_size": "imgsz img_size crop_size size scale patch_size tile_size",
     "early_stopping_patience": "patience early_stopping",
@@ -79,7 +80,7 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         if "early_stopping_patience" not in given and _patience_is_too_long(values):
             values["early_stopping_patience"] = None
             sources["early_stopping_patience"] = sources["num_epochs"]
-        if "warmup_epochs" not in given and values.get("warmup_epochs", 0) >= values.get("num_epochs", math.inf):
+        if "warmup_epochs" not in given and _warmup_is_too_long(values):
             values["warmup_epochs"] = values["num_epochs"] / 2
             sources["warmup_epochs"] = sources["num_epochs"]
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
@@ -194,7 +195,12 @@ def _one_line(name: str) -> str:
 def _patience_is_too_long(values: Mapping[str, Any]) -> bool:
     """Whether there are too few epochs for early stopping ever to happen."""
     patience, num_epochs = values.get("early_stopping_patience"), values.get("num_epochs")
-    return bool(patience and num_epochs and patience >= num_epochs)
+    return bool(patience and num_epochs and "auto" not in (patience, num_epochs) and patience >= num_epochs)
+
+
+def _warmup_is_too_long(values: Mapping[str, Any]) -> bool:
+    warmup, num_epochs = values.get("warmup_epochs", "auto"), values.get("num_epochs", "auto")
+    return "auto" not in (warmup, num_epochs) and bool(warmup >= num_epochs)
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
@@ -204,16 +210,22 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     def given(*names: str) -> bool:
         return all(name in values for name in names)
 
+    if given("time_budget", "num_epochs") and values["time_budget"] is not None and values["num_epochs"] != "auto":
+        found.append(
+            f"time_budget: {values['time_budget']} decides the number of epochs, and num_epochs: {values['num_epochs']} is set; "
+            "leave one of them out (time_budget: null or num_epochs: auto)"
+        )
+
     if given("device") and not _is_device(values["device"]):
         found.append(f"device: got {shorten(values['device'])}; need auto, cpu, cuda, cuda:N or mps")
     if (
         given("use_amp", "amp_dtype", "device")
-        and values["use_amp"]
+        and values["use_amp"] is True
         and values["amp_dtype"] == "float16"
         and values["device"] == "cpu"
     ):
         found.append("amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there")
-    if given("warmup_epochs", "num_epochs") and values["warmup_epochs"] >= values["num_epochs"]:
+    if _warmup_is_too_long(values):
         found.append(f"warmup_epochs: {values['warmup_epochs']:g} leaves nothing of num_epochs: {values['num_epochs']}; need fewer")
     if _patience_is_too_long(values):
         found.append(
@@ -223,7 +235,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     if given("num_folds", "fold") and values["fold"] >= (values["num_folds"] or 1):
         folds = f"0 to {values['num_folds'] - 1}" if values["num_folds"] else "num_folds to be set"
         found.append(f"fold: got {values['fold']}; need {folds}")
-    if given("batch_parts", "batch_size") and values["batch_parts"] > values["batch_size"]:
+    if given("batch_parts", "batch_size") and values["batch_size"] != "auto" and values["batch_parts"] > values["batch_size"]:
         found.append(f"batch_parts: {values['batch_parts']} is more than batch_size: {values['batch_size']}; need at most that")
     if given("num_classes"):
         found += _class_contradictions(values, given)

@@ -179,6 +179,33 @@ def either(first: Parser, second: Parser) -> Parser:
     return parse
 
 
+def auto_or(parser: Parser) -> Parser:
+    def parse(raw: Any) -> Any:
+        if isinstance(raw, str) and raw.strip().lower() == "auto":
+            return "auto"
+        try:
+            return parser(raw)
+        except ValueError as error:
+            raise ValueError(str(error) if str(error).endswith("?") else f"{error}, or auto") from None
+
+    return parse
+
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(raw: Any) -> str:
+    """`90s`, `10m`, `1h30m`: kept as text; seconds_of reads it."""
+    text = str(raw).strip().lower() if isinstance(raw, str) else ""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text) or not 0 < seconds_of(text) < 1e9:
+        raise ValueError("need a time with its unit, e.g. 10m, 2h or 1h30m")
+    return text
+
+
+def seconds_of(text: str) -> float:
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+
+
 def listing(parser: Parser, *, example: str, minimum: int = 1, maximum: int = 256) -> Parser:
     def parse(raw: Any) -> tuple[Any, ...]:
         if isinstance(raw, str) or not isinstance(raw, Iterable) or isinstance(raw, Mapping):

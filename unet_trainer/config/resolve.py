@@ -1,57 +1,34 @@
-"""auto → value and reason, for every setting that the user left open, from facts about the hardware and the dataset.
+"""auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and the cost of a
+step.
 
 `resolve` is called once per run. `Settings` owns the outcome: what was asked for, what is taken, and why. Imports no torch and
-reads no files.
+reads no files; the choices themselves are in data_choices and training_choices.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
+from unet_trainer.config import data_choices as data
+from unet_trainer.config import training_choices as training
 from unet_trainer.config.dump import as_dict, to_yaml, value_text
-from unet_trainer.config.schema import FIELDS, Config, image_shape
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
+from unet_trainer.config.parsers import seconds_of
+from unet_trainer.config.schema import FIELDS, WITH_DECODER_CHANNELS, Config, as_shape
+from unet_trainer.config.training_choices import NumberFormat
 
-NumberFormat = Literal["float32", "bfloat16", "float16"]
+# config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is auto and the
+# choice changes the numbers (use_amp, compile_model), it keeps what was chosen: a resumed run has the same bits.
+MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
+KEPT_AS_CHOSEN = ("use_amp", "compile_model")
+# Decided like the others, and said in lines of their own.
+SAID_ELSEWHERE = ("device", "num_workers", "mask_values", "ignore_value", "in_channels", "image_mean", "image_std", "class_weights")
 
-# config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine.
-MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model")
-MAX_CLASS_WEIGHT = 10.0  # relative to the median class: above it, a few pixels would dominate the loss
-MAX_CROPS = 16  # of an image in an epoch
-MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
-
-
-@dataclass(frozen=True)
-class HardwareFacts:
-    """What the hardware can do. `device` is torch's name for it; ROCm GPUs are `cuda` to torch."""
-
-    device: str
-    name: str
-    has_bfloat16: bool
-    has_float16: bool
-    num_cores: int
-
-    @property
-    def kind(self) -> str:
-        return self.device.partition(":")[0]
-
-
-@dataclass(frozen=True)
-class DatasetFacts:
-    """What the scan found in the dataset."""
-
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    statistics_reason: str
-    mask_values: str | tuple[int | tuple[int, int, int], ...]
-    ignore_value: int | None
-    mask_reason: str
-    class_shares: Sequence[float]  # by class id, of the pixels that count
-    train_sizes: Sequence[tuple[int, int]]  # height and width of each training image
+MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +38,28 @@ class ResolvedConfig(Config):
     in_channels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
+    image_size: int | tuple[int, int]
+    fit: Literal["resize", "crop"]
     crops_per_image: int
+    repeats: int
     num_workers: int
+    cache: Literal["none", "ram", "disk"]
+    loss: dict[str, float]
     class_weights: tuple[float, ...] | None
+    batch_size: int
+    num_epochs: int
+    learning_rate: float
+    weight_decay: float
+    warmup_epochs: float
+    ema_decay: float | None
+    early_stopping_patience: int | None
+    use_amp: bool
+    compile_model: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the images in a batch."""
+        return as_shape(self.image_size)
 
     @property
     def number_format(self) -> NumberFormat:
@@ -94,8 +90,24 @@ class Settings:
 
     def repeatable(self) -> Config:
         """The config that repeats the run: the values taken, but for MACHINE_KEYS those asked for."""
-        asked = {name: getattr(self.asked, name) for name in MACHINE_KEYS}
-        return Config(**{name: getattr(self.taken, name) for name in FIELDS} | asked)
+        kept = {
+            name: getattr(self.asked, name)
+            for name in self.machine_keys()
+            if not (name in KEPT_AS_CHOSEN and getattr(self.asked, name) == "auto")
+        }
+        return Config(**{name: getattr(self.taken, name) for name in FIELDS} | kept)
+
+    def machine_keys(self) -> tuple[str, ...]:
+        """With a time budget, the number of epochs depends on the machine too."""
+        return (*MACHINE_KEYS, *(("num_epochs",) if self.replans() else ()))
+
+    def replans(self) -> bool:
+        """Whether the number of epochs follows the time that they take."""
+        return self.asked.time_budget is not None and self.asked.num_epochs == "auto"
+
+    def budget(self) -> float:
+        """Seconds that the run may take."""
+        return math.inf if self.asked.time_budget is None else seconds_of(self.asked.time_budget)
 
     def repeatable_dict(self) -> dict[str, Any]:
         return as_dict(self.repeatable())
@@ -106,7 +118,7 @@ class Settings:
         found = {}
         for name, decision in self.decisions.items():
             if decision.source == "decided":
-                here = f"here {value_text(taken[name])}: " if name in MACHINE_KEYS else "decided: "
+                here = f"here {value_text(taken[name])}: " if name in self.machine_keys() else "decided: "
                 found[name] = here + decision.reason
         return found
 
@@ -117,91 +129,248 @@ class Settings:
     def decisions_dict(self) -> dict[str, list[str]]:
         return {name: [decision.source, decision.reason] for name, decision in self.decisions.items()}
 
+    def describe(self) -> list[tuple[str, str, str]]:
+        """Key, value and reason of each setting that was left open and is not said elsewhere."""
+        taken = as_dict(self.taken)
+        return [
+            (name, value_text(taken[name]), decision.reason)
+            for name, decision in self.decisions.items()
+            if decision.source == "decided" and name not in SAID_ELSEWHERE
+        ]
 
-def resolve(config: Config, hardware: HardwareFacts, dataset: DatasetFacts) -> Settings:
+
+def resolve(
+    config: Config, hardware: HardwareFacts, dataset: DatasetFacts, measure_step: MeasureStep = lambda config: None
+) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept."""
-    decided: dict[str, tuple[Any, str]] = {}
-    decided |= _resolve_machine(config, hardware)
-    decided |= _resolve_data(config, dataset)
-    taken = ResolvedConfig(
-        **{
-            **{name: getattr(config, name) for name in FIELDS},
-            **{name: value for name, (value, _) in decided.items()},
-        },
-        sources=config.sources,
-    )
+    draft = _Draft(config)
+    _resolve_machine(draft, hardware)
+    _resolve_data(draft, hardware, dataset)
+    costs = _resolve_step(draft, hardware, dataset, measure_step)
+    _resolve_training(draft, hardware, dataset, costs)
+    taken = draft.filled()
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
-    decisions |= {name: Decision("decided", reason) for name, (_, reason) in decided.items()}
+    decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
     return Settings(config, taken, decisions)
 
 
-def _resolve_machine(config: Config, hardware: HardwareFacts) -> dict[str, tuple[Any, str]]:
-    decided: dict[str, tuple[Any, str]] = {"device": (hardware.device, hardware.name)}
-    if config.use_amp:
-        number_format, reason = choose_number_format(config.amp_dtype, hardware)
+class _Draft:
+    """A config on its way to a resolved one."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.decided: dict[str, tuple[Any, str]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.decided[name][0] if name in self.decided else getattr(self.config, name)
+
+    def is_open(self, name: str) -> bool:
+        return bool(self[name] == "auto")
+
+    def is_default(self, name: str) -> bool:
+        return name not in self.config.sources
+
+    def decide(self, name: str, value: Any, reason: str) -> None:
+        self.decided[name] = value, reason
+
+    def decide_if_open(self, name: str, choice: tuple[Any, str]) -> None:
+        if self.is_open(name):
+            self.decide(name, *choice)
+
+    def filled(self, **values: Any) -> ResolvedConfig:
+        """The config with what is decided so far and these values."""
+        given = {name: getattr(self.config, name) for name in FIELDS}
+        decided = {name: value for name, (value, _) in self.decided.items()}
+        return ResolvedConfig(**{**given, **decided, **values}, sources=self.config.sources)
+
+
+def _resolve_machine(draft: _Draft, hardware: HardwareFacts) -> None:
+    draft.decide("device", hardware.device, hardware.name)
+    draft.decide_if_open("use_amp", training.choose_use_amp(hardware))
+    if draft["use_amp"]:
+        number_format, reason = training.choose_number_format(draft["amp_dtype"], hardware)
         if number_format == "float32":
-            decided["use_amp"] = False, reason
-        elif number_format != config.amp_dtype:
-            decided["amp_dtype"] = number_format, reason
-    if config.num_workers == "auto":
-        num_workers = choose_num_workers(hardware.num_cores, on_cpu=hardware.kind == "cpu")
-        decided["num_workers"] = num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores"
-    return decided
+            draft.decide("use_amp", False, reason)
+        elif number_format != draft["amp_dtype"]:
+            draft.decide("amp_dtype", number_format, reason)
+    if draft.is_open("num_workers"):
+        num_workers = training.choose_num_workers(hardware.num_cores, on_cpu=hardware.kind == "cpu")
+        draft.decide("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
 
 
-def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts) -> tuple[NumberFormat, str]:
-    """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
-    if amp_dtype == "bfloat16" and hardware.has_bfloat16:
-        return "bfloat16", f"{hardware.name} takes it; no loss scaling needed"
-    if amp_dtype == "bfloat16" and hardware.has_float16:
-        needs = "needs compute capability 8.0 (Ampere) or newer" if hardware.kind == "cuda" else "needs macOS 14 or newer"
-        return "float16", f"{hardware.name} has no bfloat16, which {needs}; float16 with loss scaling instead"
-    if hardware.has_float16:
-        return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
-    if hardware.kind == "cpu":
-        return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
-    return "float32", f"{hardware.name} has no {amp_dtype} arithmetic; float32 instead"
+def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts) -> None:
+    if draft.is_open("mask_values"):
+        draft.decide("mask_values", dataset.mask_values, dataset.mask_reason)
+        if draft["ignore_value"] is None and dataset.ignore_value is not None:
+            draft.decide("ignore_value", dataset.ignore_value, dataset.mask_reason)
+    draft.decide_if_open("in_channels", (dataset.channels, "as the images have"))
+    draft.decide_if_open("image_mean", (dataset.mean, dataset.statistics_reason))
+    draft.decide_if_open("image_std", (dataset.std, dataset.statistics_reason))
+    measured = dataset.measurements
+    draft.decide_if_open("fit", ("resize", "nothing was measured") if measured is None else data.choose_fit(measured))
+    if draft.is_open("image_size"):
+        on_cpu = hardware.kind == "cpu"
+        draft.decide("image_size", *data.choose_image_size(draft["fit"], dataset.train_sizes, measured, on_cpu))
+    if draft.is_open("crops_per_image") and draft["fit"] == "crop":
+        crops = data.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
+        draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
+    draft.decide_if_open("crops_per_image", (1, "fit: resize has no crops"))
+    _resolve_augmentation(draft, dataset)
+    if draft.is_open("class_weights"):
+        draft.decide("class_weights", training.class_weights(dataset.class_shares, draft["num_classes"]), "rare classes weigh more")
+    draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
 
 
-def choose_num_workers(num_cores: int, on_cpu: bool) -> int:
-    """All cores but one beside a GPU; half of them where the model itself needs the cores."""
-    return min(num_cores // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(num_cores - 1, MAX_GPU_WORKERS))
+def _resolve_augmentation(draft: _Draft, dataset: DatasetFacts) -> None:
+    measured = dataset.measurements
+    if measured is None:
+        draft.decide_if_open("augmentation", ("default", "nothing was measured"))
+        return
+    if draft.is_open("augmentation"):
+        draft.decide("augmentation", *data.choose_augmentation(measured, draft["fit"], dataset.channels))
+    name = draft["augmentation"]
+    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
+        geometry, colour = data.named_augmentation(name, dataset.channels, is_upright=True)
+        found = data.describe_symmetry(measured, draft["fit"])
+        draft.decide("augmentation", (*geometry, *colour), f"{name} without vertical flips and large turns: {found}")
 
 
-def _resolve_data(config: Config, dataset: DatasetFacts) -> dict[str, tuple[Any, str]]:
-    decided: dict[str, tuple[Any, str]] = {}
-    if config.mask_values == "auto":
-        decided["mask_values"] = dataset.mask_values, dataset.mask_reason
-        if config.ignore_value is None and dataset.ignore_value is not None:
-            decided["ignore_value"] = dataset.ignore_value, dataset.mask_reason
-    if config.in_channels == "auto":
-        decided["in_channels"] = dataset.channels, "as the images have"
-    if config.image_mean == "auto":
-        decided["image_mean"] = dataset.mean, dataset.statistics_reason
-    if config.image_std == "auto":
-        decided["image_std"] = dataset.std, dataset.statistics_reason
-    if config.crops_per_image == "auto":
-        crops = choose_crops_per_image(dataset.train_sizes, image_shape(config)) if config.fit == "crop" else 1
-        reason = "as many as fit side by side into an image of median area" if config.fit == "crop" else "fit: resize has no crops"
-        decided["crops_per_image"] = crops, reason
-    if config.class_weights == "auto":
-        decided["class_weights"] = class_weights(dataset.class_shares, config.num_classes), "rare classes weigh more"
-    return decided
+def _resolve_step(
+    draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, measure_step: MeasureStep
+) -> Mapping[int, StepCost | None]:
+    """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
+    num_samples, on_cpu, is_planned = _num_samples(draft, dataset), hardware.kind == "cpu", draft.is_open("num_epochs")
+    sizes = _batch_sizes_to_try(draft, num_samples, on_cpu)
+    needs_cost = (
+        (draft.is_open("batch_size") and not on_cpu)
+        or (is_planned and (on_cpu or draft["time_budget"] is not None))
+        or (draft.is_open("compile_model") and hardware.kind == "cuda")
+    )
+
+    def measure(batch_size: int, **model: Any) -> StepCost | None:
+        return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if needs_cost else None
+
+    costs: dict[int, StepCost | None] = {}
+    if draft.is_open("encoder") and on_cpu and is_planned:
+        costs[sizes[0]] = _choose_encoder_for_cpu(draft, hardware, _num_val_samples(draft, dataset), sizes[0], measure)
+    draft.decide_if_open("encoder", (training.GPU_ENCODER, "a GPU trains it fast" if not on_cpu else "num_epochs is set"))
+    for size in sizes:
+        if size in costs:
+            break
+        costs[size] = measure(size)
+        if not needs_cost or on_cpu or _fits(costs[size], hardware):
+            break
+    if draft.is_open("batch_size"):
+        known = costs if any(cost is not None for cost in costs.values()) else {}
+        free_memory = 0 if on_cpu else hardware.free_memory
+        draft.decide("batch_size", *training.choose_batch_size(known, free_memory, sizes[0]))
+    return costs
 
 
-def choose_crops_per_image(image_sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> int:
-    """As many crops as fit side by side into an image of median area."""
-    area = median(height * width for height, width in image_sizes)
-    return int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+def _batch_sizes_to_try(draft: _Draft, num_samples: int, on_cpu: bool) -> list[int]:
+    """The wanted one first, then smaller ones for little memory."""
+    if not draft.is_open("batch_size"):
+        return [draft["batch_size"]]
+    wanted = training.wanted_batch_size(num_samples, on_cpu)
+    if not draft.is_open("num_epochs"):  # the images of an epoch are not repeated
+        wanted = max(1, min(wanted, num_samples * (1 if draft.is_open("repeats") else draft["repeats"])))
+    return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
 
 
-def class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[float, ...]:
-    """Median share / share of each class, at most MAX_CLASS_WEIGHT and at least its inverse; 1 for a class that does not occur.
+def _choose_encoder_for_cpu(
+    draft: _Draft, hardware: HardwareFacts, num_val: int, batch_size: int, measure: Callable[..., StepCost | None]
+) -> StepCost | None:
+    """The largest encoder that sees enough images in the budget; returns its cost."""
+    budget = _budget(draft, hardware) or training.CPU_BUDGET
+    has_widths = draft.is_default("decoder_channels") and draft["architecture"] in WITH_DECODER_CHANNELS
+    for encoder, widths in training.CPU_ENCODERS:
+        model = {"encoder": encoder} | ({"decoder_channels": widths} if has_widths else {})
+        cost = measure(batch_size, **model)
+        reason, views = "its time could not be measured", 0
+        if cost is not None:
+            views = training.affordable_views(batch_size, cost, num_val, budget)
+            speed = f"{batch_size / cost.seconds:.1f} images/s on {hardware.num_cores} cores"
+            reason = f"{speed}: {views:,} images in {training.describe_seconds(budget)}"
+        if cost is None or views >= training.WANTED_VIEWS_ON_CPU:
+            break
+    draft.decide("encoder", encoder, reason)
+    if widths is not None and has_widths:
+        draft.decide("decoder_channels", widths, f"goes with {encoder}")
+    return cost
 
-    With num_classes 1: one weight, of foreground against background.
-    """
-    present = [share for share in class_shares if share > 0]
-    middle = median(present) if present else 1.0
-    low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
-    weights = [round(min(max(middle / share, low), high), 4) if share > 0 else 1.0 for share in class_shares]
-    return (round(min(weights[1] / weights[0], high), 4),) if num_classes == 1 else tuple(weights)
+
+def _fits(cost: StepCost | None, hardware: HardwareFacts) -> bool:
+    return cost is not None and (not hardware.free_memory or cost.memory <= training.MEMORY_SHARE * hardware.free_memory)
+
+
+def _neutral(draft: _Draft) -> dict[str, Any]:
+    """Values for what is not decided yet and does not change the cost of a step."""
+    neutral = {
+        "num_epochs": 1,
+        "repeats": 1,
+        "encoder": training.GPU_ENCODER,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "warmup_epochs": 0.0,
+        "ema_decay": 0.999,
+        "early_stopping_patience": None,
+        "compile_model": False,
+        "cache": "none",
+    }
+    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {"compile_model": False}
+
+
+def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:
+    """Training samples of one pass."""
+    return len(dataset.train_sizes) * (draft["crops_per_image"] if draft["fit"] == "crop" else 1)
+
+
+def _num_val_samples(draft: _Draft, dataset: DatasetFacts) -> int:
+    """Validation images, or tiles of them."""
+    if draft["fit"] == "resize":
+        return len(dataset.val_sizes)
+    height, width = as_shape(draft["image_size"])
+    return sum(data.count_tiles(size[0], height) * data.count_tiles(size[1], width) for size in dataset.val_sizes)
+
+
+def _budget(draft: _Draft, hardware: HardwareFacts) -> float | None:
+    """Seconds of training that were asked for; on a CPU there is always a limit."""
+    if draft["time_budget"] is not None:
+        return seconds_of(draft["time_budget"])
+    return training.CPU_BUDGET if hardware.kind == "cpu" else None
+
+
+def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, costs: Mapping[int, StepCost | None]) -> None:
+    num_samples, batch_size = _num_samples(draft, dataset), draft["batch_size"]
+    cost = costs.get(batch_size)
+    if draft.is_open("num_epochs"):
+        num_val = _num_val_samples(draft, dataset)
+        repeats = None if draft.is_open("repeats") else draft["repeats"]
+        budget = _budget(draft, hardware)
+        plan = training.plan_steps(num_samples, batch_size, draft["accumulation_steps"], cost, num_val, budget, repeats)
+        draft.decide("num_epochs", plan.num_epochs, plan.reason)
+        num_batches = max(1, num_samples * plan.repeats // batch_size)
+        draft.decide_if_open("repeats", (plan.repeats, f"{num_batches:,} batches between two validations"))
+    draft.decide_if_open("repeats", (1, "num_epochs is set"))
+    batches = max(1, num_samples * draft["repeats"] // batch_size)
+    num_steps = draft["num_epochs"] * math.ceil(batches / draft["accumulation_steps"])
+    effective = batch_size * draft["accumulation_steps"]
+    is_pretrained = draft["encoder_weights"] is not None
+    draft.decide_if_open("learning_rate", training.choose_learning_rate(draft["optimizer"], effective, is_pretrained))
+    draft.decide_if_open("weight_decay", training.choose_weight_decay(draft["optimizer"]))
+    draft.decide_if_open("ema_decay", training.choose_ema_decay(num_steps))
+    warmup = float(f"{training.WARMUP_SHARE * draft['num_epochs']:.2g}")
+    draft.decide_if_open("warmup_epochs", (warmup, f"{training.WARMUP_SHARE:.0%} of the epochs"))
+    draft.decide_if_open("early_stopping_patience", training.choose_patience(draft["num_epochs"]))
+    draft.decide_if_open("compile_model", training.choose_compile(hardware, cost, num_steps))
+    if draft.is_open("cache"):
+        draft.decide("cache", *training.choose_cache(_decoded_bytes(draft, dataset), hardware.host_memory, draft["num_epochs"]))
+
+
+def _decoded_bytes(draft: _Draft, dataset: DatasetFacts) -> int:
+    """Of all pairs as the cache keeps them: resized, or whole."""
+    per_pixel = dataset.channels * dataset.bytes_per_value + 1
+    sizes: Sequence[tuple[int, int]] = [*dataset.train_sizes, *dataset.val_sizes]
+    if draft["fit"] == "resize":
+        sizes = [as_shape(draft["image_size"])] * len(sizes)
+    return sum(height * width for height, width in sizes) * per_pixel

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from unet_trainer.config import parsers as p
 
+Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
@@ -87,23 +88,30 @@ class Config:
         None, p.optional(p.integer(minimum=2, maximum=1000, example="5")), "split into this many folds in place of val_fraction"
     )
     fold: int = key(0, p.integer(minimum=0, example="0"), "the fold that validates, counted from 0")
-    image_size: int | tuple[int, int] = key(
-        512,
-        p.either(
-            p.integer(minimum=32, maximum=8192, example="512"),
-            p.listing(p.integer(minimum=32, maximum=8192, example="512"), example="[512, 768]", minimum=2, maximum=2),
+    image_size: int | tuple[int, int] | Auto = key(
+        "auto",
+        p.auto_or(
+            p.either(
+                p.integer(minimum=32, maximum=8192, example="512"),
+                p.listing(p.integer(minimum=32, maximum=8192, example="512"), example="[512, 768]", minimum=2, maximum=2),
+            )
         ),
-        "size of what the model sees: one side, or [height, width]",
+        "size of what the model sees: one side, or [height, width]; auto: from the sizes of images and structures",
     )
-    fit: Literal["resize", "crop"] = key(
-        "resize",
-        p.choice("resize", "crop"),
-        "resize: each pair to image_size; crop: random crops of it in training, tiles at native resolution in validation",
+    fit: Literal["resize", "crop"] | Auto = key(
+        "auto",
+        p.choice("auto", "resize", "crop"),
+        "auto: by the size of structures; resize: each pair to image_size; crop: random crops of it in training, tiles at native resolution in validation",
     )
     crops_per_image: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=1, maximum=10_000, example="4")),
         "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into an image of median size, at most 16",
+    )
+    repeats: int | Auto = key(
+        "auto",
+        p.auto_or(p.integer(minimum=1, maximum=100_000, example="4")),
+        "times that each image (or each of its crops) comes in an epoch; auto: 1, or with num_epochs: auto enough for a small set",
     )
     rare_class_crops: float = key(
         0.33, p.number(minimum=0, maximum=1, example="0.33"), "fit: crop centres this share of the crops on a pixel of a rare class"
@@ -125,9 +133,9 @@ class Config:
         "each channel is divided by this; auto: likewise",
     )
     augmentation: str | tuple[Any, ...] = key(
-        "default",
-        p.either(p.choice("none", "default", "strong"), p.transform_list),
-        "none, default, strong, or a list of albumentations transforms",
+        "auto",
+        p.either(p.choice("auto", "none", "default", "strong"), p.transform_list),
+        "auto: by the symmetry of the data; none, default, strong, or a list of albumentations transforms",
     )
     num_workers: int | Literal["auto"] = key(
         "auto",
@@ -135,14 +143,18 @@ class Config:
         "processes that read and augment; auto: by the number of cores; 0: none beside the main process",
     )
 
-    cache: Literal["none", "ram", "disk"] = key(
-        "none",
-        p.choice("none", "ram", "disk"),
-        "decoded pairs: ram keeps them in memory, one copy for all workers; disk in a file that later runs find again",
+    cache: Literal["none", "ram", "disk"] | Auto = key(
+        "auto",
+        p.choice("auto", "none", "ram", "disk"),
+        "decoded pairs: auto: ram if they fit into a quarter of the free memory; ram keeps them in memory, one copy for all workers; disk in a file that later runs find again",
     )
 
     architecture: str = key("unet", p.choice(*ARCHITECTURES), f"one of {', '.join(ARCHITECTURES)}", theme="Model")
-    encoder: str = key("resnet34", p.text("resnet34"), "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm")
+    encoder: str = key(
+        "auto",
+        p.text("resnet34"),
+        "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or a smaller one on a CPU",
+    )
     encoder_weights: str | None = key(
         None, p.optional(p.text("imagenet")), "null: random; imagenet: downloaded once; or a local .pt, .pth or .safetensors file"
     )
@@ -151,16 +163,16 @@ class Config:
         p.optional(
             p.listing(p.integer(minimum=1, maximum=4096, example="64"), example="[256, 128, 64, 32, 16]", minimum=5, maximum=5)
         ),
-        "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16]",
+        "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a small encoder: auto",
     )
     freeze_encoder_epochs: int = key(
         0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder is not trained"
     )
 
-    loss: dict[str, float] = key(
-        {"dice": 1.0, "cross_entropy": 1.0},
-        p.weighted_terms(LOSSES),
-        f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce",
+    loss: dict[str, float] | Auto = key(
+        "auto",
+        p.auto_or(p.weighted_terms(LOSSES)),
+        f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce; auto: dice + cross_entropy",
         theme="Loss",
     )
     class_weights: tuple[float, ...] | Literal["auto"] | None = key(
@@ -169,8 +181,22 @@ class Config:
         "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh more, from the masks",
     )
 
-    batch_size: int = key(8, p.integer(minimum=1, maximum=65536, example="8"), "images in one forward pass", theme="Training")
-    num_epochs: int = key(50, p.integer(minimum=1, maximum=1_000_000, example="50"), "passes over the training images")
+    batch_size: int | Auto = key(
+        "auto",
+        p.auto_or(p.integer(minimum=1, maximum=65536, example="8")),
+        "images in one forward pass; auto: 16 on a GPU, 8 on a CPU, fewer where a trial of the step shows that memory is short",
+        theme="Training",
+    )
+    num_epochs: int | Auto = key(
+        "auto",
+        p.auto_or(p.integer(minimum=1, maximum=1_000_000, example="50")),
+        "passes over the training images (times repeats); auto: enough steps for the data, within time_budget",
+    )
+    time_budget: str | None = key(
+        None,
+        p.optional(p.duration),
+        "time that the run may take, e.g. 10m or 2h, when num_epochs is auto: steps and encoder are chosen to fit, the schedule ends on time",
+    )
     accumulation_steps: int = key(
         1,
         p.integer(minimum=1, maximum=65536, example="4"),
@@ -179,14 +205,22 @@ class Config:
     optimizer: Literal["adamw", "adam", "sgd"] = key(
         "adamw", p.choice("adamw", "adam", "sgd"), "adamw, adam or sgd (Nesterov momentum 0.9)"
     )
-    learning_rate: float = key(1e-3, p.number(above=0, example="1e-3"), "peak learning rate")
-    weight_decay: float = key(1e-4, p.number(minimum=0, example="1e-4"), "on weights; biases and normalisation layers have none")
+    learning_rate: float | Auto = key(
+        "auto", p.auto_or(p.number(above=0, example="1e-3")), "peak learning rate; auto: by optimizer and effective batch"
+    )
+    weight_decay: float | Auto = key(
+        "auto",
+        p.auto_or(p.number(minimum=0, example="1e-4")),
+        "on weights; biases and normalisation layers have none; auto: 0.05 with adamw, else 1e-4",
+    )
     scheduler: Literal["cosine", "poly", "plateau", "constant"] = key(
         "cosine",
         p.choice("cosine", "poly", "plateau", "constant"),
         "how the learning rate falls: cosine or poly to 0 at the end, plateau when monitor stalls, constant never",
     )
-    warmup_epochs: float = key(0.0, p.number(minimum=0, example="2"), "epochs over which the learning rate rises from 0")
+    warmup_epochs: float | Auto = key(
+        "auto", p.auto_or(p.number(minimum=0, example="2")), "epochs over which the learning rate rises from 0; auto: 3 % of them"
+    )
     plateau_patience: int = key(
         5, p.integer(minimum=1, example="5"), "scheduler: plateau waits this many epochs without improvement"
     )
@@ -194,25 +228,29 @@ class Config:
     grad_clip: float | None = key(
         None, p.optional(p.number(above=0, example="1.0")), "largest norm of the gradients; null: no limit"
     )
-    ema_decay: float | None = key(
-        None,
-        p.optional(p.number(above=0, below=1, example="0.999")),
-        "average the weights over steps and evaluate the average; null: off",
+    ema_decay: float | Auto | None = key(
+        "auto",
+        p.optional(p.auto_or(p.number(above=0, below=1, example="0.999"))),
+        "average the weights over steps and evaluate the average; auto: over about a tenth of the run; null: off",
     )
     monitor: MonitorName = key(
         "val_iou",
         p.choice("val_iou", "val_dice", "val_loss"),
         "the metric that decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss",
     )
-    early_stopping_patience: int | None = key(
-        None, p.optional(p.integer(minimum=1, example="20")), "stop after this many epochs without improvement; null: never"
+    early_stopping_patience: int | Auto | None = key(
+        "auto",
+        p.optional(p.auto_or(p.integer(minimum=1, example="20"))),
+        "stop after this many epochs without improvement; auto: 30 % of the epochs; null: never",
     )
     early_stopping_min_delta: float = key(
         0.0, p.number(minimum=0, example="0.001"), "an improvement smaller than this does not count as one"
     )
 
     device: str = key("auto", p.text("cuda"), "auto, cpu, cuda, cuda:1 or mps", theme="Speed and precision")
-    use_amp: bool = key(False, p.flag, "mixed precision: faster and about half the memory on a GPU, at the same IoU")
+    use_amp: bool | Auto = key(
+        "auto", p.auto_or(p.flag), "mixed precision: faster and about half the memory on a GPU, at the same IoU; auto: on a GPU"
+    )
     amp_dtype: Literal["bfloat16", "float16"] = key(
         "bfloat16",
         p.choice(
@@ -229,7 +267,11 @@ class Config:
         2000, p.integer(minimum=1, example="2000"), "float16: steps without overflow before the scale grows"
     )
     allow_tf32: bool = key(True, p.flag, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
-    compile_model: bool = key(False, p.flag, "compile the step: faster, after a minute or so of compiling")
+    compile_model: bool | Auto = key(
+        "auto",
+        p.auto_or(p.flag),
+        "compile the step: faster, after a minute or so of compiling; auto: on a GPU, when that saves time within the run",
+    )
     channels_last: bool = key(True, p.flag, "NHWC in memory, which suits tensor cores")
     deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
 
@@ -277,9 +319,9 @@ def is_demo_dir(data_dir: str | os.PathLike[str]) -> bool:
     return os.path.abspath(data_dir) == os.path.abspath(DEMO_DIR)  # noqa: PTH100 (resolve() would follow links)
 
 
-def image_shape(config: Config) -> tuple[int, int]:
-    """Height and width of a batch."""
-    return config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+def as_shape(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Height and width."""
+    return image_size if isinstance(image_size, tuple) else (image_size, image_size)
 
 
 def class_names(config: Config) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from unet_trainer.config.resolve import DatasetFacts
+from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.schema import Config, id_names
 from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
@@ -88,9 +88,10 @@ class CheckedDataset:
         """The scanned facts of some of the pairs, in their order."""
         return _facts_of(pairs, self.pairs, self.images, self.masks)
 
-    def facts(self, num_classes: int) -> DatasetFacts:
+    def facts(self, num_classes: int, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
         images, _ = self.facts_of(self.split.train)
+        val_images, _ = self.facts_of(self.split.val)
         return DatasetFacts(
             channels=self.image_spec.channels,
             mean=self.image_spec.mean,
@@ -101,6 +102,9 @@ class CheckedDataset:
             mask_reason=self.coding.reason,
             class_shares=class_shares(self.masks, self.coding, max(2, num_classes)),
             train_sizes=[image.size for image in images],
+            val_sizes=[image.size for image in val_images],
+            bytes_per_value=1 if self.image_spec.is_8bit else 4,
+            measurements=measurements,
         )
 
 

@@ -40,16 +40,17 @@ class Tiling(Protocol):
 
 @dataclass(frozen=True)
 class WholeImages:
-    """Every pair is one sample, resized."""
+    """Every pair is one sample, resized; or several, which augmentation makes different."""
 
     size: Size
     num_pairs: int
+    repeats: int = 1
 
     def __len__(self) -> int:
-        return self.num_pairs
+        return self.num_pairs * self.repeats
 
     def pair_index(self, sample: int) -> int:
-        return sample
+        return sample % self.num_pairs
 
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
         return resize_pair(image, mask, self.size)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from unet_trainer.config.data_choices import named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.images.image_files import Pixels
@@ -31,7 +32,6 @@ GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
 NUM_TRIALS = 8  # a transform of probability p is tried with probability 1 - (1 - p)^8
-REFLECT = {"border_mode": cv2.BORDER_REFLECT_101}
 
 
 class Augmentation:
@@ -69,11 +69,12 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     """
     if spec == "none" or len(spec) == 0:
         return None
-    if isinstance(spec, str):
-        if image_spec.is_8bit:
-            return Augmentation([*GEOMETRY[spec](), *COLOUR[spec](image_spec.channels == 3)])
-        return Augmentation(GEOMETRY[spec](), partial(_jitter, strength=JITTER[spec], mean=image_spec.mean, std=image_spec.std))
     problems: list[str] = []
+    if isinstance(spec, str):
+        geometry, colour = named_augmentation(spec, image_spec.channels, is_upright=False)
+        named = [_build_transform(item, problems) for item in [*geometry, *(colour if image_spec.is_8bit else [])]]
+        jitter = None if image_spec.is_8bit else partial(_jitter, strength=JITTER[spec], mean=image_spec.mean, std=image_spec.std)
+        return Augmentation([transform for transform in named if transform is not None], jitter)
     transforms = [_build_transform(item, problems) for item in spec]
     if problems:
         raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
@@ -83,42 +84,6 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     )
     _try_out(augmentation, size, image_spec)
     return augmentation
-
-
-def _default_geometry() -> list[A.BasicTransform]:
-    return [
-        A.HorizontalFlip(p=0.5),
-        A.VerticalFlip(p=0.5),
-        A.Affine(scale=(0.8, 1.25), translate_percent=(-0.1, 0.1), rotate=(-30, 30), p=0.7, **REFLECT),
-    ]
-
-
-def _strong_geometry() -> list[A.BasicTransform]:
-    return [
-        A.HorizontalFlip(p=0.5),
-        A.VerticalFlip(p=0.5),
-        A.Affine(scale=(0.6, 1.6), translate_percent=(-0.15, 0.15), rotate=(-90, 90), shear=(-8, 8), p=0.8, **REFLECT),
-        A.ElasticTransform(alpha=40, sigma=6, p=0.2, **REFLECT),
-    ]
-
-
-def _default_colour(is_rgb: bool) -> list[A.BasicTransform]:
-    return [A.RandomBrightnessContrast(brightness_limit=0.2, contrast_limit=0.2, p=0.5)]
-
-
-def _strong_colour(is_rgb: bool) -> list[A.BasicTransform]:
-    hue = [A.HueSaturationValue(hue_shift_limit=12, sat_shift_limit=25, val_shift_limit=15, p=0.4)]
-    return [
-        A.RandomBrightnessContrast(brightness_limit=0.3, contrast_limit=0.3, p=0.6),
-        *(hue if is_rgb else []),
-        A.RandomGamma(gamma_limit=(70, 140), p=0.3),
-        A.GaussNoise(std_range=(0.01, 0.06), p=0.25),
-        A.GaussianBlur(blur_limit=(3, 5), p=0.15),
-    ]
-
-
-GEOMETRY = {"default": _default_geometry, "strong": _strong_geometry}
-COLOUR = {"default": _default_colour, "strong": _strong_colour}
 
 
 class Strength(NamedTuple):

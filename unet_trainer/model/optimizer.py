@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.schema import Config
+from unet_trainer.config.resolve import ResolvedConfig
 from unet_trainer.model.network import parameter_groups
 
 POLY_POWER = 0.9
 MOMENTUM = 0.9
 
 
-def build_optimizer(config: Config, network: torch.nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: ResolvedConfig, network: torch.nn.Module) -> torch.optim.Optimizer:
     """fused=True is required: only fused optimizers honour found_inf without a host sync."""
     groups = parameter_groups(network, config.weight_decay)
     if config.optimizer == "sgd":
@@ -48,13 +48,17 @@ class LearningRate:
         self.peak = peak
         self.scheduler = scheduler
         self.steps_per_epoch = steps_per_epoch
-        self.num_steps = num_epochs * steps_per_epoch
+        self.num_epochs = num_epochs
         self.num_warmup_steps = round(warmup_epochs * steps_per_epoch)
         self.plateau_patience = plateau_patience
         self.plateau_factor = plateau_factor
         self.num_drops = 0
         self.epochs_since_drop = 0
         self.factor = 1.0  # lowered after a step with non-finite numbers
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_epochs * self.steps_per_epoch
 
     def at(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run."""
@@ -80,7 +84,12 @@ class LearningRate:
             self.epochs_since_drop = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_drops": self.num_drops, "epochs_since_drop": self.epochs_since_drop, "factor": self.factor}
+        return {
+            "num_drops": self.num_drops,
+            "epochs_since_drop": self.epochs_since_drop,
+            "factor": self.factor,
+            "num_epochs": self.num_epochs,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_drops = state["num_drops"]
@@ -88,7 +97,7 @@ class LearningRate:
         self.factor = state["factor"]
 
 
-def build_learning_rate(config: Config, steps_per_epoch: int) -> LearningRate:
+def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> LearningRate:
     return LearningRate(
         peak=config.learning_rate,
         scheduler=config.scheduler,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.resolve import ResolvedConfig
-from unet_trainer.config.schema import id_names, image_shape
+from unet_trainer.config.schema import id_names
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.overlays import class_colours
@@ -88,7 +88,7 @@ def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> 
         num_classes=config.num_classes,
         id_names=names,
         id_colours=class_colours(len(names)),
-        image_size=image_shape(config),
+        image_size=config.shape,
         fit=config.fit,
         architecture=config.architecture,
         encoder=config.encoder,

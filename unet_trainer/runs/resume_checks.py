@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from unet_trainer.config.schema import FIELDS
+from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.datasets.splits import Split
 from unet_trainer.runs.errors import CheckpointError
 
@@ -23,6 +24,7 @@ MUST_STAY = {
     "image_size": "which epoch was best, since IoU is measured at that size",
     "num_folds": "which images validate",
     "fold": "which images validate",
+    "repeats": "how many steps an epoch has",
     "fit": "which epoch was best, since IoU is measured at that size",
     "in_channels": "the model",
     "image_mean": "what the model sees",
@@ -44,6 +46,23 @@ MAY_CHANGE_SILENTLY = frozenset(
         "worker_timeout",
     ]
 )
+
+
+# What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
+MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
+# What settings meant before they existed.
+BEFORE_THEY_EXISTED: Mapping[str, Any] = {"repeats": 1}
+
+
+def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
+    """The config of a resumed run: what it leaves open is as the run began."""
+    kept = {}
+    for name in FIELDS:
+        if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
+            continue
+        if getattr(config, name) == "auto" and (value := {**BEFORE_THEY_EXISTED, **before}.get(name, "auto")) != "auto":
+            kept[name] = FIELDS[name].metadata["parse"](value)
+    return replace(config, **kept)
 
 
 def split_names(split: Split) -> dict[str, list[str]]:

@@ -11,13 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unet_trainer.config.data_choices import describe_symmetry
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import DatasetFacts, HardwareFacts, ResolvedConfig, Settings, choose_number_format, resolve
-from unet_trainer.config.schema import FIELDS, Config, class_names, id_names, image_shape, is_demo_dir
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.resolve import MeasureStep, ResolvedConfig, Settings, resolve
+from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
+from unet_trainer.config.training_choices import REFERENCE_BATCH, choose_number_format
 from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, describe_classes
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, describe_sizes, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.image_kind import IMAGENET_REASON
+from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import file_stamp
 from unet_trainer.datasets.split_csv import read_split_csv
@@ -45,7 +49,7 @@ from unet_trainer.model.precision import (
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.resources import count_cores
+from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import EarlyStopping
@@ -54,24 +58,32 @@ from unet_trainer.training.finite_guard import MAX_BAD_STEPS
 from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
 from unet_trainer.training.state import EpochMetrics, TrainState
 from unet_trainer.training.step import TrainStep, build_train_forward
+from unet_trainer.training.step_probe import StepProbe
+
+MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
+NO_DATA_SIZE = (512, 512)  # of images, where a step is timed without data
 
 
 def build_hardware(config: Config, console: Console) -> HardwareFacts:
     """The device that the config names, ready to compute."""
     device = choose_device(config.device)
-    set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
     hardware = inspect_hardware(device)
+    host_memory = free_host_memory()
+    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
+    hardware = dataclasses.replace(hardware, free_memory=free_memory, host_memory=host_memory)
     cores = f", {counted(hardware.num_cores, 'core')}" if device.type == "cpu" else ""
     console.fact("Device", f"{device} ({hardware.name}{cores}), torch {torch.__version__}")
-    _say_precision(config, hardware, console)
     return hardware
 
 
-def _say_precision(config: Config, hardware: HardwareFacts, console: Console) -> None:
-    number_format, reason = choose_number_format(config.amp_dtype, hardware) if config.use_amp else ("float32", "use_amp is false")
-    if config.use_amp and number_format != config.amp_dtype:
+def _say_precision(settings: Settings, hardware: HardwareFacts, console: Console) -> None:
+    config, number_format, asked = settings.taken, settings.taken.number_format, settings.asked
+    reason = settings.decisions["amp_dtype" if config.use_amp else "use_amp"].reason
+    if not reason:
+        reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
+    if asked.use_amp and number_format != asked.amp_dtype and not (asked.use_amp == "auto" and number_format == "float32"):
         console.warn(reason)
     if number_format != "float32":
         console.say(f"Mixed Precision Training: {number_format}")
@@ -87,7 +99,8 @@ def _say_precision(config: Config, hardware: HardwareFacts, console: Console) ->
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
-    check_encoder_name(config.encoder)  # before minutes are spent on reading
+    if config.encoder != "auto":
+        check_encoder_name(config.encoder)  # before minutes are spent on reading
     if is_demo_dir(config.data_dir) and ensure_demo(Path(config.data_dir)):
         console.say(f"Made the demo dataset in {config.data_dir}")
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
@@ -121,8 +134,15 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
 
 def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console) -> Settings:
     """Decides what the config leaves open, and says it."""
-    settings = resolve(config, hardware, dataset.facts(config.num_classes))
+    cache = Path(config.checkpoint_dir) / ".cache"
+    facts = dataset.facts(config.num_classes, measure(config, dataset, console) if depends_on_measurements(config) else None)
+    with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
+        settings = resolve(config, hardware, facts, _saying(probe, console))
+    _say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
+    if config.augmentation != "none" and facts.measurements is not None:
+        console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
+    _say_decisions(settings, console)
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
         who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
@@ -133,8 +153,45 @@ def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedData
     return settings
 
 
+def depends_on_measurements(config: Config) -> bool:
+    """Whether a setting is open that what lies in the images and masks decides."""
+    return "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
+
+
+def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measurements:
+    num_ids = max(2, config.num_classes)
+    _, masks = dataset.facts_of(dataset.split.train)
+    common_id = int(np.argmax(class_shares(masks, dataset.coding, num_ids)))
+    cache = Path(config.checkpoint_dir) / ".cache"
+    with console.bar("Measuring structures and symmetry:", min(len(masks), MAX_PAIRS), keep=False) as bar:
+        return measure_dataset(dataset.split.train, dataset.coding, num_ids, common_id, count_cores(), bar.tick, cache)
+
+
+def _saying(probe: StepProbe, console: Console) -> MeasureStep:
+    """The probe, announced once: it takes seconds."""
+    was_said = False
+
+    def call(config: ResolvedConfig) -> StepCost | None:
+        nonlocal was_said
+        if not was_said and not probe.knows(config):
+            console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
+            was_said = True
+        return probe(config)
+
+    return call
+
+
+def _say_decisions(settings: Settings, console: Console) -> None:
+    lines = settings.describe()
+    if lines:
+        console.say("Decided from the data and this machine (a value in the config is always kept):")
+    for name, value, reason in lines:
+        shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}…"
+        console.say(f"  {name}: {shown}  ({reason})")
+
+
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
-    split, (height, width) = dataset.split, image_shape(config)
+    split, (height, width) = dataset.split, config.shape
     console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
@@ -169,7 +226,7 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
     if len(train_tiling) < config.batch_size:
         most = len(train_tiling)
         raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
-    augmentation = build_augmentation(config.augmentation, image_shape(config), dataset.image_spec)
+    augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
     train_dataset, val_dataset = (
         SegmentationDataset(
             pairs,
@@ -199,21 +256,21 @@ def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize
     return [PairSize(image.size, mask.size) for image, mask in zip(images, masks, strict=True)]
 
 
-def _eval_batch_size(config: Config, device: torch.device) -> int:
+def _eval_batch_size(config: ResolvedConfig, device: torch.device) -> int:
     """Without gradients, twice the images take less memory than a training batch."""
     return config.batch_size * (2 if device.type == "cuda" else 1)
 
 
 def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Tiling, Tiling]:
     """How samples are taken for training and for validation."""
-    size, split = image_shape(config), dataset.split
+    size, split = config.shape, dataset.split
     if config.fit == "resize":
-        return WholeImages(size, len(split.train)), WholeImages(size, len(split.val))
+        return WholeImages(size, len(split.train), config.repeats), WholeImages(size, len(split.val))
     _, masks = dataset.facts_of(split.train)
     val_images, _ = dataset.facts_of(split.val)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
     rare_ids = [[class_id for class_id in class_ids(mask, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks]
-    crops = RandomCrops(size, len(masks), config.crops_per_image, rare_ids, config.rare_class_crops, config.seed)
+    crops = RandomCrops(size, len(masks), config.crops_per_image * config.repeats, rare_ids, config.rare_class_crops, config.seed)
     return crops, tile_images([image.size for image in val_images], size)
 
 
@@ -307,7 +364,7 @@ def try_components(settings: Settings, components: Components, console: Console)
 
     def try_once() -> None:
         config = settings.taken
-        batches = _random_batches(config, components)
+        batches = random_batches(config, components)
         try:
             with restoring_model(components.train_step):
                 try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
@@ -321,12 +378,17 @@ def try_components(settings: Settings, components: Components, console: Console)
     fit_into_memory(try_once, settings, components, console, "nothing was begun")
 
 
+def compile_components_once(config: ResolvedConfig, components: Components) -> str | None:
+    """Compiles the steps of every phase; returns why it failed, if it did."""
+    batches = random_batches(config, components)
+    return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+
+
 def compile_components(settings: Settings, components: Components, console: Console, saved: str) -> None:
     """Compiles the steps of every phase before the first epoch; if that fails, warns and leaves them uncompiled."""
 
     def compile_once() -> None:
-        batches = _random_batches(settings.taken, components)
-        failure = compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+        failure = compile_components_once(settings.taken, components)
         if failure is not None:
             console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
             settings.change(f"compiling failed ({failure})", compile_model=False)
@@ -352,25 +414,40 @@ def fit_into_memory(attempt: Callable[[], None], settings: Settings, components:
 def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     """The step of a config without its data, on random RGB images, to be timed."""
     hardware = build_hardware(config, console)
-    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [image_shape(config)])
-    settings = resolve(dataclasses.replace(config, in_channels=3, class_weights=None), hardware, facts)
+    size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
+    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size])
+    batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
+    compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
+    fixed = dataclasses.replace(
+        config,
+        in_channels=3,
+        class_weights=None,
+        image_size=size,
+        batch_size=batch_size,
+        num_epochs=1,
+        time_budget=None,
+        compile_model=compiles,
+    )
+    settings = resolve(fixed, hardware, facts)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
+    _say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
     components = build_components(settings.taken, spec, torch.device(hardware.device), 1, console)
     if settings.taken.compile_model:
         console.say("Compiling the step ...")
         compile_components(settings, components, console, "nothing was begun")
-    return components, _random_batch(settings.taken, RGB_8BIT, config.batch_size)
+    return components, _random_batch(settings.taken, RGB_8BIT, settings.taken.batch_size)
 
 
-def _random_batches(config: ResolvedConfig, components: Components) -> tuple[Batch, Batch]:
+def random_batches(config: ResolvedConfig, components: Components) -> tuple[Batch, Batch]:
     """One of the size of training batches and one of the size of evaluation batches."""
     spec = components.state.segmenter.spec.image
     eval_size = _eval_batch_size(config, components.numerics.device)
     return _random_batch(config, spec, config.batch_size), _random_batch(config, spec, eval_size)
 
 
-def _random_batch(config: Config, spec: ImageSpec, batch_size: int) -> Batch:
-    height, width = image_shape(config)
+def _random_batch(config: ResolvedConfig, spec: ImageSpec, batch_size: int) -> Batch:
+    height, width = config.shape
     shape = (batch_size, height, width, spec.channels)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     if not spec.is_8bit:

@@ -6,8 +6,7 @@ import gc
 
 import torch
 
-from unet_trainer.config.resolve import Settings
-from unet_trainer.config.schema import Config
+from unet_trainer.config.resolve import ResolvedConfig, Settings
 from unet_trainer.model.losses import TERMS
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
@@ -60,7 +59,7 @@ def release_device_memory(device: torch.device, is_compiled: bool) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def can_shrink(config: Config) -> bool:
+def can_shrink(config: ResolvedConfig) -> bool:
     """Whether on_oom allows smaller parts of a batch, and there are any."""
     return config.on_oom == "shrink" and config.batch_parts < config.batch_size
 
@@ -83,7 +82,7 @@ def shrink(settings: Settings, reason: str, device: torch.device, console: Conso
     return num_parts
 
 
-def describe_parts(config: Config, num_parts: int) -> str:
+def describe_parts(config: ResolvedConfig, num_parts: int) -> str:
     """What batch_parts changes: means over pixels are exact, statistics and overlaps are those of a part."""
     size = -(-config.batch_size // num_parts)
     overlaps = [name for name in config.loss if name not in PIXEL_MEANS]

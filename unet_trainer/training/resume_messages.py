@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unet_trainer.config.schema import Config
+from unet_trainer.config.resolve import ResolvedConfig
 from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_SET_LOSS
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.state import TrainState
 
-BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image")  # they decide which batches and steps an epoch has
+# They decide which batches and steps an epoch has.
+BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
 
 
-def adapt_to_changes(config: Config, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
+def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
     """Other batches restart the current epoch; another learning rate undoes the reduction after a rollback."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
@@ -31,7 +32,12 @@ def describe_position(state: TrainState) -> str:
 
 
 def say_resumed(
-    config: Config, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], checkpoint_format: int, console: Console
+    config: ResolvedConfig,
+    before: Mapping[str, Any],
+    state: TrainState,
+    changes: Sequence[str],
+    checkpoint_format: int,
+    console: Console,
 ) -> None:
     """`before` is the config and `checkpoint_format` the format of the checkpoint."""
     best = f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch {state.early_stopping.best_epoch})"
@@ -43,7 +49,7 @@ def say_resumed(
     if config.monitor == "val_loss" and checkpoint_format < FIRST_FORMAT_WITH_SET_LOSS:
         console.note("val_loss was a mean over batches when this run began and is that of the whole set now; the two may differ")
     horizon = before["num_epochs"]
-    if horizon != config.num_epochs and state.epoch < config.num_epochs:
+    if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
         rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
         how = (
             "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import mean
 
 from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
@@ -17,6 +20,10 @@ from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.state import TrainState
+
+NUM_RECENT = 5  # epochs whose time tells that of the next ones
+REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
+NOTED_SHARE = 0.2  # one that is off by more is told
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Run:
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
+    startup_seconds: float = 0.0
 
     @property
     def config(self) -> ResolvedConfig:
@@ -81,7 +89,26 @@ class Run:
         state.history.append(row)
         if improved:
             state.per_class_iou = scores.per_class_iou
+        if self.settings.replans():
+            self._fit_into_budget()
         return improved
+
+    def _fit_into_budget(self) -> None:
+        """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget."""
+        state, planned = self.state, self.config.num_epochs
+        recent = [row["seconds"] for row in state.history[1:][-NUM_RECENT:] or state.history]
+        left = self.settings.budget() - self.startup_seconds - state.seconds
+        samples = len(self.loaders.train.dataset)
+        most = math.ceil(wanted_views(samples // self.config.repeats) / samples)
+        possible = max(state.epoch, min(most, state.epoch + int(left / mean(recent))))
+        is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
+        if possible == planned or (is_near and state.epoch > 1):
+            return
+        if abs(possible - planned) > NOTED_SHARE * planned:
+            self.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
+        self.settings.change(f"as many as {self.settings.asked.time_budget} have time for", num_epochs=possible)
+        state.learning_rate.num_epochs = possible
+        self.checkpointer.write_config()
 
     def save_epoch(self, row: Row, improved: bool) -> None:
         best = self.state.eval_segmenter if improved else None

@@ -12,12 +12,14 @@ import torch
 
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolve import Settings
 from unet_trainer.config.schema import Config
 from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.resume_checks import compare_configs, compare_splits, split_names
+from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, split_names
 from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import Console, counted
@@ -47,10 +49,13 @@ def set_up(config: Config, session: Session) -> Run:
     if folder is not None:
         session.lock.acquire(folder, console.note)
     earlier = None if source is None else read_run(source, console.warn)
+    if earlier is not None:
+        config = keep_decided(config, earlier["config"])
 
     hardware = build_hardware(config, console)
     dataset = build_dataset(config, console, folder)
     settings = build_settings(config, hardware, dataset, console)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     device = torch.device(hardware.device)
     loaders = build_loaders(settings.taken, dataset, device, console)
     session.on_exit(loaders.close)
@@ -62,7 +67,7 @@ def set_up(config: Config, session: Session) -> Run:
     if earlier is not None:
         changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
         compare_splits(earlier["split"], split_names(dataset.split))
-        _load_state(state, earlier, settings.taken.num_epochs, folder)
+        _load_state(state, earlier, settings, folder)
     else:
         try_components(settings, components, console)
     if folder is None:
@@ -91,12 +96,18 @@ def set_up(config: Config, session: Session) -> Run:
     if earlier is None:
         checkpointer.write_config()
         checkpointer.write_split()
-    console.fact("Start-up", f"{time.perf_counter() - started:.1f} s")
+    run.startup_seconds = time.perf_counter() - started
+    console.fact("Start-up", f"{run.startup_seconds:.1f} s")
     return run
 
 
-def _load_state(state: TrainState, earlier: Mapping[str, Any], num_epochs: int, folder: Path | None) -> None:
+def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, folder: Path | None) -> None:
     state.load_state_dict(earlier)
+    planned = earlier["learning_rate"].get("num_epochs")
+    if settings.replans() and planned is not None:  # goes on with the plan as it was
+        settings.change("as planned before the run was interrupted", num_epochs=planned)
+        state.learning_rate.num_epochs = planned
+    num_epochs = settings.taken.num_epochs
     if num_epochs < state.epoch:
         raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {folder} has; need more")
 

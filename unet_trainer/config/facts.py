@@ -1,0 +1,83 @@
+"""Facts about the hardware, the dataset and the cost of a step: what `resolve` decides from. Plain values, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+TOLD_SHARE = 0.85  # a transform that can be told from the original in so many images changes what the data look like
+TOLD_CHANCE = 0.02  # and that so many are told by chance is less likely than this
+
+
+@dataclass(frozen=True)
+class HardwareFacts:
+    """What the hardware can do. `device` is torch's name for it; ROCm GPUs are `cuda` to torch."""
+
+    device: str
+    name: str
+    has_bfloat16: bool
+    has_float16: bool
+    num_cores: int
+    free_memory: int = 0  # bytes of the device that are free; on a CPU, of the host
+    host_memory: int = 0  # bytes of the host that are free
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured in the training images and masks. Lengths are in pixels of the files."""
+
+    num_pairs: int  # that were measured
+    structure: float  # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
+    relative_structure: float  # the same, relative to its image's side
+    thickness: float  # of the thinnest class
+    size_spread: float  # 90th / 10th percentile of object sizes
+    brightness_spread: float  # standard deviation of the images' mean brightness, as a share of the range of values
+    has_colour: bool  # the channels of an RGB image differ
+    told: Mapping[str, float]  # transform → share of images in which the whole image can be told from its transform
+    told_in_views: Mapping[str, float]  # the same of crops
+    has_sides: bool  # two classes are mirror images of each other, as left and right are
+
+    def share_told(self, transform: str, in_views: bool) -> float:
+        return (self.told_in_views if in_views else self.told)[transform]
+
+    def keeps_labels(self, transform: str, in_views: bool) -> bool:
+        """Whether images still look like this dataset's after a transform (of the whole image, or of crops)."""
+        share = self.share_told(transform, in_views)
+        return share < TOLD_SHARE or chance_of(round(share * self.num_pairs), self.num_pairs) > TOLD_CHANCE
+
+
+def chance_of(num_told: int, num_images: int) -> float:
+    """The probability that so many or more are told by tossing a coin."""
+    return sum(math.comb(num_images, number) for number in range(num_told, num_images + 1)) / 2**num_images
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What the scan found in the dataset, and what was measured in it where a setting depends on that."""
+
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    statistics_reason: str
+    mask_values: str | tuple[int | tuple[int, int, int], ...]
+    ignore_value: int | None
+    mask_reason: str
+    class_shares: Sequence[float]  # by class id, of the pixels that count
+    train_sizes: Sequence[tuple[int, int]]  # height and width of each training image
+    val_sizes: Sequence[tuple[int, int]] = field(default=())
+    bytes_per_value: int = 1  # of a channel of a pixel in a batch
+    measurements: Measurements | None = None
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One optimizer step of a model at one batch size, measured on the device."""
+
+    seconds: float
+    eval_seconds: float  # of one image in validation
+    memory: int  # bytes, peak

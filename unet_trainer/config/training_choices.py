@@ -1,0 +1,206 @@
+"""How a model is trained: precision, workers, encoder, batch, steps, learning rate and the rest, each decided from the hardware,
+the size of the data and a budget of time.
+
+Pure functions from facts to a value and its reason. The figures behind the constants are in docs/quality.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from unet_trainer.config.facts import HardwareFacts, StepCost
+
+NumberFormat = Literal["float32", "bfloat16", "float16"]
+
+MAX_CLASS_WEIGHT = 10.0  # relative to the median class: above it, a few pixels would dominate the loss
+MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
+REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
+NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
+MIN_PASSES = 40  # over a large dataset
+MAX_VIEWS = 4_000_000
+NUM_EPOCHS = 100  # validations of a run, about
+MIN_STEPS_PER_EPOCH = 10
+CPU_BUDGET = 3600.0  # seconds, where none is given
+GPU_ENCODER = "resnet34"
+# Encoders for a CPU, the best first, each with the widths of its decoder (None: the default's).
+CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
+    ("resnet34", None),
+    ("resnet18", (128, 64, 48, 32, 16)),
+    ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16)),
+)
+WANTED_VIEWS_ON_CPU = 12_000  # with fewer in the budget, a smaller encoder learns more
+COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
+COMPILE_GAIN = 0.45  # share of a step's time that compiling saves
+MEMORY_SHARE = 0.9  # of the free memory that a step may take
+CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
+WARMUP_SHARE = 0.03  # of the epochs
+EMA_WINDOWS = 10  # the average spans a tenth of the run
+PATIENCE_SHARE = 0.3  # of the epochs
+
+
+def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts) -> tuple[NumberFormat, str]:
+    """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
+    if amp_dtype == "bfloat16" and hardware.has_bfloat16:
+        return "bfloat16", f"{hardware.name} takes it; no loss scaling needed"
+    if amp_dtype == "bfloat16" and hardware.has_float16:
+        needs = "needs compute capability 8.0 (Ampere) or newer" if hardware.kind == "cuda" else "needs macOS 14 or newer"
+        return "float16", f"{hardware.name} has no bfloat16, which {needs}; float16 with loss scaling instead"
+    if hardware.has_float16:
+        return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
+    if hardware.kind == "cpu":
+        return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
+    return "float32", f"{hardware.name} has no {amp_dtype} arithmetic; float32 instead"
+
+
+def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:
+    if hardware.kind == "cpu":
+        return False, "float32 is the fastest on most CPUs"
+    if hardware.kind != "cuda":
+        return False, f"not measured on {hardware.name}"
+    if hardware.has_bfloat16 or hardware.has_float16:
+        return True, f"{hardware.name} computes 16-bit numbers faster, in half the memory"
+    return False, f"{hardware.name} has no 16-bit arithmetic"
+
+
+def choose_num_workers(num_cores: int, on_cpu: bool) -> int:
+    """All cores but one beside a GPU; half of them where the model itself needs the cores."""
+    return min(num_cores // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(num_cores - 1, MAX_GPU_WORKERS))
+
+
+def class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[float, ...]:
+    """Median share / share of each class, at most MAX_CLASS_WEIGHT and at least its inverse; 1 for a class that does not occur.
+
+    With num_classes 1: one weight, of foreground against background.
+    """
+    present = [share for share in class_shares if share > 0]
+    middle = median(present) if present else 1.0
+    low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
+    weights = [round(min(max(middle / share, low), high), 4) if share > 0 else 1.0 for share in class_shares]
+    return (round(min(weights[1] / weights[0], high), 4),) if num_classes == 1 else tuple(weights)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How long a run trains: views are augmented images, a step takes a batch of them."""
+
+    num_epochs: int
+    repeats: int  # of each image in an epoch
+    reason: str
+
+
+def plan_steps(
+    num_samples: int,
+    batch_size: int,
+    accumulation_steps: int,
+    cost: StepCost | None,
+    num_val: int,
+    budget: float | None,
+    repeats: int | None = None,
+) -> StepPlan:
+    """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds."""
+    views = wanted_views(num_samples)
+    reason = f"{views:,} augmented images, {views / num_samples:.0f} passes"
+    if cost is not None and budget is not None:
+        affordable = affordable_views(batch_size, cost, num_val, budget)
+        if affordable < views:
+            views = affordable
+            reason = f"{views:,} augmented images are what {describe_seconds(budget)} allow"
+    steps = max(1, views // batch_size)
+    per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
+    if cost is not None and num_val:  # validation may take a fifth of the time
+        per_epoch = max(per_epoch, min(steps, math.ceil(4 * num_val * cost.eval_seconds / cost.seconds)))
+    per_epoch = max(per_epoch, accumulation_steps)
+    if repeats is None:
+        repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
+    steps_per_epoch = max(1, num_samples * repeats // batch_size)
+    num_epochs = max(1, round(steps / steps_per_epoch))
+    return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
+
+
+def wanted_views(num_samples: int) -> int:
+    """Augmented images that a model is trained on if time allows."""
+    return min(max(NUM_VIEWS, MIN_PASSES * num_samples), MAX_VIEWS)
+
+
+def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: float) -> int:
+    """Augmented images that fit into the budget, with validation of up to a fifth of the time."""
+    per_validation = num_val * cost.eval_seconds
+    for_training = budget - min(NUM_EPOCHS * per_validation, max(per_validation, 0.2 * budget))
+    return max(batch_size, int(max(for_training, 0.1 * budget) / cost.seconds) * batch_size)
+
+
+def describe_seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def choose_batch_size(costs: Mapping[int, StepCost | None], free_memory: int, wanted: int) -> tuple[int, str]:
+    """The wanted batch, or the largest smaller one that fits; `costs` holds None for a batch that memory did not hold."""
+    limit = MEMORY_SHARE * free_memory if free_memory else math.inf
+    fitting = [size for size, cost in costs.items() if cost is not None and cost.memory <= limit]
+    if not costs:
+        return wanted, "the batch that the recipe was found at"
+    if not fitting:
+        return min(costs), "the smallest that was tried; memory is short"
+    size = max(fitting)
+    cost = costs[size]
+    assert cost is not None
+    measured = f"{size / cost.seconds:.0f} images/s" + (f", {cost.memory / 2**30:.1f} GiB" if cost.memory else "")
+    if size == wanted:
+        return size, f"measured: {measured}"
+    return size, f"measured: {measured}; {min(other for other in costs if other > size)} do not fit into memory"
+
+
+def wanted_batch_size(num_samples: int, on_cpu: bool) -> int:
+    """The reference batch; half of it on a CPU, where steps are few; twice it where there are many images."""
+    if on_cpu:
+        return REFERENCE_BATCH // 2
+    return REFERENCE_BATCH if MIN_PASSES * num_samples <= 4 * NUM_VIEWS else 2 * REFERENCE_BATCH
+
+
+def choose_learning_rate(optimizer: str, batch_size: int, is_pretrained: bool) -> tuple[float, str]:
+    """By the square root of the batch, from what was found at the reference batch."""
+    base = {"adamw": 2e-3, "adam": 1e-3, "sgd": 5e-2}[optimizer] * (0.5 if is_pretrained else 1.0)
+    rate = float(f"{base * math.sqrt(batch_size / REFERENCE_BATCH):.2g}")
+    return rate, f"{optimizer}, {'pretrained weights, ' if is_pretrained else ''}effective batch {batch_size}"
+
+
+def choose_weight_decay(optimizer: str) -> tuple[float, str]:
+    return (0.05, "adamw: apart from the gradient, so it may be large") if optimizer == "adamw" else (1e-4, f"{optimizer}")
+
+
+def choose_ema_decay(num_steps: int) -> tuple[float, str]:
+    decay = 1 - EMA_WINDOWS / max(num_steps, 2 * EMA_WINDOWS)
+    return round(min(decay, 0.9999), 5), f"averages over about a tenth of {num_steps:,} steps"
+
+
+def choose_patience(num_epochs: int) -> tuple[int | None, str]:
+    patience = max(5, round(PATIENCE_SHARE * num_epochs))
+    if patience >= num_epochs:
+        return None, f"{num_epochs} epochs are too few to stop early"
+    return patience, "a third of the run, counted once the learning rate is low"
+
+
+def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:
+    """Compiles when that saves more time than it takes."""
+    if hardware.kind != "cuda":
+        return False, "pays on NVIDIA and AMD GPUs"
+    if cost is None:
+        return False, "the time of a step is not known"
+    saved = COMPILE_GAIN * cost.seconds * num_steps
+    verb = "saves" if saved > COMPILE_SECONDS else "would save"
+    return saved > COMPILE_SECONDS, f"{verb} about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling"
+
+
+def choose_cache(num_bytes: int, host_memory: int, num_epochs: int) -> tuple[Literal["none", "ram"], str]:
+    size = f"{num_bytes / 2**30:.2f} GiB decoded"
+    if num_epochs < 2:
+        return "none", "each image is read once"
+    if host_memory and num_bytes <= CACHE_SHARE * host_memory:
+        return "ram", f"{size}, {host_memory / 2**30:.0f} GiB of memory free"
+    return "none", f"{size} is more than a quarter of the free memory"

@@ -1,0 +1,247 @@
+"""Measures images and masks to decide how to train on them: sizes of structures, symmetry, spread of light and colour.
+
+Reads a sample of the training pairs once; what was measured is cached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from unet_trainer.config.facts import Measurements
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.scan import file_stamp
+from unet_trainer.images.image_files import DataError, Pixels, read_image, read_mask
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.overlays import to_display
+from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+
+Floats = NDArray[np.floating[Any]]
+
+MAX_PAIRS = 200  # that are measured: enough for every number here, and a few seconds
+MAX_PIXELS = 2_000_000  # of a mask; a larger one is measured at a fraction
+GRID = 8  # cells along each side of the maps that symmetry is judged by
+VIEW = 256  # side of the crops for which symmetry is judged too, as a model that sees crops would
+NUM_VIEWS = 6  # of an image
+CACHE_FORMAT = 1
+
+
+# Each is applied to the last two axes of a map.
+TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
+    "horizontal_flip": lambda maps: maps[..., ::-1],
+    "vertical_flip": lambda maps: maps[..., ::-1, :],
+    "quarter_turn": lambda maps: np.rot90(maps, 1, (-2, -1)),
+}
+
+
+def measure_dataset(
+    pairs: Sequence[Pair],
+    coding: MaskCoding,
+    num_ids: int,
+    common_id: int,
+    num_workers: int,
+    tick: Callable[[], object] = lambda: None,
+    cache_folder: Path | None = None,
+) -> Measurements:
+    """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
+    chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
+    cache = None if cache_folder is None else cache_folder / f"{_cache_key(chosen, coding, num_ids, common_id)}.json"
+    if (known := _read_cache(cache)) is not None:
+        return known
+    tasks = [_Task(pair, coding, num_ids, common_id, seed) for seed, pair in enumerate(chosen)]
+    found = []
+    with contextlib.closing(forked_map(_measure_pair, tasks, num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
+        for _, outcome in outcomes:
+            if not isinstance(outcome, Crash) and outcome is not None:
+                found.append(outcome)
+            tick()
+    measurements = _summarise(found)
+    if cache is not None:
+        with contextlib.suppress(OSError):  # a lost cache costs seconds
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(cache, json.dumps({"format": CACHE_FORMAT, **asdict(measurements)}))
+    return measurements
+
+
+@dataclass(frozen=True)
+class _Task:
+    pair: Pair
+    coding: MaskCoding
+    num_ids: int
+    common_id: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _PairMeasurements:
+    structures: list[tuple[int, float, float, float]]  # class id, structure, relative structure, thickness
+    object_sizes: list[float]
+    brightness: float
+    has_colour: bool
+    class_map: Floats  # num_ids,GRID,GRID: share of each class in each cell
+    view_map: Floats  # the mean of that over crops
+    image_map: Floats  # 3,GRID,GRID: two of colour and one of texture, which uneven light does not change
+    image_view_map: Floats
+
+
+def _measure_pair(task: _Task, read_stderr: ReadStderr) -> _PairMeasurements | None:
+    try:
+        image, ids = to_display(read_image(task.pair.image)), task.coding.encode(read_mask(task.pair.mask))
+    except DataError:  # it has changed since the scan; training says so
+        return None
+    ids = resize_mask(ids, image.shape[:2])
+    factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
+    structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), task.num_ids, task.common_id)
+    views = list(_views(image, ids, task.seed))
+    channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
+    return _PairMeasurements(
+        [(class_id, size * factor, relative, thickness * factor) for class_id, size, relative, thickness in structures],
+        [size * factor for size in sizes],
+        float(image.mean()) / 255,
+        bool(np.ptp(channels, axis=1).mean() > 2),
+        _class_map(ids, task.num_ids),
+        np.mean([_class_map(view_ids, task.num_ids) for _, view_ids in views], axis=0),
+        _image_map(image),
+        np.mean([_image_map(view) for view, _ in views], axis=0),
+    )
+
+
+def _measure_structures(ids: Pixels, num_ids: int, common_id: int) -> tuple[list[tuple[int, float, float, float]], list[float]]:
+    """Structure, relative structure and thickness of each class but the common one; and the sizes of all objects."""
+    found, sizes = [], []
+    for class_id in np.unique(ids):
+        if class_id == common_id or class_id >= num_ids:
+            continue
+        is_class = (ids == class_id).astype(np.uint8)
+        # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class goes on.
+        distances = cv2.distanceTransform(cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3)
+        thickness = 4 * float(distances[1:-1, 1:-1][is_class > 0].mean())
+        _, _, statistics, _ = cv2.connectedComponentsWithStats(is_class, connectivity=8)
+        areas = statistics[1:, cv2.CC_STAT_AREA].astype(np.float64)
+        typical = math.sqrt(np.average(areas, weights=areas))  # weighted by area: specks do not count
+        structure = min(typical, 4 * thickness)  # a network of vessels is one object, but its structure is fine
+        found.append((int(class_id), structure, structure / math.sqrt(ids.size), thickness))
+        sizes += np.sqrt(areas[areas >= 0.05 * typical**2]).tolist()[:100]
+    return found, sizes
+
+
+def _views(image: Pixels, ids: Pixels, seed: int) -> list[tuple[Pixels, Pixels]]:
+    """Random crops, as a model that is trained on crops sees the image."""
+    rng = np.random.default_rng(seed)
+    side = min(VIEW, *ids.shape)
+    corners = [(rng.integers(ids.shape[0] - side + 1), rng.integers(ids.shape[1] - side + 1)) for _ in range(NUM_VIEWS)]
+    return [(image[top : top + side, left : left + side], ids[top : top + side, left : left + side]) for top, left in corners]
+
+
+def _class_map(ids: Pixels, num_ids: int) -> Floats:
+    small = cv2.resize(np.ascontiguousarray(ids), (16 * GRID, 16 * GRID), interpolation=cv2.INTER_NEAREST_EXACT)
+    return np.stack([_shrink((small == class_id).astype(np.float32)) for class_id in range(num_ids)])
+
+
+def _image_map(image: Pixels) -> Floats:
+    """Ratios only: a gradient of light over the image, as microscopes have it, changes none of them."""
+    pixels = cv2.resize(image, (32 * GRID, 32 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32)
+    red, green, blue = (pixels[:, :, channel] for channel in range(3))
+    total = red + green + blue + 15
+    brightness = total / 3
+    means, squares = _shrink(brightness), _shrink(brightness**2)
+    texture = np.log(np.sqrt(np.maximum(squares - means**2, 0)) / means + 1e-2)
+    return np.stack([_shrink((red - green) / total), _shrink((blue - green) / total), texture])
+
+
+def _shrink(values: Floats) -> Floats:
+    return np.asarray(cv2.resize(values, (GRID, GRID), interpolation=cv2.INTER_AREA), np.float32)
+
+
+def _summarise(found: Sequence[_PairMeasurements]) -> Measurements:
+    by_class: dict[int, list[tuple[float, float, float]]] = {}
+    for one in found:
+        for class_id, *numbers in one.structures:
+            by_class.setdefault(class_id, []).append((numbers[0], numbers[1], numbers[2]))
+    medians = [np.median(numbers, axis=0) for numbers in by_class.values()]
+    largest = max(medians, key=lambda numbers: numbers[1], default=np.zeros(3))
+    sizes = [size for one in found for size in one.object_sizes]
+    low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
+    class_maps = [one.class_map for one in found]
+    return Measurements(
+        num_pairs=len(found),
+        structure=float(largest[0]),
+        relative_structure=float(largest[1]),
+        thickness=float(min((numbers[2] for numbers in medians), default=0.0)),
+        size_spread=float(high / max(low, 1.0)),
+        brightness_spread=float(np.std([one.brightness for one in found])) if found else 0.0,
+        has_colour=sum(one.has_colour for one in found) > len(found) / 2,
+        told=_told_by_both(class_maps, [one.image_map for one in found]),
+        told_in_views=_told_by_both([one.view_map for one in found], [one.image_view_map for one in found]),
+        has_sides=_has_sides(class_maps),
+    )
+
+
+def _told_by_both(class_maps: Sequence[Floats], image_maps: Sequence[Floats]) -> dict[str, float]:
+    """By the masks or by the images, whichever tells more."""
+    return {
+        name: max(share_told(class_maps, transform), share_told(image_maps, transform)) for name, transform in TRANSFORMS.items()
+    }
+
+
+def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> float:
+    """Share of the images that can be told from their transform by what the other images look like.
+
+    Each map minus its transform is compared with the mean of that difference over all other maps: where the transform leaves the
+    distribution as it is, half of the images agree with it, by chance.
+    """
+    if len(maps) < 2:
+        return 0.5
+    scale = np.std(maps, axis=0) + 1e-3
+    differences = np.stack([((one - transform(one)) / scale).ravel() for one in maps])
+    of_others = differences.sum(axis=0) - differences
+    agreement = (differences * of_others).sum(axis=1)
+    return float(np.mean(np.where(agreement == 0, 0.5, agreement > 0)))
+
+
+def _has_sides(class_maps: Sequence[Floats]) -> bool:
+    """Whether a class, mirrored, lies where another one lies and not where it lies itself: left lung and right lung."""
+    if not class_maps:
+        return False
+    means = np.mean(class_maps, axis=0)
+    for first in range(len(means)):
+        for second in range(first + 1, len(means)):
+            one, other = means[first], means[second]
+            if min(one.sum(), other.sum()) < 0.3 * max(one.sum(), other.sum(), 1e-6):
+                continue
+            mirrored = one[:, ::-1]
+            if _likeness(mirrored, other) > 0.9 and _likeness(mirrored, one) < 0.5:
+                return True
+    return False
+
+
+def _likeness(one: Floats, other: Floats) -> float:
+    """Cosine of two maps."""
+    length = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float((one * other).sum()) / length if length else 0.0
+
+
+def _cache_key(pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int) -> str:
+    files = [(str(path.absolute()), file_stamp(path)) for pair in pairs for path in (pair.image, pair.mask)]
+    content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def _read_cache(path: Path | None) -> Measurements | None:
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        if content.pop("format", None) == CACHE_FORMAT:
+            return Measurements(**content)
+    return None

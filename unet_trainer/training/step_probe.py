@@ -1,0 +1,223 @@
+"""Measures the time and memory of a config's step in a process of its own, so that running out of memory cannot hurt the run.
+
+The child builds the real model, loss and optimizer and takes a few steps on random images. What was measured is kept in a file,
+since the same step is asked for again by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import unet_trainer
+from unet_trainer.config.dump import as_dict
+from unet_trainer.config.facts import HardwareFacts, StepCost
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.schema import FIELDS
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.model.precision import choose_device, set_backends
+from unet_trainer.model.segmenter import build_spec
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.console import Console
+from unet_trainer.training.state import EpochMetrics
+
+ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
+COMPILE_SECONDS = 420.0
+MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
+# The settings that the cost of a step depends on.
+COST_KEYS = (
+    "architecture", "encoder", "decoder_channels", "num_classes", "in_channels", "image_size", "batch_size", "batch_parts", "loss",
+    "optimizer", "grad_clip", "use_amp", "amp_dtype", "compile_model", "channels_last", "allow_tf32", "deterministic",
+)  # fmt: skip
+
+
+class StepProbe:
+    """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails."""
+
+    def __init__(self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None) -> None:
+        self.image_spec = image_spec
+        self.hardware = hardware
+        self.cache = cache
+        self.failure = ""  # of the last trial
+        self._child: subprocess.Popen[bytes] | None = None
+        self._known: dict[str, Any] = _read_cache(cache)
+
+    def __enter__(self) -> StepProbe:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end_child()
+
+    def __call__(self, config: ResolvedConfig) -> StepCost | None:
+        key = self._key(config)
+        if key not in self._known:
+            answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+            self.failure = str(answer.get("failure", ""))
+            if self.failure:
+                return None
+            self._known[key] = answer
+            self._write_cache()
+        return StepCost(**self._known[key])
+
+    def knows(self, config: ResolvedConfig) -> bool:
+        """Whether the cost is known from an earlier trial."""
+        return self._key(config) in self._known
+
+    def _key(self, config: ResolvedConfig) -> str:
+        settings = {name: value for name, value in as_dict(config).items() if name in COST_KEYS}
+        settings["averages"] = config.ema_decay is not None
+        machine = [self.hardware.name, self.hardware.num_cores, self.hardware.device, torch.__version__, self.image_spec.is_8bit]
+        return hashlib.sha256(json.dumps([settings, machine], sort_keys=True).encode()).hexdigest()[:24]
+
+    def _ask(self, request: Mapping[str, Any], compiles: bool) -> dict[str, Any]:
+        """Sends a request to the child; an answer that does not come in time ends the child."""
+        try:
+            child = self._start_child()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            limit = time.monotonic() + (COMPILE_SECONDS if compiles else ANSWER_SECONDS)
+            line = b""
+            while not line.endswith(b"\n"):
+                ready, _, _ = select.select([child.stdout], [], [], max(0.0, limit - time.monotonic()))
+                part = os.read(child.stdout.fileno(), 65536) if ready else b""
+                if not part:
+                    self._end_child()
+                    return {"failure": "it took too long" if not ready else "the process of the trial ended"}
+                line += part
+            answer = json.loads(line)
+        except (OSError, ValueError) as error:
+            self._end_child()
+            return {"failure": str(error)}
+        return answer if isinstance(answer, dict) else {"failure": "no answer"}
+
+    def _start_child(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            root = str(Path(unet_trainer.__file__).parents[1])
+            paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "unet_trainer.training.step_probe"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C is for the run, which ends the child itself
+            )
+        return self._child
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _write_cache(self) -> None:
+        if self.cache is not None:
+            with contextlib.suppress(OSError):  # a lost cache costs seconds
+                self.cache.parent.mkdir(parents=True, exist_ok=True)
+                write_text_atomically(self.cache, json.dumps(self._known))
+
+
+def _read_cache(path: Path | None) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        if isinstance(content, dict):
+            return {key: value for key, value in content.items() if _is_cost(value)}
+    return {}
+
+
+def _is_cost(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == set(asdict(StepCost(0.0, 0.0, 0)))
+
+
+def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
+    """Takes steps of a config on random images; raises what they raise."""
+    from unet_trainer.training.build import build_components, compile_components_once, random_batches
+
+    device = choose_device(config.device)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
+    spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    console = Console(io.StringIO())
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    components = build_components(config, spec, device, 1, console, resumes=True)
+    components.set_training_mode(config.freeze_encoder_epochs)
+    batch, eval_batch = random_batches(config, components)
+    if config.compile_model:
+        failure = compile_components_once(config, components)
+        if failure is not None:
+            raise RuntimeError(failure)
+    step, metrics = components.train_step, EpochMetrics(config.num_classes, device)
+
+    def train() -> None:
+        step.begin_group(1, 0)
+        step(batch, metrics)
+        step.optimizer_step(metrics, learning_rate=0.0)
+
+    seconds = _time(train, device, warm_up=3 if device.type == "cuda" else 1)
+    eval_metrics = components.eval_step.new_metrics()
+    components.eval_step.segmenter.eval()
+    eval_seconds = _time(lambda: components.eval_step(eval_batch, eval_metrics), device, warm_up=1)
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return StepCost(seconds, eval_seconds / len(eval_batch.images), memory)
+
+
+def _time(call: Any, device: torch.device, warm_up: int) -> float:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(warm_up):
+        call()
+    wait()
+    started, num_steps = time.perf_counter(), 0
+    while num_steps < MAX_STEPS and (num_steps < MIN_STEPS or time.perf_counter() - started < MIN_SECONDS):
+        call()
+        num_steps += 1
+    wait()
+    return (time.perf_counter() - started) / num_steps
+
+
+def main() -> None:
+    """The child: a request a line, an answer a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries that print must not disturb the answers
+    for line in sys.stdin:
+        request = json.loads(line)
+        config = load_config(request["config"])
+        resolved = ResolvedConfig(**{name: getattr(config, name) for name in FIELDS})
+        try:
+            answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
+        except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
+            answer = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
+            del error
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
