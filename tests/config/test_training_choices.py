@@ -1,0 +1,166 @@
+"""Precision, batch, steps, learning rate and the rest follow from the hardware, the size of the data and the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from unet_trainer.config.facts import HardwareFacts, StepCost
+from unet_trainer.config.training_choices import (
+    COMPILE_SECONDS,
+    MAX_VIEWS,
+    NUM_VIEWS,
+    affordable_views,
+    choose_batch_size,
+    choose_cache,
+    choose_compile,
+    choose_ema_decay,
+    choose_learning_rate,
+    choose_patience,
+    choose_use_amp,
+    choose_weight_decay,
+    describe_seconds,
+    plan_steps,
+    wanted_batch_size,
+    wanted_views,
+)
+
+GPU = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
+OLD_GPU = HardwareFacts("cuda", "Tesla K80", has_bfloat16=False, has_float16=False, num_cores=8)
+CPU = HardwareFacts("cpu", "x86_64", has_bfloat16=True, has_float16=False, num_cores=8)
+GIB = 2**30
+
+
+def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
+    return plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+
+
+def test_mixed_precision_is_for_gpus_that_have_it():
+    assert [choose_use_amp(hardware)[0] for hardware in (GPU, OLD_GPU, CPU)] == [True, False, False]
+
+
+@pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
+def test_sets_of_up_to_a_few_thousand_images_get_the_same_number_of_steps(num_samples):
+    found = plan(num_samples)
+    steps = found.num_epochs * (num_samples * found.repeats // 16)
+    assert steps == pytest.approx(NUM_VIEWS / 16, rel=0.03)
+    assert 45 <= found.num_epochs <= 125
+
+
+def test_few_images_are_repeated_so_that_an_epoch_has_many_steps():
+    assert plan(20).repeats == 48  # 60 steps of 16 images
+    assert plan(5000).repeats == 1
+
+
+def test_a_large_set_is_seen_forty_times_up_to_a_limit():
+    assert plan(10_000).num_epochs == 40
+    assert wanted_views(10_000) == 400_000
+    assert wanted_views(10**6) == MAX_VIEWS
+
+
+def test_repeats_that_are_set_are_kept():
+    found = plan(20, repeats=4)
+    assert found.repeats == 4
+    assert found.num_epochs * (20 * 4 // 16) == 6000
+
+
+def test_a_budget_limits_the_steps():
+    cost = StepCost(seconds=1.0, eval_seconds=0.0, memory=0)
+    found = plan(160, cost=cost, budget=600.0)
+    steps = found.num_epochs * (160 * found.repeats // 16)
+    assert 500 <= steps <= 600
+    assert "10 min allow" in found.reason
+
+
+def test_a_long_budget_does_not_train_longer_than_the_data_need():
+    cost = StepCost(seconds=0.01, eval_seconds=0.0, memory=0)
+    assert plan(160, cost=cost, budget=1e6) == plan(160, cost=cost)
+
+
+def test_the_smallest_budget_leaves_a_step():
+    found = plan(3, batch_size=4, cost=StepCost(100.0, 10.0, 0), num_val=1, budget=1.0)
+    assert found.num_epochs == 1
+    assert 3 * found.repeats >= 4
+
+
+def test_validation_takes_a_fifth_of_the_time_at_most():
+    """100 validation images of 0.1 s are 10 s: an epoch trains for 40 s at least, 40 steps."""
+    cost = StepCost(seconds=1.0, eval_seconds=0.1, memory=0)
+    found = plan(160, cost=cost, num_val=100, budget=2000.0)
+    steps_per_epoch = 160 * found.repeats // 16
+    assert steps_per_epoch >= 40
+    assert found.num_epochs * (steps_per_epoch * 1.0 + 10) <= 2000 * 1.05
+
+
+def test_images_that_the_budget_allows():
+    assert affordable_views(8, StepCost(2.0, 0.0, 0), 10, 600.0) == 2400
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(42.0, "42 s"), (600.0, "10 min"), (7200.0, "2.0 h")])
+def test_times_are_told_in_fitting_units(seconds, text):
+    assert describe_seconds(seconds) == text
+
+
+def test_the_wanted_batch_is_taken_when_it_fits():
+    size, reason = choose_batch_size({16: StepCost(0.02, 0.001, 7 * GIB)}, 40 * GIB, 16)
+    assert size == 16
+    assert reason == "measured: 800 images/s, 7.0 GiB"
+
+
+def test_a_batch_that_did_not_fit_is_halved_until_one_does():
+    size, reason = choose_batch_size({16: None, 8: StepCost(0.02, 0.001, 7 * GIB), 4: StepCost(0.02, 0.001, 3 * GIB)}, 7 * GIB, 16)
+    assert size == 4
+    assert reason.endswith("8 do not fit into memory")
+
+
+def test_without_a_trial_the_batch_is_the_recipes():
+    assert choose_batch_size({}, 0, 16)[0] == 16
+
+
+def test_when_no_batch_fits_the_smallest_is_tried():
+    assert choose_batch_size({2: None, 1: None}, GIB, 2)[0] == 1
+
+
+def test_many_images_get_larger_batches_and_cpus_smaller_ones():
+    assert wanted_batch_size(367, on_cpu=False) == 16
+    assert wanted_batch_size(20_000, on_cpu=False) == 32
+    assert wanted_batch_size(20_000, on_cpu=True) == 8
+
+
+def test_the_learning_rate_grows_with_the_root_of_the_batch():
+    assert choose_learning_rate("adamw", 16, is_pretrained=False)[0] == 2e-3
+    assert choose_learning_rate("adamw", 64, is_pretrained=False)[0] == 4e-3
+    assert choose_learning_rate("adamw", 4, is_pretrained=False)[0] == 1e-3
+    assert choose_learning_rate("adamw", 16, is_pretrained=True)[0] == 1e-3
+    assert choose_learning_rate("sgd", 16, is_pretrained=False)[0] == 5e-2
+
+
+def test_weight_decay_is_large_where_it_is_apart_from_the_gradient():
+    assert choose_weight_decay("adamw")[0] == 0.05
+    assert choose_weight_decay("sgd")[0] == 1e-4
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])
+def test_the_average_spans_a_tenth_of_the_run(steps, decay):
+    assert choose_ema_decay(steps)[0] == decay
+
+
+def test_patience_is_a_third_of_the_run_and_none_in_short_ones():
+    assert choose_patience(100)[0] == 30
+    assert choose_patience(10)[0] == 5
+    assert choose_patience(5)[0] is None
+
+
+def test_compiling_must_save_more_than_it_costs():
+    cost = StepCost(0.02, 0.001, 0)
+    enough = int(COMPILE_SECONDS / (0.45 * 0.02)) + 10
+    assert choose_compile(GPU, cost, enough)[0]
+    assert not choose_compile(GPU, cost, enough - 20)[0]
+    assert not choose_compile(CPU, cost, enough)[0]
+    assert not choose_compile(GPU, None, enough)[0]
+
+
+def test_what_fits_into_a_quarter_of_the_memory_is_cached():
+    assert choose_cache(2 * GIB, 8 * GIB, 10)[0] == "ram"
+    assert choose_cache(3 * GIB, 8 * GIB, 10)[0] == "none"
+    assert choose_cache(GIB, 8 * GIB, 1)[0] == "none"
+    assert choose_cache(GIB, 0, 10)[0] == "none"
