@@ -231,7 +231,13 @@ def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatc
 
 def test_early_stopping_stops_when_patience_runs_out(tiny_config, capsys):
     result = train(
-        tiny_config, num_epochs=9, learning_rate=1e-12, early_stopping_patience=2, augmentation="none", early_stopping_min_delta=0.5
+        tiny_config,
+        num_epochs=9,
+        learning_rate=1e-12,
+        scheduler="constant",
+        early_stopping_patience=2,
+        augmentation="none",
+        early_stopping_min_delta=0.5,
     )
     assert result.epochs == 3
     assert result.stopped_early
@@ -239,11 +245,27 @@ def test_early_stopping_stops_when_patience_runs_out(tiny_config, capsys):
 
 
 def test_a_run_that_stopped_early_goes_on_only_when_asked(tiny_config, capsys):
-    config = {**tiny_config, "num_epochs": 9, "early_stopping_patience": 1, "early_stopping_min_delta": 0.9}
+    config = {
+        **tiny_config,
+        "num_epochs": 9,
+        "early_stopping_patience": 1,
+        "early_stopping_min_delta": 0.9,
+        "scheduler": "constant",
+    }
     stopped = train(config)
     assert train(config, resume=str(stopped.run_dir)).epochs == stopped.epochs == 2
     assert "had stopped early after epoch 2; to train on: python train_unet.py --resume" in capsys.readouterr().out
     assert train(config, resume=str(stopped.run_dir), early_stopping_patience=3).epochs == 4
+
+
+def test_the_best_iou_is_compared_with_the_foreground_share_of_the_validation_masks(tiny_config, tiny_data, capsys):
+    result = train(tiny_config, image_size=64, num_epochs=1)
+    masks = [cv2.imread(str(tiny_data / "masks" / f"{name}.png"), cv2.IMREAD_GRAYSCALE) for name in parts_of(result.run_dir)[1]]
+    share = np.mean([mask > 0 for mask in masks])
+    assert result.baseline_iou == pytest.approx(share)
+    assert f"(all foreground everywhere would give {share:.4f})" in capsys.readouterr().out
+    again = train(tiny_config, image_size=64, num_epochs=1, resume=str(result.run_dir))  # nothing is left to do
+    assert (again.baseline_iou, again.warnings) == (result.baseline_iou, result.warnings)
 
 
 def test_val_loss_can_be_monitored(tiny_config):

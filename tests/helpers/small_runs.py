@@ -68,9 +68,11 @@ def said(run):
 
 
 def older_content(state, number):
-    """What format 1 or 2 saved of a state: no spec and no decisions, and in format 1 no position within an epoch."""
+    """What format 1 or 2 saved of a state: no spec, no decisions and no confusion matrix, in format 1 no position within an epoch."""
     content = {**state.state_dict(), "format": number, "config": make_settings().repeatable_dict()}
     content["split"] = {"train": ["a", "b"], "val": ["c"]}
+    del content["confusion"]
+    content["progress"] = {name: value for name, value in content["progress"].items() if name != "patience_used"}
     renamed = {"peak_memory_gib": "peak_memory_gb", "peak_reserved_gib": "peak_reserved_gb"}
     content["history"] = [{renamed.get(name, name): value for name, value in row.items()} for row in state.history]
     if number == 2:

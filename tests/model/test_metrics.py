@@ -24,6 +24,7 @@ def test_iou_and_dice_equal_the_hand_computed_values():
     # class 0: 3 hit, 4 true, 5 predicted; class 1: 5 hit, 8 true, 6 predicted; class 2: 1 hit, 1 true, 2 predicted
     found = compute_scores(torch.tensor([[3, 1, 0], [2, 5, 1], [0, 0, 1]]), num_classes=3)
     assert found.per_class_iou == [3 / 6, 5 / 9, 1 / 2]
+    assert found.confusion == [[3, 1, 0], [2, 5, 1], [0, 0, 1]]
     assert found.per_class_dice == [6 / 9, 10 / 14, 2 / 3]
     assert found.iou == pytest.approx((3 / 6 + 5 / 9 + 1 / 2) / 3)
     assert found.dice == pytest.approx((6 / 9 + 10 / 14 + 2 / 3) / 3)

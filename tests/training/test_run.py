@@ -122,9 +122,10 @@ def test_after_an_epoch_the_state_is_complete(run):
     assert run.judge({**ROW, "val_iou": 0.25, "seconds": 4.0}, SCORES)
     state = run.state
     assert (state.epoch, state.batch, state.seconds, state.train_seconds) == (1, 0, 4.0, 0.0)
-    assert (state.early_stopping.best_epoch, state.per_class_iou) == (1, [0.5])
+    assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (1, [0.5], [[5, 1], [1, 2]])
     assert not run.judge({**ROW, "epoch": 2, "val_iou": 0.2, "seconds": 4.0}, compute_scores(torch.tensor([[5, 1], [3, 2]]), 1))
     assert (state.epoch, state.seconds, state.per_class_iou) == (2, 8.0, [0.5])  # of the best epoch
+    assert state.confusion == [[5, 1], [1, 2]]
     assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
 
 
@@ -133,6 +134,45 @@ def test_the_monitored_metric_decides_which_epoch_is_best(tiny_data, tmp_path):
     assert run.judge({**ROW, "val_loss": 0.5, "val_iou": 0.9}, SCORES)
     assert run.judge({**ROW, "val_loss": 0.4, "val_iou": 0.1}, SCORES)
     assert not run.judge({**ROW, "val_loss": 0.45, "val_iou": 0.95}, SCORES)
+
+
+def finished_after(run, train_losses):
+    """The number of epochs after which a run ends whose first epoch was the best."""
+    for epoch, train_loss in enumerate(train_losses, start=1):
+        run.judge({**ROW, "epoch": epoch, "train_loss": train_loss, "val_iou": 0.5 if epoch == 1 else 0.4}, SCORES)
+        if run.is_finished():
+            return epoch
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"scheduler": "constant"}, 3),
+        ({"scheduler": "plateau"}, 3),
+        ({"scheduler": "constant", "warmup_epochs": 3}, 5),
+        ({"scheduler": "constant", "freeze_encoder_epochs": 4}, 6),
+        ({"scheduler": "cosine"}, 12),  # above half of the peak until epoch 10
+        ({"scheduler": "poly"}, 12),  # (1 - 54 / 100) ** 0.9 = 0.497 is that of epoch 11
+    ],
+)
+def test_patience_waits_for_the_warm_up_and_while_a_high_rate_still_improves_training(settings, expected, tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=2, **settings)
+    assert finished_after(run, [1 / epoch for epoch in range(1, 21)]) == expected
+
+
+def test_patience_does_not_wait_for_training_that_stands_still(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=2)
+    assert finished_after(run, [1.0] * 20) == 3
+
+
+def test_a_plateau_counts_epochs_of_the_warm_up_too(tiny_data, tmp_path):
+    """Its own patience is not that of early stopping."""
+    settings = {"scheduler": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "learning_rate": 0.1, "warmup_epochs": 4}
+    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=3, **settings)
+    for value in (0.5, 0.4, 0.4):
+        run.judge({**ROW, "val_iou": value}, SCORES)
+    assert (run.state.learning_rate.num_drops, run.state.early_stopping.patience_used) == (1, 0)
 
 
 def test_a_plateau_lowers_the_rate_after_an_epoch(tiny_data, tmp_path):

@@ -29,6 +29,7 @@ def components():
     state.epoch, state.batch, state.history = 1, 2, [dict(ROW)]
     state.seconds, state.train_seconds, state.wait_seconds = 10.0, 5.0, 1.0
     state.num_rollbacks, state.learning_rate.factor, state.per_class_iou = 1, 0.1, [0.25, None]
+    state.confusion = [[5, 2**40], [1, 2]]  # more pixels than 32 bits count
     state.early_stopping.update(0.5, 1)
     return made
 
@@ -53,6 +54,7 @@ def test_everything_is_restored(components, tmp_path):
     assert torch.equal(torch.rand(3), expected)  # the random generator too
     assert same(everything(components), everything(other))
     one, two = components.state, other.state
+    assert two.confusion == [[5, 2**40], [1, 2]]
     for name in ("epoch", "batch", "history", "per_class_iou", "seconds", "train_seconds", "wait_seconds", "num_rollbacks"):
         assert getattr(two, name) == getattr(one, name), name
     assert (two.learning_rate.factor, two.early_stopping) == (0.1, one.early_stopping)
@@ -88,6 +90,7 @@ def test_a_state_of_format_1_goes_on_from_the_end_of_its_epoch(components, tmp_p
     state = other.state
     assert (state.epoch, state.batch, state.learning_rate.factor, state.num_rollbacks) == (1, 0, 1.0, 0)
     assert (state.metrics.num_images, int(state.metrics.matrix.sum())) == (0, 0)
+    assert state.confusion == []
     assert state.ema.num_updates == 2
     assert "nan_steps" not in state.history[0]
     assert state.history[0]["peak_memory_gib"] == 0.0
@@ -103,7 +106,7 @@ def test_a_state_of_format_2_goes_on_within_its_epoch(components, tmp_path):
     state = other.state
     assert (state.epoch, state.batch, state.learning_rate.factor, state.num_rollbacks) == (1, 2, 0.1, 1)
     assert (state.history, state.metrics.num_images) == ([ROW], 4)
-    assert (state.train_seconds, state.wait_seconds) == (5.0, 1.0)
+    assert (state.train_seconds, state.wait_seconds, state.confusion) == (5.0, 1.0, [])
     step(components, seed=5)
     step(other, seed=5)
     assert same(everything(components), everything(other))

@@ -241,7 +241,8 @@ class Config:
     early_stopping_patience: int | Auto | None = key(
         "auto",
         p.optional(p.auto_or(p.integer(minimum=1, example="20"))),
-        "stop after this many epochs without improvement; auto: 30 % of the epochs; null: never",
+        "stop after this many epochs without improvement, not counting those in which the learning rate warms up, or is high and the "
+        "training loss still falls; auto: 30 % of the epochs; null: never",
     )
     early_stopping_min_delta: float = key(
         0.0, p.number(minimum=0, example="0.001"), "an improvement smaller than this does not count as one"

@@ -7,7 +7,7 @@ the mean; counting it as 1.0 would raise the mean of rare classes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -45,6 +45,7 @@ class Scores:
 
     per_class_iou: list[float | None]
     per_class_dice: list[float | None]
+    confusion: list[list[int]] = field(default_factory=list)  # that they were computed from: rows truth, columns prediction
 
     @property
     def iou(self) -> float:
@@ -57,14 +58,15 @@ class Scores:
 
 def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     """From a summed confusion matrix. With one class the foreground alone is reported."""
-    counts = matrix.to("cpu", torch.float64)
+    on_host = matrix.cpu()
+    counts = on_host.to(torch.float64)
     hits = counts.diagonal()
     in_truth, in_prediction = counts.sum(1), counts.sum(0)
     union = in_truth + in_prediction - hits
     first = 1 if num_classes == 1 else 0
     iou = [float(h / u) if u > 0 else None for h, u in zip(hits, union, strict=True)]
     dice = [float(2 * h / (t + p)) if t + p > 0 else None for h, t, p in zip(hits, in_truth, in_prediction, strict=True)]
-    return Scores(iou[first:], dice[first:])
+    return Scores(iou[first:], dice[first:], on_host.tolist())
 
 
 def _mean(values: list[float | None]) -> float:

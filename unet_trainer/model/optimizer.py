@@ -62,9 +62,10 @@ class LearningRate:
 
     def at(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run."""
-        return self.factor * self._planned(step)
+        return self.factor * self.planned(step)
 
-    def _planned(self, step: int) -> float:
+    def planned(self, step: int) -> float:
+        """The rate of a step without the reduction after non-finite numbers."""
         if step < self.num_warmup_steps:
             return self.peak * (step + 1) / self.num_warmup_steps
         done = (step - self.num_warmup_steps) / max(1, self.num_steps - self.num_warmup_steps)

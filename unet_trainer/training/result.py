@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config.schema import class_names
+from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.runs.history import Row, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
 from unet_trainer.system.console import Console, counted
+from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.run import Run
+from unet_trainer.training.verdict import Baseline, best_baseline, judge_model
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,15 @@ class TrainResult:
     unwritten: list[str] = field(default_factory=list)  # best.pt, last.pt: could not be written (on_save_error: continue)
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
+    baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
+    warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
 
 
 def build_result(run: Run) -> TrainResult:
     """The result of a run that has ended."""
     config, state = run.config, run.state
     has_best = state.early_stopping.best_epoch > 0
+    baseline = _baseline(run)
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
     return TrainResult(
@@ -51,7 +56,22 @@ def build_result(run: Run) -> TrainResult:
         unwritten=run.checkpointer.unwritten(),
         number_format=config.number_format,
         is_compiled=config.compile_model,
+        baseline_iou=None if baseline is None else baseline.iou,
+        warnings=_warnings(run),
     )
+
+
+def _baseline(run: Run) -> Baseline | None:
+    return best_baseline(run.state.confusion, run.config.num_classes, id_names(run.config))
+
+
+def _warnings(run: Run) -> list[str]:
+    config, state = run.config, run.state
+    best_epoch, steps_per_epoch = state.early_stopping.best_epoch, state.learning_rate.steps_per_epoch
+    if best_epoch == 0:
+        return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
+    findings = judge_model(config, state.confusion, state.history, best_epoch, steps_per_epoch)
+    return [finding.text for finding in findings]
 
 
 def result_dict(result: TrainResult) -> dict[str, Any]:
@@ -65,21 +85,24 @@ def report(run: Run) -> TrainResult:
     """Writes result.json and says the result."""
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
-    has_best = run.state.early_stopping.best_epoch > 0
-    say_result(result, run.config.monitor, run.config.early_stopping_patience, run.config.num_epochs, has_best, run.console)
+    say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), run.config.num_epochs, run.console)
     return result
 
 
-def say_result(result: TrainResult, monitor: str, patience: int | None, num_epochs: int, has_best: bool, console: Console) -> None:
+def say_result(
+    result: TrainResult, monitor: str, stopping: EarlyStopping, baseline: Baseline | None, num_epochs: int, console: Console
+) -> None:
     folder = result.run_dir
+    has_best = stopping.best_epoch > 0
     console.say()
     if result.stopped_early:
-        console.say(f"Stopped early: no better {monitor} in {counted(patience or 0, 'epoch')}")
+        console.say(f"Stopped early: no better {monitor} in {_describe_patience(stopping)}")
     if has_best:
-        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}")
-    else:
-        console.warn(f"{monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}")
+        compared = "" if baseline is None else f" ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
+        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}{compared}")
     console.class_table(result.per_class_iou)
+    for warning in result.warnings:
+        console.warn(warning)
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
     if result.unwritten:
         names = " and ".join(str(folder / name) for name in result.unwritten)
@@ -88,3 +111,11 @@ def say_result(result: TrainResult, monitor: str, patience: int | None, num_epoc
     weights = folder / (BEST if has_best else LAST)
     console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
     console.say(f"Next: python train_unet.py --resume {shlex.quote(str(folder))} num_epochs={num_epochs * 2}   (trains on)")
+
+
+def _describe_patience(stopping: EarlyStopping) -> str:
+    """The epochs without improvement, and how many of them counted."""
+    epochs = counted(stopping.epochs_since_best, "epoch")
+    if stopping.patience_used == stopping.epochs_since_best:
+        return epochs
+    return f"{epochs}, {stopping.patience_used} of which counted against early_stopping_patience"

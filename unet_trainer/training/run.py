@@ -19,6 +19,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.training.components import Components, Loaders
+from unet_trainer.training.early_stopping import counts_against_patience
 from unet_trainer.training.state import TrainState
 
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
@@ -84,11 +85,13 @@ class Run:
         state = self.state
         state.begin_next_epoch()
         state.seconds += row["seconds"]
-        improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch)
-        state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
         state.history.append(row)
+        train_losses = [float(earlier["train_loss"]) for earlier in state.history]
+        counts = counts_against_patience(state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses)
+        improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
+        state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
         if improved:
-            state.per_class_iou = scores.per_class_iou
+            state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
         if self.settings.replans():
             self._fit_into_budget()
         return improved

@@ -108,6 +108,7 @@ class TrainState:
     batch: int = 0  # batches of the current epoch that the weights have seen: whole accumulation groups
     history: list[Row] = field(default_factory=list)
     per_class_iou: list[float | None] = field(default_factory=list)  # of the best epoch
+    confusion: list[list[int]] = field(default_factory=list)  # of its validation: rows truth, columns prediction
     seconds: float = 0.0  # in finished epochs
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
@@ -146,6 +147,7 @@ class TrainState:
             "batch": self.batch,
             "history": self.history,
             "per_class_iou": self.per_class_iou,
+            "confusion": self.confusion,
             "seconds": self.seconds,
             "train_seconds": self.train_seconds,
             "wait_seconds": self.wait_seconds,
@@ -180,6 +182,7 @@ class TrainState:
         self.batch = state["batch"]
         self.history = [dict(row) for row in state["history"]]
         self.per_class_iou = list(state["per_class_iou"])
+        self.confusion = [list(counts) for counts in state.get("confusion", [])]  # earlier versions did not save it
         self.seconds = state["seconds"]
         self.train_seconds = state["train_seconds"]
         self.wait_seconds = state["wait_seconds"]

@@ -1,0 +1,251 @@
+"""The verdict on a finished run: whether its model is better than a prediction that needs no model, and what to try if it is not.
+
+Works from the confusion matrix of the best epoch, the rows of metrics.csv and the config; reads and measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from unet_trainer.config.dump import value_text
+from unet_trainer.config.schema import Config, id_names, image_shape
+from unet_trainer.datasets.problems import first_few
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.runs.history import Row
+from unet_trainer.system.console import counted
+
+Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: not known
+
+# Gains are shares of what lies between the baseline and an IoU of 1.
+MIN_GAIN = 0.01  # a model below it is no better than the baseline
+MIN_TRAIN_GAIN = 0.1  # training below it has not learned: augmentation and crops shift its IoU a little
+LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far behind
+LOST_IOU = 0.01  # a class below it is as good as never found
+RARE_SHARE = 0.05  # of the pixels
+ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
+MANY_EPOCHS = 5
+FALLING_LOSS = 0.9  # of the training loss of the best epoch: it went on falling
+NOISE = 0.02  # of IoU between epochs
+USUAL_RATES = {"adamw": (1e-4, 5e-3, 1e-3), "adam": (1e-4, 5e-3, 1e-3), "sgd": (1e-3, 0.2, 1e-2)}  # from, to, one to try
+HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
+MAX_IMAGE_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The IoU of a prediction that needs no model."""
+
+    prediction: str
+    iou: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a model, and likely causes with the settings to try."""
+
+    problem: str
+    advice: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        return "".join([self.problem, *(f"\n  - {line}" for line in self.advice)])
+
+
+def baselines(confusion: Confusion, num_classes: int, names: Sequence[str]) -> list[Baseline]:
+    """IoU of predicting one class everywhere: with one class background and foreground, else the most frequent one.
+
+    `names`: one for each class id. Empty if no pixel was counted.
+    """
+    in_truth = [sum(row) for row in confusion]
+    num_pixels = sum(in_truth)
+    if num_pixels == 0:
+        return []
+    if num_classes == 1:
+        return [Baseline(f"all {names[0]}", 0.0), Baseline(f"all {names[1]}", in_truth[1] / num_pixels)]
+    most = max(in_truth)
+    num_present = sum(count > 0 for count in in_truth)
+    return [Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)]
+
+
+def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
+    return max(baselines(confusion, num_classes, names), key=lambda baseline: baseline.iou, default=None)
+
+
+def judge_model(
+    config: Config, confusion: Confusion, history: Sequence[Row], best_epoch: int, steps_per_epoch: int
+) -> list[Finding]:
+    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once."""
+    names = id_names(config)
+    baseline = best_baseline(confusion, config.num_classes, names)
+    if baseline is None:
+        return []
+    present = [class_id for class_id, row in enumerate(confusion) if sum(row)]
+    if len(present) == 1:
+        return [_one_class_only(config, names[present[0]])]
+    iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
+    train_iou = max((row["train_iou"] for row in history if math.isfinite(row["train_iou"])), default=0.0)
+    gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
+    few_steps = _few_steps_advice(config.num_epochs, len(history), steps_per_epoch)
+    findings = []
+    if gain < MIN_GAIN:
+        findings.append(_no_better(config, confusion, baseline, iou, train_iou, few_steps))
+    elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
+        problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
+        findings.append(Finding(problem, few_steps + _overfitting_advice(config)))
+    lost = _lost_classes(confusion, names)
+    if lost and config.num_classes > 1:
+        problem = f"classes that the model does not find: {first_few(lost)}"
+        findings.append(Finding(problem, few_steps + _rare_class_advice(config)))
+    if _best_was_early(history, best_epoch):
+        findings.append(_early_best(config, history, best_epoch))
+    return _without_repeated_advice(findings)
+
+
+def _gain(iou: float, baseline: float) -> float:
+    return (iou - baseline) / (1 - baseline)
+
+
+def _one_class_only(config: Config, name: str) -> Finding:
+    return Finding(
+        f"every validation pixel is {name}: val IoU says nothing about the model",
+        [
+            "validation needs images with each class: a larger val_fraction, another seed, or a split_file",
+            f"masks may be read with the wrong mask_values: {_check_command(config)}",
+        ],
+    )
+
+
+def _no_better(
+    config: Config, confusion: Confusion, baseline: Baseline, iou: float, train_iou: float, few_steps: list[str]
+) -> Finding:
+    problem = f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
+    if config.num_classes == 1 and not any(row[1] for row in confusion):
+        problem += f". No validation pixel is predicted as {id_names(config)[1]}"
+    if _gain(train_iou, baseline.iou) >= MIN_TRAIN_GAIN:
+        problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
+        advice = few_steps + _overfitting_advice(config)
+    else:
+        problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
+        masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
+        advice = [*few_steps, masks, _rate_advice(config)]
+    if config.num_classes == 1 and sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion)):
+        advice += _rare_class_advice(config)
+    return Finding(problem, advice)
+
+
+def _lost_classes(confusion: Confusion, names: Sequence[str]) -> list[str]:
+    """Each class that occurs in truth and is hardly ever found: its share, and what it is taken for."""
+    num_pixels = sum(map(sum, confusion))
+    lost = []
+    for class_id, row in enumerate(confusion):
+        in_truth, hits, predicted = sum(row), row[class_id], sum(counts[class_id] for counts in confusion)
+        if in_truth == 0 or hits / (in_truth + predicted - hits) >= LOST_IOU:
+            continue
+        iou = "never predicted" if predicted == 0 else f"IoU {hits / (in_truth + predicted - hits):.4f}"
+        other = max(range(len(row)), key=lambda index: row[index])
+        taken_for = "" if other == class_id else f", {row[other] / in_truth:.0%} of them taken for {names[other]}"
+        lost.append(f"{names[class_id]} ({_share(in_truth, num_pixels)}{taken_for}; {iou})")
+    return lost
+
+
+def _share(count: int, num_pixels: int) -> str:
+    share = count / num_pixels
+    return f"{share:.2%} of the validation pixels" if share >= 1e-4 else f"{count} of {num_pixels} validation pixels"
+
+
+def _best_was_early(history: Sequence[Row], best_epoch: int) -> bool:
+    """Whether the best epoch is the first, or in the first tenth, and training went on well beyond it."""
+    if len(history) < MANY_EPOCHS or best_epoch > max(1, len(history) // 10):
+        return False
+    best, later = history[best_epoch - 1], history[best_epoch:]
+    loss_fell = min(row["train_loss"] for row in later) < FALLING_LOSS * best["train_loss"]
+    return loss_fell and max(row["train_iou"] for row in later) > best["val_iou"] + NOISE
+
+
+def _early_best(config: Config, history: Sequence[Row], best_epoch: int) -> Finding:
+    best, later = history[best_epoch - 1], history[best_epoch:]
+    lowest = min(row["train_loss"] for row in later)
+    problem = (
+        f"epoch {best_epoch} of {len(history)} was the best by {config.monitor}, while the training loss went on falling "
+        f"({best['train_loss']:.4f} → {lowest:.4f}): what was learned later did not help on validation images"
+    )
+    advice = []
+    if config.monitor == "val_loss" and max(row["val_iou"] for row in later) > best["val_iou"] + NOISE:
+        advice.append(f"val IoU rose after that epoch: {_setting('monitor', 'val_iou')}")
+    if config.ema_decay is not None:
+        advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
+    advice.append(f"a lower rate: {_setting('learning_rate', _rounded(config.learning_rate / 10))}")
+    return Finding(problem, advice + _overfitting_advice(config))
+
+
+def _few_steps_advice(num_epochs: int, epochs: int, steps_per_epoch: int) -> list[str]:
+    num_steps = epochs * steps_per_epoch
+    if num_steps >= ENOUGH_STEPS:
+        return []
+    more = max(2 * num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch))
+    return [f"{counted(num_steps, 'optimizer step')} may be too few: {_setting('num_epochs', more)}"]
+
+
+def _rate_advice(config: Config) -> str:
+    low, high, usual = USUAL_RATES[config.optimizer]
+    rate = config.learning_rate
+    if low <= rate <= high:
+        return f"the learning rate may be too high for these data: {_setting('learning_rate', _rounded(rate / 10))}"
+    size = "low" if rate < low else "high"
+    return f"learning_rate: {rate:g} is {size} for {config.optimizer}: {_setting('learning_rate', usual)}"
+
+
+def _overfitting_advice(config: Config) -> list[str]:
+    settings = []
+    if config.augmentation in ("none", "default"):
+        settings.append(_setting("augmentation", "strong"))
+    if config.encoder_weights is None:
+        settings.append(_setting("encoder_weights", "imagenet"))
+    return [
+        f"overfitting: {', '.join([*settings, 'more training images'])}",
+        "validation images may be of another kind than those trained on (another camera, patient or mask coding): compare the "
+        "pictures in samples/, or try another split (seed, or a split_file)",
+    ]
+
+
+def _rare_class_advice(config: Config) -> list[str]:
+    advice = []
+    if config.fit == "resize":
+        sides = [min(2 * side, MAX_IMAGE_SIZE) for side in image_shape(config)]
+        larger = sides if isinstance(config.image_size, tuple) else sides[0]
+        crops = f"{_setting('fit', 'crop')} {_setting('rare_class_crops', 0.5)}"
+        advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
+    elif config.rare_class_crops < 0.5:
+        advice.append(f"more crops around rare classes: {_setting('rare_class_crops', 0.5)}")
+    if config.class_weights is None:
+        advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', 'auto')}")
+    if not HARD_CLASS_LOSSES & config.loss.keys():
+        advice.append(f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}")
+    return advice
+
+
+def _check_command(config: Config) -> str:
+    return f"python train_unet.py check {_setting('data_dir', config.data_dir)}"
+
+
+def _setting(name: str, value: object) -> str:
+    """key=value for the command line."""
+    return shlex.quote(f"{name}={value_text(value)}")
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.1g}")
+
+
+def _without_repeated_advice(findings: Sequence[Finding]) -> list[Finding]:
+    given: set[str] = set()
+    kept = []
+    for finding in findings:
+        kept.append(replace(finding, advice=[line for line in finding.advice if line not in given]))
+        given.update(finding.advice)
+    return kept
