@@ -69,6 +69,7 @@ DEMO: dict[str, Any] = {
     "encoder_weights": None,
     "decoder_channels": [96, 48, 32, 16, 8],
     "loss": {"dice": 1.0, "cross_entropy": 1.0},
+    "class_weights": None,
     "batch_size": 8,
     "num_epochs": 7,
     "learning_rate": 4e-3,

@@ -115,9 +115,10 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
         ("float32", {}),
         ("bfloat16", {"ema_decay": 0.9, "grad_clip": 1.0}),
         ("bfloat16", {"optimizer": "sgd", "freeze_encoder_epochs": 1}),
+        ("bfloat16", {"encoder_lr_factor": 0.2, "freeze_encoder_epochs": 1}),
         ("float16", {"ema_decay": 0.9, "grad_clip": 0.5, "scaler_init_scale": 2.0**30}),  # the first steps overflow
     ],
-    ids=["float32", "bfloat16 clip ema", "bfloat16 sgd thawed", "float16 overflowing"],
+    ids=["float32", "bfloat16 clip ema", "bfloat16 sgd thawed", "bfloat16 slow encoder thawed", "float16 overflowing"],
 )
 def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, settings):
     """To the last bit: weights, statistics, the optimizer's state, the average, and what was counted."""

@@ -42,23 +42,27 @@ EVERYTHING_SET = {
     "image_std": [0.25],
     "crops_per_image": 5,
     "class_weights": [2.0],
+    "encoder_weights": "imagenet",
+    "encoder_lr_factor": 0.5,
 }
+FOUND_WEIGHTS = EncoderFacts("imagenet", "on this machine")
 
 
-def settings_of(hardware=CPU, dataset=DATASET, **values):
-    return resolve(load_config(values), hardware, dataset)
+def settings_of(hardware=CPU, dataset=DATASET, encoder=FOUND_WEIGHTS, **values):
+    return resolve(load_config(values), hardware, dataset, encoder)
 
 
 # resolve
 
 
 def test_what_is_left_open_is_decided_with_a_reason():
-    settings = settings_of(AMPERE, class_weights="auto")
+    settings = settings_of(AMPERE, class_weights="auto", encoder_weights="auto")
     taken = settings.taken
     assert (taken.device, taken.num_workers) == ("cuda", 7)
     assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
     assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
     assert (taken.crops_per_image, taken.class_weights) == (1, (4.0,))
+    assert (taken.encoder_weights, taken.encoder_lr_factor) == ("imagenet", 0.2)
     decided = {name: decision.reason for name, decision in settings.decisions.items() if decision.source == "decided"}
     assert decided == {
         "device": "NVIDIA A100",
@@ -69,6 +73,8 @@ def test_what_is_left_open_is_decided_with_a_reason():
         "image_std": "of the training images",
         "crops_per_image": "fit: resize has no crops",
         "class_weights": "rare classes weigh more",
+        "encoder_weights": "on this machine",
+        "encoder_lr_factor": "the encoder has pretrained weights",
     }
 
 
@@ -79,9 +85,33 @@ def test_what_the_config_sets_is_kept():
 
 
 def test_no_auto_is_left_in_a_resolved_config():
-    taken = settings_of(class_weights="auto", fit="crop").taken
+    taken = settings_of(class_weights="auto", fit="crop", encoder_weights="auto").taken
     assert isinstance(taken, ResolvedConfig)
     assert [name for name, value in as_dict(taken).items() if value == "auto"] == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "encoder", "taken", "reason"),
+    [
+        ({"encoder_weights": None}, None, (None, 1.0), "the encoder's weights are random"),
+        ({"encoder_weights": "auto"}, EncoderFacts(None, "no network"), (None, 1.0), "the encoder's weights are random"),
+        ({"encoder_weights": "imagenet"}, None, ("imagenet", 0.2), "the encoder has pretrained weights"),
+        ({"encoder_weights": "mine.pt"}, None, ("mine.pt", 0.2), "the encoder has pretrained weights"),
+        ({"encoder_weights": "auto", "encoder_lr_factor": 1.0}, FOUND_WEIGHTS, ("imagenet", 1.0), ""),
+        ({"encoder_weights": "auto"}, EncoderFacts("imagenet", "as the run began", 1.0), ("imagenet", 1.0), "as the run began"),
+        ({"encoder_weights": None}, EncoderFacts("imagenet", "as the run began", 0.3), (None, 0.3), "as the run began"),
+    ],
+)
+def test_a_pretrained_encoder_learns_more_slowly_unless_the_run_began_otherwise(asked, encoder, taken, reason):
+    settings = settings_of(encoder=encoder, **asked)
+    assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == taken
+    assert settings.decisions["encoder_lr_factor"].reason == reason
+
+
+def test_weights_that_auto_found_are_those_of_the_repeated_run():
+    settings = settings_of(encoder_weights="auto")
+    assert (settings.repeatable().encoder_weights, settings.repeatable().encoder_lr_factor) == ("imagenet", 0.2)
+    assert settings.reasons()["encoder_weights"] == "decided: on this machine"
 
 
 def test_class_weights_that_are_off_stay_off():

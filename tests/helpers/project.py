@@ -14,6 +14,7 @@ FIXED_RECIPE: dict[str, Any] = {
     "cache": "none",
     "encoder_weights": None,
     "loss": {"dice": 1.0, "cross_entropy": 1.0},
+    "class_weights": None,
     "batch_size": 8,
     "num_epochs": 50,
     "learning_rate": 1e-3,

@@ -39,7 +39,7 @@ def make_spec(image=RGB_8BIT, num_classes=1, **others):
     return SegmenterSpec(image, MaskCoding(tuple(range(len(names)))), num_classes, names, colours, **{**values, **others})
 
 
-def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, **settings):
+def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, encoder_facts=None, **settings):
     """Resolved settings of a tiny model on a dataset with images of this spec."""
     config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", **settings})
     num_ids = max(2, config.num_classes)
@@ -54,7 +54,7 @@ def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, **settings):
         class_shares=[1 / num_ids] * num_ids,
         train_sizes=[as_shape(config.image_size)],
     )
-    return resolve(config, hardware, facts)
+    return resolve(config, hardware, facts, encoder_facts)
 
 
 def tiny_components(image=RGB_8BIT, num_batches=4, settings=None, **others):

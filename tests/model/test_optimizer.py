@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from helpers.steps import SmallNetwork
 from unet_trainer.config.load import load_config
 from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, build_learning_rate, build_optimizer
@@ -128,22 +129,42 @@ def test_every_parameter_is_in_one_group():
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
 
 
+def test_an_encoder_with_a_rate_of_its_own_has_groups_of_its_own():
+    model = SmallNetwork()
+    groups = parameter_groups(model, 0.01, encoder_lr_factor=0.2)
+    conv, norm, _ = model.encoder
+    assert [id(p) for p in groups[0]["params"]] == [id(conv.weight)]
+    assert [id(p) for p in groups[1]["params"]] == [id(p) for p in (conv.bias, *norm.parameters())]
+    decoder, head = model.decoder, model.segmentation_head[0]
+    assert [id(p) for p in groups[2]["params"]] == [id(decoder[0].weight), id(head.weight)]
+    assert [id(p) for p in groups[3]["params"]] == [id(p) for p in (decoder[0].bias, *decoder[1].parameters(), head.bias)]
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.0, 0.01, 0.0]
+    assert [group.get("lr_factor") for group in groups] == [0.2, 0.2, None, None]
+
+
+def test_with_one_rate_for_all_the_groups_are_what_they_were():
+    groups = parameter_groups(SmallNetwork(), 0.01, encoder_lr_factor=1.0)
+    assert [set(group) for group in groups] == [{"params", "weight_decay"}] * 2
+
+
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
 def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
-    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.02, "weight_decay": 0.3}), small_network())
+    optimizer = build_optimizer(
+        load_config({"encoder_lr_factor": 1.0, "optimizer": name, "learning_rate": 0.02, "weight_decay": 0.3}), small_network()
+    )
     assert type(optimizer) is kind
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.02, 0.3), (0.02, 0.0)]
 
 
 def test_sgd_has_nesterov_momentum():
-    optimizer = build_optimizer(load_config({"optimizer": "sgd"}), small_network())
+    optimizer = build_optimizer(load_config({"encoder_lr_factor": 1.0, "optimizer": "sgd"}), small_network())
     assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.9, True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_every_optimizer_is_fused_and_skips_a_step_with_found_inf(name):
     model = small_network()
-    optimizer = build_optimizer(load_config({"optimizer": name}), model)
+    optimizer = build_optimizer(load_config({"encoder_lr_factor": 1.0, "optimizer": name}), model)
     assert all(group["fused"] for group in optimizer.param_groups)
     before = [parameter.clone() for parameter in model.parameters()]
     for parameter in model.parameters():
@@ -168,7 +189,9 @@ def test_sgd_and_adam_survive_a_first_step_that_the_scaler_skips(name):
     weight = torch.nn.Parameter(torch.full((4, 1), 0.5))
     model = torch.nn.Module()
     model.weight = weight
-    optimizer = build_optimizer(load_config({"optimizer": name, "learning_rate": 0.1, "weight_decay": 0.0}), model)
+    optimizer = build_optimizer(
+        load_config({"encoder_lr_factor": 1.0, "optimizer": name, "learning_rate": 0.1, "weight_decay": 0.0}), model
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for factor in (math.inf, 1.0):
         optimizer.zero_grad()

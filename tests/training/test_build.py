@@ -9,20 +9,24 @@ import shutil
 import pytest
 import torch
 
+from helpers import hub
 from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, same, take_step
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import HardwareFacts
+from unet_trainer.config.resolve import EncoderFacts, HardwareFacts
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
 from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,
+    build_components_with_weights,
     build_dataset,
+    build_encoder_facts,
     build_hardware,
     build_loaders,
     build_settings,
@@ -230,14 +234,75 @@ def test_the_model_and_its_batches_are_told(console):
 
 
 @pytest.mark.usefixtures("small_network")
-def test_a_resumed_run_downloads_no_weights(console, monkeypatch):
+def test_a_resumed_run_downloads_no_weights(console, monkeypatch, tmp_path):
     asked = []
+    hub.isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(build, "build_network", lambda spec, weights: (asked.append(weights), SmallNetwork())[1])
     make_components(console, encoder_weights="imagenet", resumes=True)
     assert said(console).splitlines()[0].endswith("weights of the checkpoint")
     make_components(console, encoder_weights="imagenet")
     assert asked == [None, "imagenet"]
     assert "Fetching imagenet weights for " in said(console)
+
+
+def test_weights_of_auto_are_looked_for_once_and_told_where_there_are_none(config, console, monkeypatch):
+    asked = []
+    answers = [("imagenet", "on this machine"), (None, "no network: random weights")]
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: asked.append(encoder) or answers[len(asked) - 1])
+    auto = dataclasses.replace(config, encoder_weights="auto")
+    assert build_encoder_facts(config, console) is None
+    assert asked == []
+    assert build_encoder_facts(auto, console) == EncoderFacts("imagenet", "on this machine")
+    assert said(console) == ""
+    assert build_encoder_facts(auto, console) == EncoderFacts(None, "no network: random weights")
+    assert said(console) == "Note: encoder_weights: no network: random weights\n"
+    assert asked == [config.encoder] * 2
+
+
+@pytest.mark.parametrize("weights", ["auto", None])
+def test_a_resumed_run_keeps_what_it_began_with_and_looks_for_nothing(config, console, monkeypatch, weights):
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    config = dataclasses.replace(config, encoder_weights=weights)
+    began = {"encoder_weights": "imagenet", "encoder_lr_factor": 0.3}
+    assert build_encoder_facts(config, console, began) == EncoderFacts("imagenet", "as the run began", 0.3)
+    del began["encoder_lr_factor"]  # an older version
+    assert build_encoder_facts(config, console, began) == EncoderFacts("imagenet", "as the run began", 1.0)
+
+
+def found_weights(**changes):
+    """Settings in which auto found imagenet weights."""
+    return make_settings(encoder_facts=EncoderFacts("imagenet", "on this machine"), **changes)
+
+
+def build_with_weights(settings, console):
+    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding((0, 1)))
+    return build_components_with_weights(settings, spec, CPU, 4, console)
+
+
+def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, monkeypatch, tmp_path):
+    cache = hub.isolate(monkeypatch, tmp_path)
+    settings = found_weights(encoder_weights="auto")
+    (file,) = weight_files(settings.taken.encoder, "imagenet")
+    hub.write_cached(cache, file.repo_id, None, "model.safetensors", b"damaged")
+    components = build_with_weights(settings, console)
+    assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == (None, 1.0)
+    assert settings.decisions["encoder_weights"].reason.startswith(
+        "imagenet weights cannot be loaded (encoder_weights: the file of"
+    )
+    assert said(console).splitlines()[-1].startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
+    assert same(everything(components), everything(make_components(console)))
+    with pytest.raises(UserError, match="in the download cache is damaged"):
+        build_with_weights(found_weights(encoder_weights="imagenet"), console)
+
+
+def test_an_encoder_that_the_architecture_refuses_is_an_error_with_auto_too(console, monkeypatch, tmp_path):
+    cache = hub.isolate(monkeypatch, tmp_path)
+    for file in weight_files("densenet121", "imagenet"):
+        hub.write_cached(cache, file.repo_id, file.revision, file.names[0], b"damaged")
+    settings = found_weights(encoder_weights="auto", architecture="pan", encoder="densenet121", decoder_channels=None)
+    with pytest.raises(ConfigError, match="architecture: pan does not go with encoder: densenet121"):
+        build_with_weights(settings, console)
+    assert "Note" not in said(console)
 
 
 @pytest.mark.usefixtures("small_network")

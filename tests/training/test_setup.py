@@ -134,6 +134,36 @@ def test_changed_settings_are_told_and_take_effect(config, capsys):
     assert "Note: changed since then: learning_rate: 0.001 → 0.5\n" in capsys.readouterr().out
 
 
+def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resumed(config, folder, monkeypatch, capsys):
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: ("imagenet", "on this machine"))
+    config = dataclasses.replace(config, encoder_weights="auto")
+    train_and_save(config)
+    written = (folder / "config.yaml").read_text()
+    assert "\nencoder_weights: imagenet  # decided: on this machine\n" in written
+    assert "\nencoder_lr_factor: 0.2  # decided: the encoder has pretrained weights\n" in written
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    run = start(config, resume="run")
+    assert (run.config.encoder_weights, run.config.encoder_lr_factor) == ("imagenet", 0.2)
+    assert len(run.state.optimizer.param_groups) == 4
+    assert "changed since then" not in capsys.readouterr().out
+
+
+def test_a_run_that_found_no_weights_stays_without(config, monkeypatch):
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: (None, "no network: random weights"))
+    config = dataclasses.replace(config, encoder_weights="auto")
+    train_and_save(config)
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    run = start(config, resume="run")
+    assert (run.config.encoder_weights, run.config.encoder_lr_factor) == (None, 1.0)
+
+
+def test_a_changed_rate_of_the_encoder_is_told_and_takes_effect(config, capsys):
+    train_and_save(config)
+    run = start(config, resume="run", encoder_lr_factor=0.1)
+    assert [group.get("lr_factor") for group in run.state.optimizer.param_groups] == [0.1, 0.1, None, None]
+    assert "Note: changed since then: encoder_lr_factor: 1.0 → 0.1\n" in capsys.readouterr().out
+
+
 def test_settings_that_the_state_depends_on_are_refused(config, folder):
     train_and_save(config)
     before = (folder / "train.log").read_text()

@@ -119,6 +119,37 @@ def test_settings_of_the_optimizer_are_those_of_this_start(components, tmp_path)
     assert [group["weight_decay"] for group in other.state.optimizer.param_groups] == [0.5, 0.0]
 
 
+def state_by_name(components):
+    network, optimizer = components.state.segmenter.network, components.state.optimizer
+    return {name: optimizer.state[parameter] for name, parameter in network.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("then", "now"), [(1.0, 0.2), (0.2, 1.0), (0.2, 0.5), (0.2, 0.2)])
+def test_each_parameter_gets_its_own_state_when_the_rate_of_the_encoder_changes(optimizer, then, now, tmp_path):
+    components = small_components(optimizer=optimizer, encoder_lr_factor=then)
+    for seed in range(2):
+        step(components, seed)
+    other = small_components(optimizer=optimizer, encoder_lr_factor=now)
+    other.state.load_state_dict(through_a_file(components.state, tmp_path))
+    before, after = state_by_name(components), state_by_name(other)
+    assert all(before.values())
+    for name in before:
+        assert before[name].keys() == after[name].keys()
+        assert all(torch.equal(before[name][key], after[name][key]) for key in before[name]), name
+    assert other.state.optimizer.param_groups[0].get("lr_factor", 1.0) == now
+    step(other, seed=2)
+
+
+def test_the_next_step_with_a_rate_of_the_encoders_own_is_the_same_after_a_restart(tmp_path):
+    components, other = (small_components(encoder_lr_factor=0.2) for _ in range(2))
+    step(components, seed=0)
+    other.state.load_state_dict(through_a_file(components.state, tmp_path))
+    for made in (components, other):
+        step(made, seed=1)
+    assert same(everything(components), everything(other))
+
+
 def test_ema_switched_on_at_resume_begins_with_the_weights(tmp_path):
     components, other = small_components(), small_components(ema_decay=0.9)
     step(components, seed=0)

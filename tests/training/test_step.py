@@ -75,6 +75,41 @@ def test_batches_are_grouped_from_where_the_epoch_stands_and_the_last_group_may_
     assert list(accumulation_groups(7, 7, 3)) == []
 
 
+def encoder_and_decoder(components):
+    network = components.state.segmenter.network
+    return tuple(
+        torch.cat([parameter.detach().flatten() for parameter in part.parameters()]) for part in (network.encoder, network.decoder)
+    )
+
+
+def test_the_encoder_moves_by_its_factor_and_the_decoder_by_the_whole():
+    """The first step of SGD is proportional to the rate."""
+    moved = []
+    for factor in (1.0, 0.25):
+        components = small_components(optimizer="sgd", weight_decay=0.0, encoder_lr_factor=factor)
+        before = encoder_and_decoder(components)
+        take_step(components.train_step, make_batch(4), learning_rate=0.5)
+        after = encoder_and_decoder(components)
+        moved.append([now - then for then, now in zip(before, after, strict=True)])
+    (encoder, decoder), (slow_encoder, same_decoder) = moved
+    assert encoder.abs().max() > 1e-4
+    torch.testing.assert_close(slow_encoder, encoder / 4, rtol=1e-3, atol=1e-7)
+    assert torch.equal(same_decoder, decoder)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_encoder_with_a_rate_of_its_own_can_be_frozen_and_thawed(optimizer):
+    components = small_components(optimizer=optimizer, encoder_lr_factor=0.25, freeze_encoder_epochs=1)
+    start = encoder_and_decoder(components)
+    take_step(components.train_step, make_batch(4))
+    frozen = encoder_and_decoder(components)
+    components.set_training_mode(1)
+    take_step(components.train_step, make_batch(4))
+    thawed = encoder_and_decoder(components)
+    assert [torch.equal(*pair) for pair in zip(start, frozen, strict=True)] == [True, False]
+    assert [torch.equal(*pair) for pair in zip(frozen, thawed, strict=True)] == [False, False]
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
 def test_gradients_are_clipped_after_unscaling(scale):
     """The length of an SGD step is learning rate × clipped norm, whatever the loss scale."""

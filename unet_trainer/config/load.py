@@ -19,6 +19,7 @@ from unet_trainer.config.schema import FIELDS, MAX_NAME_BYTES, WITH_DECODER_CHAN
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
     "learning_rate": "lr lr0 base_lr",
+    "encoder_lr_factor": "encoder_lr backbone_lr",
     "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations",
     "time_budget": "time max_time",
     "repeats": "repeat",

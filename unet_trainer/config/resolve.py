@@ -29,12 +29,15 @@ KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 SAID_ELSEWHERE = ("device", "num_workers", "mask_values", "ignore_value", "in_channels", "image_mean", "image_std", "class_weights")
 
 MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
+FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(Config):
     """A Config in which nothing is left open."""
 
+    encoder_weights: str | None
+    encoder_lr_factor: float
     in_channels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -140,13 +143,19 @@ class Settings:
 
 
 def resolve(
-    config: Config, hardware: HardwareFacts, dataset: DatasetFacts, measure_step: MeasureStep = lambda config: None
+    config: Config,
+    hardware: HardwareFacts,
+    dataset: DatasetFacts,
+    measure_step: MeasureStep = lambda config: None,
+    find_weights: FindWeights = lambda encoder: (None, "not looked for"),
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept."""
     draft = _Draft(config)
     _resolve_machine(draft, hardware)
     _resolve_data(draft, hardware, dataset)
     costs = _resolve_step(draft, hardware, dataset, measure_step)
+    if draft.is_open("encoder_weights"):
+        draft.decide("encoder_weights", *find_weights(draft["encoder"]))
     _resolve_training(draft, hardware, dataset, costs)
     taken = draft.filled()
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
@@ -216,8 +225,7 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
         draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
     draft.decide_if_open("crops_per_image", (1, "fit: resize has no crops"))
     _resolve_augmentation(draft, dataset)
-    if draft.is_open("class_weights"):
-        draft.decide("class_weights", training.class_weights(dataset.class_shares, draft["num_classes"]), "rare classes weigh more")
+    draft.decide_if_open("class_weights", training.choose_class_weights(dataset.class_shares, draft["num_classes"]))
     draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
 
 
@@ -309,6 +317,8 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
         "num_epochs": 1,
         "repeats": 1,
         "encoder": training.GPU_ENCODER,
+        "encoder_weights": None,
+        "encoder_lr_factor": 1.0,
         "learning_rate": 1e-3,
         "weight_decay": 0.0,
         "warmup_epochs": 0.0,
@@ -357,6 +367,7 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
     effective = batch_size * draft["accumulation_steps"]
     is_pretrained = draft["encoder_weights"] is not None
     draft.decide_if_open("learning_rate", training.choose_learning_rate(draft["optimizer"], effective, is_pretrained))
+    draft.decide_if_open("encoder_lr_factor", training.choose_encoder_lr_factor(is_pretrained))
     draft.decide_if_open("weight_decay", training.choose_weight_decay(draft["optimizer"]))
     draft.decide_if_open("ema_decay", training.choose_ema_decay(num_steps))
     warmup = float(f"{training.WARMUP_SHARE * draft['num_epochs']:.2g}")

@@ -156,7 +156,10 @@ class Config:
         "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or a smaller one on a CPU",
     )
     encoder_weights: str | None = key(
-        None, p.optional(p.text("imagenet")), "null: random; imagenet: downloaded once; or a local .pt, .pth or .safetensors file"
+        "auto",
+        p.optional(p.text("imagenet")),
+        "auto: imagenet if they are on this machine or can be fetched within a minute, else random; null: random; imagenet; or a local "
+        ".pt, .pth or .safetensors file",
     )
     decoder_channels: tuple[int, ...] | None = key(
         None,
@@ -175,10 +178,10 @@ class Config:
         f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce; auto: dice + cross_entropy",
         theme="Loss",
     )
-    class_weights: tuple[float, ...] | Literal["auto"] | None = key(
-        None,
-        p.optional(p.either(p.choice("auto"), p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]"))),
-        "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh more, from the masks",
+    class_weights: tuple[float, ...] | Auto | None = key(
+        "auto",
+        p.optional(p.auto_or(p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]"))),
+        "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh somewhat more; null: all alike",
     )
 
     batch_size: int | Auto = key(
@@ -207,6 +210,11 @@ class Config:
     )
     learning_rate: float | Auto = key(
         "auto", p.auto_or(p.number(above=0, example="1e-3")), "peak learning rate; auto: by optimizer and effective batch"
+    )
+    encoder_lr_factor: float | Auto = key(
+        "auto",
+        p.auto_or(p.number(above=0, example="0.2")),
+        "the encoder's learning rate relative to learning_rate; auto: 0.2 if the encoder has pretrained weights, else 1",
     )
     weight_decay: float | Auto = key(
         "auto",

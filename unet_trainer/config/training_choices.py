@@ -16,7 +16,8 @@ from unet_trainer.config.facts import HardwareFacts, StepCost
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 
-MAX_CLASS_WEIGHT = 10.0  # relative to the median class: above it, a few pixels would dominate the loss
+CLASS_BALANCE = 0.25  # power of a class's rarity
+MAX_CLASS_WEIGHT = 5.0  # relative to the median class: above it, a few pixels would dominate the loss
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
 NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
@@ -37,6 +38,7 @@ COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.45  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
 CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
+PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE = 0.3  # of the epochs
@@ -71,16 +73,17 @@ def choose_num_workers(num_cores: int, on_cpu: bool) -> int:
     return min(num_cores // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(num_cores - 1, MAX_GPU_WORKERS))
 
 
-def class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[float, ...]:
-    """Median share / share of each class, at most MAX_CLASS_WEIGHT and at least its inverse; 1 for a class that does not occur.
+def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[tuple[float, ...] | None, str]:
+    """The fourth root of (median share / share) of each class; 1 for a class that does not occur.
 
-    With num_classes 1: one weight, of foreground against background.
+    Full balance (the ratio itself) costs more of the common classes than it gives the rare ones.
     """
+    if num_classes == 1:
+        return None, "one class: the overlap loss counts its pixels alone"
     present = [share for share in class_shares if share > 0]
     middle = median(present) if present else 1.0
-    low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
-    weights = [round(min(max(middle / share, low), high), 4) if share > 0 else 1.0 for share in class_shares]
-    return (round(min(weights[1] / weights[0], high), 4),) if num_classes == 1 else tuple(weights)
+    weights = [min((middle / share) ** CLASS_BALANCE, MAX_CLASS_WEIGHT) if share > 0 else 1.0 for share in class_shares]
+    return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,12 @@ def choose_learning_rate(optimizer: str, batch_size: int, is_pretrained: bool) -
     base = {"adamw": 2e-3, "adam": 1e-3, "sgd": 5e-2}[optimizer] * (0.5 if is_pretrained else 1.0)
     rate = float(f"{base * math.sqrt(batch_size / REFERENCE_BATCH):.2g}")
     return rate, f"{optimizer}, {'pretrained weights, ' if is_pretrained else ''}effective batch {batch_size}"
+
+
+def choose_encoder_lr_factor(is_pretrained: bool) -> tuple[float, str]:
+    if is_pretrained:
+        return PRETRAINED_LR_FACTOR, "pretrained weights: they change less than those of the decoder"
+    return 1.0, "random weights: all learn alike"
 
 
 def choose_weight_decay(optimizer: str) -> tuple[float, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import segmentation_models_pytorch as smp
 import timm
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import near_miss
+from unet_trainer.model.pretrained import is_here, offline
 from unet_trainer.model.segmenter import SegmenterSpec
 
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its retries; build_network reports the outcome in one line
@@ -33,11 +37,18 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
             need = f"need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
             raise ConfigError(f"encoder_weights: got {encoder_weights!r}; {need}")
         named = True  # timm encoders name their weights in the encoder's name
+    in_cache = named is not None and encoder_weights is not None and is_here(spec.encoder, encoder_weights)
     try:
-        network = smp.create_model(
-            spec.architecture, spec.encoder, named, in_channels=spec.image.channels, classes=spec.num_classes, **options
-        )
+        with offline() if in_cache else contextlib.nullcontext():
+            network = smp.create_model(
+                spec.architecture, spec.encoder, named, in_channels=spec.image.channels, classes=spec.num_classes, **options
+            )
     except Exception as error:  # smp, timm and the download clients share no base class
+        if in_cache and isinstance(error, SafetensorError | pickle.UnpicklingError | EOFError):
+            raise UserError(
+                f"encoder_weights: the file of {encoder_weights} for {spec.encoder} in the download cache is damaged "
+                f"({error}); delete it there, and it is downloaded again"
+            ) from None
         if named is not None and _is_download_error(error):
             raise _download_error(spec.encoder, encoder_weights, error) from None
         if isinstance(error, KeyError):
@@ -136,10 +147,20 @@ def _encoder_tensor_name(name: str) -> str:
     return name
 
 
-def parameter_groups(network: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Weight decay for matrices and kernels; none for biases and normalisation."""
-    decayed = [parameter for parameter in network.parameters() if parameter.ndim > 1]
-    plain = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
+def parameter_groups(network: torch.nn.Module, weight_decay: float, encoder_lr_factor: float = 1.0) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels; none for biases and normalisation. The encoder apart if its factor is not 1."""
+    if encoder_lr_factor == 1:
+        return _decayed_and_plain(list(network.parameters()), weight_decay)
+    encoder = list(network.get_submodule("encoder").parameters())
+    in_encoder = set(encoder)
+    others = [parameter for parameter in network.parameters() if parameter not in in_encoder]
+    slow = [{**group, "lr_factor": encoder_lr_factor} for group in _decayed_and_plain(encoder, weight_decay)]
+    return [*slow, *_decayed_and_plain(others, weight_decay)]
+
+
+def _decayed_and_plain(parameters: Sequence[torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+    plain = [parameter for parameter in parameters if parameter.ndim <= 1]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 

@@ -16,7 +16,7 @@ MOMENTUM = 0.9
 
 def build_optimizer(config: ResolvedConfig, network: torch.nn.Module) -> torch.optim.Optimizer:
     """fused=True is required: only fused optimizers honour found_inf without a host sync."""
-    groups = parameter_groups(network, config.weight_decay)
+    groups = parameter_groups(network, config.weight_decay, config.encoder_lr_factor)
     if config.optimizer == "sgd":
         sgd = torch.optim.SGD(groups, lr=config.learning_rate, momentum=MOMENTUM, nesterov=True, fused=True)
         fill_momentum(sgd)

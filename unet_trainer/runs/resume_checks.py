@@ -51,7 +51,7 @@ MAY_CHANGE_SILENTLY = frozenset(
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
 # What settings meant before they existed.
-BEFORE_THEY_EXISTED: Mapping[str, Any] = {"repeats": 1}
+BEFORE_THEY_EXISTED: Mapping[str, Any] = {"repeats": 1, "encoder_lr_factor": 1.0}
 
 
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:

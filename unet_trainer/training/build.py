@@ -16,7 +16,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.resolve import MeasureStep, ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
-from unet_trainer.config.training_choices import REFERENCE_BATCH, choose_number_format
+from unet_trainer.config.training_choices import REFERENCE_BATCH, choose_encoder_lr_factor, choose_number_format
 from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, describe_classes
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, describe_sizes, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
@@ -46,6 +46,7 @@ from unet_trainer.model.precision import (
     inspect_hardware,
     set_backends,
 )
+from unet_trainer.model.pretrained import choose_encoder_weights, is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
@@ -137,7 +138,7 @@ def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedData
     cache = Path(config.checkpoint_dir) / ".cache"
     facts = dataset.facts(config.num_classes, measure(config, dataset, console) if depends_on_measurements(config) else None)
     with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
-        settings = resolve(config, hardware, facts, _saying(probe, console))
+        settings = resolve(config, hardware, facts, _saying(probe, console), partial(_find_weights, console=console))
     _say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
     if config.augmentation != "none" and facts.measurements is not None:
@@ -165,6 +166,14 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
     cache = Path(config.checkpoint_dir) / ".cache"
     with console.bar("Measuring structures and symmetry:", min(len(masks), MAX_PAIRS), keep=False) as bar:
         return measure_dataset(dataset.split.train, dataset.coding, num_ids, common_id, count_cores(), bar.tick, cache)
+
+
+def _find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
+    """The weights of encoder_weights: auto, fetched if that is quick."""
+    weights, reason = choose_encoder_weights(encoder, console.say)
+    if weights is None:
+        console.note(f"encoder_weights: {reason}")
+    return weights, reason
 
 
 def _saying(probe: StepProbe, console: Console) -> MeasureStep:
@@ -304,6 +313,25 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
         console.warn(f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch")
 
 
+def build_components_with_weights(
+    settings: Settings, spec: SegmenterSpec, device: torch.device, num_batches: int, console: Console, resumes: bool = False
+) -> Components:
+    """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random ones."""
+    try:
+        return build_components(settings.taken, spec, device, num_batches, console, resumes)
+    except Exception as error:  # what is not the fault of the weights is raised again below
+        if settings.asked.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
+            raise
+        reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
+    settings.change(reason, encoder_weights=None)
+    if settings.asked.encoder_lr_factor == "auto":
+        factor, factor_reason = choose_encoder_lr_factor(is_pretrained=False)
+        settings.change(factor_reason, encoder_lr_factor=factor)
+    components = build_components(settings.taken, spec, device, num_batches, console)
+    console.note(f"encoder_weights: {reason}")
+    return components
+
+
 def build_components(
     config: ResolvedConfig,
     spec: SegmenterSpec,
@@ -313,7 +341,7 @@ def build_components(
     resumes: bool = False,
 ) -> Components:
     """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none."""
-    if config.encoder_weights == "imagenet" and not resumes:
+    if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
     torch.manual_seed(config.seed)
     numerics = Numerics(device, config.number_format, config.channels_last)
@@ -413,6 +441,8 @@ def fit_into_memory(attempt: Callable[[], None], settings: Settings, components:
 
 def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     """The step of a config without its data, on random RGB images, to be timed."""
+    if config.encoder != "auto":
+        check_encoder_name(config.encoder)
     hardware = build_hardware(config, console)
     size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
     facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size])
@@ -427,12 +457,13 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
         num_epochs=1,
         time_budget=None,
         compile_model=compiles,
+        encoder_weights=None if config.encoder_weights == "auto" else config.encoder_weights,
     )
     settings = resolve(fixed, hardware, facts)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     _say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
-    components = build_components(settings.taken, spec, torch.device(hardware.device), 1, console)
+    components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)
     if settings.taken.compile_model:
         console.say("Compiling the step ...")
         compile_components(settings, components, console, "nothing was begun")

@@ -24,7 +24,7 @@ from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, sta
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.build import (
-    build_components,
+    build_components_with_weights,
     build_dataset,
     build_hardware,
     build_loaders,
@@ -60,7 +60,7 @@ def set_up(config: Config, session: Session) -> Run:
     loaders = build_loaders(settings.taken, dataset, device, console)
     session.on_exit(loaders.close)
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding)
-    components = build_components(settings.taken, spec, device, len(loaders.train), console, resumes=earlier is not None)
+    components = build_components_with_weights(settings, spec, device, len(loaders.train), console, resumes=earlier is not None)
     state = components.state
 
     changes: list[str] = []

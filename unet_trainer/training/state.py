@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from unet_trainer.model.ema import Ema
 from unet_trainer.model.metrics import Scores, compute_scores
+from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
 from unet_trainer.runs.history import Row
@@ -157,14 +158,24 @@ class TrainState:
             "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
+    def _numbers_of_parameters(self, saved_groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """For each group of the optimizer, the numbers under which the state of its parameters was saved."""
+        groups = self.optimizer.param_groups
+        if len(saved_groups) == len(groups):
+            return [saved["params"] for saved in saved_groups]
+        # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
+        factor = saved_groups[0].get("lr_factor", 1.0)
+        then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
+        saved = [number for group in saved_groups for number in group["params"]]
+        number_of = dict(zip(then, saved, strict=True))
+        return [[number_of[parameter] for parameter in group["params"]] for group in groups]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         load_network_weights(self.segmenter, state["model"])
         # Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
         # optimizer needs its step counts on the device.
-        groups = [
-            {**group, "params": saved["params"]}
-            for group, saved in zip(self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
-        ]
+        numbers = self._numbers_of_parameters(state["optimizer"]["param_groups"])
+        groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)

@@ -77,7 +77,9 @@ class TrainStep:
         self.parameters = list(self.segmenter.parameters())
         self.guard = FiniteGuard(self.segmenter.network, self.device, self.max_bad_steps)
         self.one = torch.ones((), device=self.device)
-        self.learning_rate = torch.zeros((), device=self.device)  # on the device, where a replayed graph reads it
+        factors = {group.get("lr_factor", 1.0) for group in self.optimizer.param_groups}
+        # By factor, and on the device, where a replayed graph reads them.
+        self.learning_rates = {factor: torch.zeros((), device=self.device) for factor in factors}
         self.batch_loss = torch.zeros((), device=self.device)  # of a batch in several parts
         num_ids = self.segmenter.spec.num_ids
         self.batch_counts = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=self.device)
@@ -134,9 +136,11 @@ class TrainStep:
         """Updates the weights, unless the group's numbers are not finite; ends the group."""
         on_cuda = self.device.type == "cuda"
         if on_cuda:
-            self.learning_rate.fill_(learning_rate)
+            for factor, tensor in self.learning_rates.items():
+                tensor.fill_(learning_rate * factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate if on_cuda else learning_rate
+            factor = group.get("lr_factor", 1.0)
+            group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         key = _addresses([*metrics.tensors(), *gradients])
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from unet_trainer.config.dump import value_text
-from unet_trainer.config.schema import Config, id_names, image_shape
+from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.history import Row
@@ -77,7 +78,7 @@ def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) 
 
 
 def judge_model(
-    config: Config, confusion: Confusion, history: Sequence[Row], best_epoch: int, steps_per_epoch: int
+    config: ResolvedConfig, confusion: Confusion, history: Sequence[Row], best_epoch: int, steps_per_epoch: int
 ) -> list[Finding]:
     """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once."""
     names = id_names(config)
@@ -110,7 +111,7 @@ def _gain(iou: float, baseline: float) -> float:
     return (iou - baseline) / (1 - baseline)
 
 
-def _one_class_only(config: Config, name: str) -> Finding:
+def _one_class_only(config: ResolvedConfig, name: str) -> Finding:
     return Finding(
         f"every validation pixel is {name}: val IoU says nothing about the model",
         [
@@ -121,7 +122,7 @@ def _one_class_only(config: Config, name: str) -> Finding:
 
 
 def _no_better(
-    config: Config, confusion: Confusion, baseline: Baseline, iou: float, train_iou: float, few_steps: list[str]
+    config: ResolvedConfig, confusion: Confusion, baseline: Baseline, iou: float, train_iou: float, few_steps: list[str]
 ) -> Finding:
     problem = f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
     if config.num_classes == 1 and not any(row[1] for row in confusion):
@@ -167,7 +168,7 @@ def _best_was_early(history: Sequence[Row], best_epoch: int) -> bool:
     return loss_fell and max(row["train_iou"] for row in later) > best["val_iou"] + NOISE
 
 
-def _early_best(config: Config, history: Sequence[Row], best_epoch: int) -> Finding:
+def _early_best(config: ResolvedConfig, history: Sequence[Row], best_epoch: int) -> Finding:
     best, later = history[best_epoch - 1], history[best_epoch:]
     lowest = min(row["train_loss"] for row in later)
     problem = (
@@ -191,7 +192,7 @@ def _few_steps_advice(num_epochs: int, epochs: int, steps_per_epoch: int) -> lis
     return [f"{counted(num_steps, 'optimizer step')} may be too few: {_setting('num_epochs', more)}"]
 
 
-def _rate_advice(config: Config) -> str:
+def _rate_advice(config: ResolvedConfig) -> str:
     low, high, usual = USUAL_RATES[config.optimizer]
     rate = config.learning_rate
     if low <= rate <= high:
@@ -200,7 +201,7 @@ def _rate_advice(config: Config) -> str:
     return f"learning_rate: {rate:g} is {size} for {config.optimizer}: {_setting('learning_rate', usual)}"
 
 
-def _overfitting_advice(config: Config) -> list[str]:
+def _overfitting_advice(config: ResolvedConfig) -> list[str]:
     settings = []
     if config.augmentation in ("none", "default"):
         settings.append(_setting("augmentation", "strong"))
@@ -213,10 +214,10 @@ def _overfitting_advice(config: Config) -> list[str]:
     ]
 
 
-def _rare_class_advice(config: Config) -> list[str]:
+def _rare_class_advice(config: ResolvedConfig) -> list[str]:
     advice = []
     if config.fit == "resize":
-        sides = [min(2 * side, MAX_IMAGE_SIZE) for side in image_shape(config)]
+        sides = [min(2 * side, MAX_IMAGE_SIZE) for side in config.shape]
         larger = sides if isinstance(config.image_size, tuple) else sides[0]
         crops = f"{_setting('fit', 'crop')} {_setting('rare_class_crops', 0.5)}"
         advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
@@ -229,7 +230,7 @@ def _rare_class_advice(config: Config) -> list[str]:
     return advice
 
 
-def _check_command(config: Config) -> str:
+def _check_command(config: ResolvedConfig) -> str:
     return f"python train_unet.py check {_setting('data_dir', config.data_dir)}"
 
 

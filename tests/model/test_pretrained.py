@@ -1,0 +1,238 @@
+"""Imagenet weights that are found on this machine, fetched, or given up with a reason. No test needs a network."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import segmentation_models_pytorch as smp
+import timm
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save
+
+from helpers import hub
+from helpers.project import TINY_MODEL
+from helpers.steps import make_spec
+from unet_trainer.config.errors import UserError
+from unet_trainer.model import pretrained
+from unet_trainer.model.network import build_network
+from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, is_here, offline, weight_files
+
+TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
+ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """An empty one, and a hub that cannot be reached."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.refusing_address())
+    return hub.isolate(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def no_connection(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def trained_weights(encoder):
+    """As another training left them, under the names that the hub's file has."""
+    torch.manual_seed(1)
+    if encoder.startswith("tu-"):
+        return timm.create_model(encoder.removeprefix("tu-")).state_dict()
+    state = smp.encoders.get_encoder(encoder, weights=None).state_dict()
+    return {**state, "classifier.1.weight": torch.zeros(1), "classifier.1.bias": torch.zeros(1)}
+
+
+def hub_contents(encoder, state):
+    """{"owner/repo/name": bytes} of all that is loaded for the encoder."""
+    files = {"config.json": json.dumps({}).encode(), "model.safetensors": save(state)}
+    return {f"{file.repo_id}/{file.names[0]}": files[file.names[0]] for file in weight_files(encoder, "imagenet")}
+
+
+def fill_cache(cache, encoder, state):
+    """Returns the path of the weights."""
+    contents = hub_contents(encoder, state)
+    for file in weight_files(encoder, "imagenet"):
+        blob = hub.write_cached(cache, file.repo_id, file.revision, file.names[0], contents[f"{file.repo_id}/{file.names[0]}"])
+    return blob
+
+
+def choose(encoder=TIMM, **limits):
+    said = []
+    return *choose_encoder_weights(encoder, said.append, **limits), said
+
+
+def first_conv(encoder_weights, encoder, channels=(16, 8, 8, 8, 8)):
+    torch.manual_seed(0)
+    network = build_network(make_spec(encoder=encoder, decoder_channels=channels), encoder_weights)
+    return next(network.encoder.parameters())
+
+
+# On this machine
+
+
+@pytest.mark.parametrize("encoder", [TIMM, SMP])
+def test_weights_in_the_cache_are_found_and_loaded_without_a_network(cache, encoder, no_connection):
+    state = trained_weights(encoder)
+    fill_cache(cache, encoder, state)
+    assert choose(encoder) == ("imagenet", "on this machine", [])
+    assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
+
+
+def test_weights_of_which_a_file_is_missing_are_not_on_this_machine(cache):
+    config, weights = weight_files(SMP, "imagenet")
+    hub.write_cached(cache, weights.repo_id, weights.revision, "model.safetensors", b"weights")
+    assert (weights.is_here(), config.is_here(), is_here(SMP, "imagenet")) == (True, False, False)
+
+
+def test_timm_also_takes_weights_that_are_no_safetensors(cache):
+    (file,) = weight_files(TIMM, "imagenet")
+    assert not file.is_here()
+    hub.write_cached(cache, file.repo_id, None, "pytorch_model.bin", b"weights")
+    assert file.is_here()
+
+
+def test_weights_of_another_server_are_where_torch_keeps_them(tmp_path):
+    (file,) = weight_files("tu-vit_huge_patch14_gap_224", "imagenet")
+    path = tmp_path / "torch" / "hub" / "checkpoints" / "IN1K-vit.h.14-300e.pth.tar"
+    assert file == UrlFile("https://dl.fbaipublicfiles.com/ijepa/IN1K-vit.h.14-300e.pth.tar", str(path))
+    assert not file.is_here()
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert file.is_here()
+
+
+def test_a_revision_in_the_name_of_a_repository_is_used(monkeypatch):
+    source = timm.get_pretrained_cfg("mobilenetv3_small_050")
+    monkeypatch.setattr(source, "hf_hub_id", "owner/repo@v1")
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: source)
+    assert weight_files(TIMM, "imagenet") == [HubFile("owner/repo", "v1", ("model.safetensors", "pytorch_model.bin"))]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"no/such/commit"])
+def test_a_cache_whose_refs_are_damaged_holds_no_weights(cache, content):
+    fill_cache(cache, TIMM, trained_weights(TIMM))
+    (ref,) = cache.glob("*/refs/main")
+    ref.write_bytes(content)
+    assert not is_here(TIMM, "imagenet")
+
+
+@pytest.mark.parametrize("encoder", [TIMM, SMP])
+def test_a_damaged_file_in_the_cache_is_refused_with_the_way_out(cache, encoder):
+    blob = fill_cache(cache, encoder, trained_weights(encoder))
+    blob.write_bytes(blob.read_bytes()[:1000])
+    with pytest.raises(UserError) as raised:
+        first_conv("imagenet", encoder)
+    message = str(raised.value)
+    assert message.startswith(f"encoder_weights: the file of imagenet for {encoder} in the download cache is damaged (")
+    assert message.endswith("); delete it there, and it is downloaded again")
+
+
+# No such weights
+
+
+@pytest.mark.parametrize("encoder", ["resnext101_32x4d", "tu-mobilenetv3_large_075", f"{TIMM}.no_such_tag"])
+def test_an_encoder_without_imagenet_weights_gets_random_ones(encoder):
+    assert choose(encoder) == (None, f"{encoder} has no imagenet weights: random weights", [])
+
+
+def test_other_weights_of_an_encoder_are_looked_for_by_their_name():
+    assert [file.repo_id for file in weight_files("resnet18", "ssl")] == ["smp-hub/resnet18.ssl"] * 2
+    assert weight_files("resnet18", "imagnet") == []
+    assert not is_here("resnet18", "imagnet")
+
+
+# Fetching
+
+
+@pytest.mark.parametrize("encoder", [TIMM, SMP])
+def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encoder):
+    state = trained_weights(encoder)
+    with hub.serving(hub_contents(encoder, state)) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        weights, reason, said = choose(encoder)
+    assert (weights, reason.split(" in ")[0]) == ("imagenet", "fetched")
+    assert said == [f"Fetching imagenet weights for {encoder} (once; at most 60 s)"]
+    assert choose(encoder) == ("imagenet", "on this machine", [])
+    assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
+
+
+def test_a_host_that_refuses_gives_random_weights():
+    weights, reason, _ = choose()
+    assert (weights, reason) == (None, f"no network (127.0.0.1: Connection refused): {ADVICE}")
+
+
+def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monkeypatch):
+    with hub.silent_server() as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
+
+
+def test_a_proxy_that_never_answers_gives_random_weights_at_the_time_limit(monkeypatch):
+    with hub.silent_server() as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+        assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
+
+
+def test_a_time_limit_in_which_not_even_the_process_starts_gives_random_weights():
+    assert choose(time_limit=0.001)[:2] == (None, f"not fetched within 0.001 s: {ADVICE}")
+
+
+def test_a_cache_that_cannot_be_written_gives_random_weights(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
+    with hub.serving(hub_contents(TIMM, trained_weights(TIMM))) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        weights, reason, _ = choose()
+    assert weights is None
+    assert reason.startswith("the download failed (")
+    assert reason.endswith(f"): {ADVICE}")
+
+
+def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch, no_connection):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert choose() == (None, f"HF_HUB_OFFLINE is set: {ADVICE}", [])
+
+
+def test_a_process_that_cannot_be_started_gives_random_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrained.sys, "executable", str(tmp_path / "no_python"))
+    assert choose()[:2] == (None, f"no process could be started to fetch them (No such file or directory): {ADVICE}")
+
+
+def test_a_process_that_dies_without_a_word_gives_random_weights(monkeypatch, tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(pretrained.fetch_weights, "__file__", str(script))
+    assert choose()[:2] == (None, f"the download failed (exit status -9): {ADVICE}")
+
+
+def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
+    script, alive = tmp_path / "waits.py", tmp_path / "alive"
+    script.write_text(f"import pathlib, time; time.sleep(600); pathlib.Path({str(alive)!r}).touch()")
+    monkeypatch.setattr(pretrained.fetch_weights, "__file__", str(script))
+    started = []
+    popen = pretrained.subprocess.Popen
+
+    class Interrupted(popen):
+        def communicate(self, *arguments, **options):
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrained.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        choose()
+    assert started[0].returncode == -15
+    assert not Path(alive).exists()
+
+
+def test_the_hub_is_off_inside_only():
+    with offline():
+        assert constants.is_offline_mode()
+    assert not constants.is_offline_mode()
