@@ -70,6 +70,8 @@ DEMO: dict[str, Any] = {
     "decoder_channels": [96, 48, 32, 16, 8],
     "loss": {"dice": 1.0, "cross_entropy": 1.0},
     "class_weights": None,
+    "decoder_attention": "none",
+    "deep_supervision": 0,
     "batch_size": 8,
     "num_epochs": 7,
     "learning_rate": 4e-3,

@@ -15,6 +15,8 @@ FIXED_RECIPE: dict[str, Any] = {
     "encoder_weights": None,
     "loss": {"dice": 1.0, "cross_entropy": 1.0},
     "class_weights": None,
+    "decoder_attention": "none",
+    "deep_supervision": 0,
     "batch_size": 8,
     "num_epochs": 50,
     "learning_rate": 1e-3,

@@ -14,7 +14,7 @@ from unet_trainer.config import parsers as p
 from unet_trainer.config.dump import as_dict, to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, shorten
-from unet_trainer.config.schema import FIELDS, MAX_NAME_BYTES, WITH_DECODER_CHANNELS, Config
+from unet_trainer.config.schema import FIELDS, MAX_NAME_BYTES, WITH_ATTENTION, WITH_DECODER_CHANNELS, Config
 
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
@@ -247,6 +247,22 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     ):
         found.append(
             f"decoder_channels: not for architecture: {values['architecture']}; only for {', '.join(WITH_DECODER_CHANNELS)}"
+        )
+    if (
+        given("decoder_attention", "architecture")
+        and values["decoder_attention"] == "scse"
+        and values["architecture"] not in WITH_ATTENTION
+    ):
+        found.append(
+            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {values['architecture']}"
+        )
+    if (
+        given("deep_supervision", "architecture")
+        and values["deep_supervision"] not in ("auto", 0)
+        and values["architecture"] != "unet"
+    ):
+        found.append(
+            f"deep_supervision: {values['deep_supervision']:g} is for architecture: unet, not {values['architecture']}; use 0"
         )
     if given("run_name") and not _is_folder_name(values["run_name"]):
         found.append(

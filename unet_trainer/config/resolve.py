@@ -37,6 +37,8 @@ class ResolvedConfig(Config):
     """A Config in which nothing is left open."""
 
     encoder_weights: str | None
+    decoder_attention: Literal["none", "scse"]
+    deep_supervision: float
     encoder_lr_factor: float
     in_channels: int
     image_mean: tuple[float, ...]
@@ -153,6 +155,8 @@ def resolve(
     draft = _Draft(config)
     _resolve_machine(draft, hardware)
     _resolve_data(draft, hardware, dataset)
+    draft.decide_if_open("decoder_attention", training.choose_decoder_attention(draft["architecture"]))
+    draft.decide_if_open("deep_supervision", training.choose_deep_supervision(draft["architecture"]))
     costs = _resolve_step(draft, hardware, dataset, measure_step)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))

@@ -17,6 +17,7 @@ Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
+WITH_ATTENTION = ("unet", "unetplusplus")
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 DEMO_DIR = "data/demo"
 MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number
@@ -168,6 +169,11 @@ class Config:
         ),
         "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a small encoder: auto",
     )
+    decoder_attention: Literal["none", "scse"] | Auto = key(
+        "auto",
+        p.choice("auto", "none", "scse"),
+        "scse: squeeze and excitation of channels and places in the decoder of unet and unetplusplus; auto: scse with unet",
+    )
     freeze_encoder_epochs: int = key(
         0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder is not trained"
     )
@@ -177,6 +183,11 @@ class Config:
         p.auto_or(p.weighted_terms(LOSSES)),
         f"a weighted sum of {', '.join(LOSSES)}; cross_entropy with one class is bce; auto: dice + cross_entropy",
         theme="Loss",
+    )
+    deep_supervision: float | Auto = key(
+        "auto",
+        p.auto_or(p.number(minimum=0, maximum=10, example="0.5")),
+        "weight of the losses of three inner decoder stages of unet, in training only; auto: 0.5 with unet; 0: none",
     )
     class_weights: tuple[float, ...] | Auto | None = key(
         "auto",

@@ -39,6 +39,7 @@ COMPILE_GAIN = 0.45  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
 CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
 PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
+DEEP_SUPERVISION = 0.5
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE = 0.3  # of the epochs
@@ -84,6 +85,18 @@ def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tup
     middle = median(present) if present else 1.0
     weights = [min((middle / share) ** CLASS_BALANCE, MAX_CLASS_WEIGHT) if share > 0 else 1.0 for share in class_shares]
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
+
+
+def choose_decoder_attention(architecture: str) -> tuple[Literal["none", "scse"], str]:
+    if architecture == "unet":
+        return "scse", "channels and places weigh in: better on four public sets"
+    return "none", f"tried with unet, not with {architecture}"
+
+
+def choose_deep_supervision(architecture: str) -> tuple[float, str]:
+    if architecture == "unet":
+        return DEEP_SUPERVISION, "inner decoder stages learn too: better on four public sets"
+    return 0.0, f"for unet, not for {architecture}"
 
 
 @dataclass(frozen=True)

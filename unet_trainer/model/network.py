@@ -30,7 +30,9 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
     check_encoder_name(spec.encoder)
     file = None if encoder_weights is None or not _is_weight_file(encoder_weights) else Path(encoder_weights)
-    options = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
+    options: dict[str, Any] = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
+    if spec.decoder_attention != "none":
+        options["decoder_attention_type"] = spec.decoder_attention
     named: str | bool | None = None if file is not None else encoder_weights
     if named is not None and spec.encoder.startswith("tu-"):
         if named != "imagenet":

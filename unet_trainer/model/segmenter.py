@@ -20,6 +20,7 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.overlays import class_colours
 
+AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 
 
@@ -37,6 +38,7 @@ class SegmenterSpec:
     architecture: str
     encoder: str
     decoder_channels: tuple[int, ...] | None
+    decoder_attention: Literal["none", "scse"] = "none"
 
     @property
     def num_ids(self) -> int:
@@ -60,6 +62,7 @@ class SegmenterSpec:
             "architecture": self.architecture,
             "encoder": self.encoder,
             "decoder_channels": None if self.decoder_channels is None else list(self.decoder_channels),
+            "decoder_attention": self.decoder_attention,
         }
 
     @staticmethod
@@ -77,6 +80,7 @@ class SegmenterSpec:
             architecture=content["architecture"],
             encoder=content["encoder"],
             decoder_channels=None if channels is None else tuple(channels),
+            decoder_attention=content.get("decoder_attention", "none"),
         )
 
 
@@ -93,6 +97,7 @@ def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> 
         architecture=config.architecture,
         encoder=config.encoder,
         decoder_channels=config.decoder_channels,
+        decoder_attention=config.decoder_attention,
     )
 
 
@@ -113,12 +118,16 @@ class Segmenter(torch.nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C images of any height and width → N,K,H,W float32 logits."""
+        return class_logits(self.network(self.prepare(images))[:, :, : images.shape[1], : images.shape[2]])
+
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C images → N,C,H,W as the network takes them: normalised, and padded to a multiple of STRIDE."""
         height, width = images.shape[1:3]
         pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
         normalised = (pixels.float() - self.mean) * self.scale
         if height % STRIDE or width % STRIDE:
             normalised = F.pad(normalised, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
-        return class_logits(self.network(normalised)[:, :, :height, :width])
+        return normalised
 
 
 def class_logits(logits: torch.Tensor) -> torch.Tensor:
@@ -134,6 +143,11 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
 def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     """The network's state under its own names, without the prefixes of compiled and distributed wrappers."""
     return {_without_wrappers(name): tensor for name, tensor in segmenter.network.state_dict().items()}
+
+
+def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
+    """The weights that a model is used with: without those that serve training alone."""
+    return {name: tensor for name, tensor in network_weights(segmenter).items() if not name.startswith(f"{AUXILIARY}.")}
 
 
 def load_network_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:

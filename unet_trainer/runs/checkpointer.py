@@ -19,7 +19,7 @@ from unet_trainer.config.resolve import Settings
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_files import Pixels, write_image
-from unet_trainer.model.segmenter import Segmenter, network_weights
+from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.runs.checkpoint_file import read_run, write_checkpoint
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.runs.history import Row, write_metrics
@@ -106,7 +106,7 @@ class Checkpointer:
         """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far."""
         best_copy = None
         if best is not None:
-            content = {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": network_weights(best)}
+            content = {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)}
             best_copy = HostCopy(content)
             self.waiting[BEST] = Job(partial(_write_copy, self.folder / BEST, best_copy))
             draw = self._draw(draw_samples)

@@ -18,6 +18,8 @@ MUST_STAY = {
     "architecture": "the model",
     "encoder": "the model",
     "decoder_channels": "the model",
+    "decoder_attention": "the model",
+    "deep_supervision": "the model in training",
     "optimizer": "the optimizer's state",
     "seed": "the order of the images",
     "monitor": "which epoch was best",
@@ -51,7 +53,12 @@ MAY_CHANGE_SILENTLY = frozenset(
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
 # What settings meant before they existed.
-BEFORE_THEY_EXISTED: Mapping[str, Any] = {"repeats": 1, "encoder_lr_factor": 1.0}
+BEFORE_THEY_EXISTED: Mapping[str, Any] = {
+    "repeats": 1,
+    "encoder_lr_factor": 1.0,
+    "decoder_attention": "none",
+    "deep_supervision": 0.0,
+}
 
 
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:

@@ -34,6 +34,7 @@ from unet_trainer.loading.dataset import Batch, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.model.deep_supervision import add_auxiliary_heads
 from unet_trainer.model.ema import Ema
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import build_network, check_encoder_name
@@ -345,7 +346,10 @@ def build_components(
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
     torch.manual_seed(config.seed)
     numerics = Numerics(device, config.number_format, config.channels_last)
-    segmenter = Segmenter(spec, build_network(spec, None if resumes else config.encoder_weights), config.channels_last)
+    network = build_network(spec, None if resumes else config.encoder_weights)
+    if config.deep_supervision:
+        add_auxiliary_heads(network, config.num_classes)
+    segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
@@ -366,7 +370,7 @@ def build_components(
     return Components(
         state=state,
         train_step=TrainStep(
-            forward=build_train_forward(segmenter, loss, numerics),
+            forward=build_train_forward(segmenter, loss, numerics, config.deep_supervision),
             segmenter=segmenter,
             optimizer=state.optimizer,
             scaler=state.scaler,

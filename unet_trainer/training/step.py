@@ -18,6 +18,7 @@ import torch
 
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.transfer import to_device
+from unet_trainer.model.deep_supervision import auxiliary_loss, forward_with_auxiliary
 from unet_trainer.model.ema import Ema
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
@@ -31,14 +32,19 @@ from unet_trainer.training.state import EpochMetrics
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
 
-def build_train_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics) -> TrainForward:
+def build_train_forward(
+    segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, deep_supervision: float = 0.0
+) -> TrainForward:
     """The function that is compiled: normalisation, network, loss and counts in one."""
 
     def forward(images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.autocast():
-            logits = segmenter(images)
+            logits, auxiliary = forward_with_auxiliary(segmenter, images) if deep_supervision else (segmenter(images), [])
         counts = confusion_matrix(predicted_ids(logits.detach()), masks, logits.shape[1])
-        return loss(logits, masks, batch_masks), counts
+        value = loss(logits, masks, batch_masks)
+        if deep_supervision:
+            value = value + deep_supervision * auxiliary_loss(loss, auxiliary, masks, batch_masks)
+        return value, counts
 
     return forward
 
