@@ -248,26 +248,25 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         found.append(
             f"decoder_channels: not for architecture: {values['architecture']}; only for {', '.join(WITH_DECODER_CHANNELS)}"
         )
-    if (
-        given("decoder_attention", "architecture")
-        and values["decoder_attention"] == "scse"
-        and values["architecture"] not in WITH_ATTENTION
-    ):
-        found.append(
-            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {values['architecture']}"
-        )
-    if (
-        given("deep_supervision", "architecture")
-        and values["deep_supervision"] not in ("auto", 0)
-        and values["architecture"] != "unet"
-    ):
-        found.append(
-            f"deep_supervision: {values['deep_supervision']:g} is for architecture: unet, not {values['architecture']}; use 0"
-        )
+    if given("architecture"):
+        found += _decoder_contradictions(values)
     if given("run_name") and not _is_folder_name(values["run_name"]):
         found.append(
             f"run_name: got {shorten(values['run_name'])}; need a plain name without slashes (checkpoint_dir says where), "
             f"not longer than {MAX_NAME_BYTES} bytes"
+        )
+    return found
+
+
+def _decoder_contradictions(values: Mapping[str, Any]) -> list[str]:
+    found, architecture = [], values["architecture"]
+    if values.get("decoder_attention") == "scse" and architecture not in WITH_ATTENTION:
+        found.append(
+            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {architecture}; use none"
+        )
+    if values.get("deep_supervision", 0) not in ("auto", 0) and architecture != "unet":
+        found.append(
+            f"deep_supervision: got {values['deep_supervision']:g}; need 0 with architecture: {architecture}, it is for unet"
         )
     return found
 
