@@ -331,7 +331,7 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
         "compile_model": False,
         "cache": "none",
     }
-    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {"compile_model": False}
+    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {"compile_model": False, "time_budget": None}
 
 
 def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:

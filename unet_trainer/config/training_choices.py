@@ -127,6 +127,8 @@ def plan_steps(
             reason = f"{views:,} augmented images are what {describe_seconds(budget)} allow"
     steps = max(1, views // batch_size)
     per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
+    if cost is None and budget is not None:  # the first epochs tell how many there can be
+        per_epoch = min(per_epoch, MIN_STEPS_PER_EPOCH)
     if cost is not None and num_val:  # validation may take a fifth of the time
         per_epoch = max(per_epoch, min(steps, math.ceil(4 * num_val * cost.eval_seconds / cost.seconds)))
     per_epoch = max(per_epoch, accumulation_steps)

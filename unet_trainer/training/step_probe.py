@@ -207,9 +207,9 @@ def main() -> None:
     os.dup2(2, 1)  # libraries that print must not disturb the answers
     for line in sys.stdin:
         request = json.loads(line)
-        config = load_config(request["config"])
-        resolved = ResolvedConfig(**{name: getattr(config, name) for name in FIELDS})
         try:
+            config = load_config(request["config"])
+            resolved = ResolvedConfig(**{name: getattr(config, name) for name in FIELDS})
             answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
         except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
             answer = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
