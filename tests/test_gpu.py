@@ -22,6 +22,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import HardwareFacts
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.precision import set_backends
+from unet_trainer.model.segmenter import load_network_weights, network_weights
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import compile_steps
@@ -107,6 +108,51 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(metrics.loss())
+
+
+def make_native_batch(seed=0):
+    """Eight images at 128×128 with masks of three other sizes, and two of padding."""
+    batch = make_batch(10, seed=seed)
+    sizes = ((300, 200), (128, 128), (300, 200), (64, 500)) * 2
+    masks = torch.full((10, 300, 500), 255, dtype=torch.uint8)
+    for index, (height, width) in enumerate(sizes):
+        values = batch.masks[index].float()[None, None]
+        resized = torch.nn.functional.interpolate(values, (height, width), mode="nearest")[0, 0]
+        masks[index, :height, :width] = resized.to(torch.uint8)
+    return batch._replace(masks=masks.pin_memory(), num_images=8, mask_sizes=sizes)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_counts(compiled, num_parts):
+    """Replayed graphs overwrite their logits, so every batch is counted before the next."""
+    components = make_components(allow_tf32=False)
+    step, batches = components.eval_step, [make_native_batch(seed) for seed in range(4)]
+    step.num_parts = num_parts
+    if compiled:
+        steps = components.train_step, step
+        assert compile_steps(*steps, make_batch(), batches[0], components.begin_phases()) is None
+    step.segmenter.eval()
+    step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
+    metrics = step.new_metrics()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            step(batch, metrics)
+            metrics.peek()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    twin = tiny_components(settings=make_settings(encoder="resnet18", decoder_channels=None, image_size=128))
+    load_network_weights(twin.state.segmenter, {name: value.cpu() for name, value in network_weights(step.segmenter).items()})
+    twin.eval_step.segmenter.eval()
+    expected = twin.eval_step.new_metrics()
+    for batch in batches:
+        twin.eval_step(batch, expected)
+    num_pixels = int(expected.matrix.sum())
+    assert num_pixels == int(metrics.matrix.sum()) == 4 * 2 * (2 * 300 * 200 + 128 * 128 + 64 * 500)
+    assert int((metrics.matrix.cpu() - expected.matrix).abs().sum()) < 0.01 * num_pixels
+    assert step.loss.from_sums(metrics.loss_sums.cpu()) == pytest.approx(step.loss.from_sums(expected.loss_sums), rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ import train_unet
 from helpers.killed_runs import start, train_without_compiler
 from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
-from helpers.steps import make_spec
+from helpers.steps import SmallNetwork, make_spec
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
@@ -693,3 +693,58 @@ def test_settings_that_do_nothing_are_told(tiny_config, capsys):
     assert "Note: crops_per_image and rare_class_crops are for fit: crop; with fit: resize there are no crops" in said
     train(tiny_config, num_epochs=1, rare_class_crops=0.5, fit="crop")
     assert "for fit: crop" not in capsys.readouterr().out
+
+
+def write_bright_blobs(folder, sizes):
+    """Images of these sizes with a bright blob each, which is the mask."""
+    rng = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for number, (height, width) in enumerate(sizes):
+        mask = np.zeros((height, width), np.uint8)
+        centre = int(width * rng.uniform(0.3, 0.7)), int(height * rng.uniform(0.3, 0.7))
+        cv2.ellipse(mask, centre, (int(width * 0.27), int(height * 0.23)), 30, 0, 360, 255, -1)
+        image = np.where(mask[..., None] > 0, 170, 80) + rng.normal(0, 25, (height, width, 3))
+        cv2.imwrite(str(folder / "images" / f"{number:02d}.png"), image.clip(0, 255).astype(np.uint8))
+        cv2.imwrite(str(folder / "masks" / f"{number:02d}.png"), mask)
+
+
+def native_iou_by_hand(run_dir, data_dir, network, side):
+    """IoU of the validation images at their own size, with OpenCV and numpy, from the weights of best.pt."""
+    network.load_state_dict(torch.load(run_dir / "best.pt", weights_only=True)["model"])
+    network.eval()
+    hits = union = 0
+    for row in csv.DictReader((run_dir / "split.csv").read_text().splitlines()):
+        if row["split"] != "val":
+            continue
+        image, mask = cv2.imread(str(data_dir / row["image"]))[..., ::-1], cv2.imread(str(data_dir / row["mask"]), 0) > 0
+        shrinks = min(mask.shape) > side
+        small = cv2.resize(np.ascontiguousarray(image), (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+        pixels = (small.astype(np.float32) / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)  # ImageNet's statistics
+        with torch.no_grad():
+            logits = network(torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1)[None]))[0, 0].numpy()
+        predicted = cv2.resize(logits, mask.shape[::-1], interpolation=cv2.INTER_LINEAR) > 0
+        hits += int((predicted & mask).sum())
+        union += int((predicted | mask).sum())
+    return hits / union
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_val_iou_is_that_at_the_native_resolution_of_the_images(num_workers, tiny_config, tmp_path):
+    """Larger and smaller images than image_size, and of other shapes."""
+    data = tmp_path / "blobs"
+    write_bright_blobs(data, [(150, 100), (90, 201), (40, 48), (130, 64), (64, 64), (33, 180)] * 3)
+    result = train(
+        tiny_config,
+        data_dir=str(data),
+        image_size=64,
+        num_epochs=3,
+        learning_rate=0.05,
+        val_fraction=0.34,
+        augmentation="none",
+        num_workers=num_workers,
+    )
+    expected = native_iou_by_hand(result.run_dir, data, SmallNetwork(), 64)
+    assert 0.2 < expected < 0.99
+    assert result.best_val_iou == pytest.approx(expected, abs=2e-4)
+    assert result.history[result.best_epoch - 1]["val_iou"] == result.best_val_iou

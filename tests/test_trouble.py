@@ -237,7 +237,7 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, m
         pytest.fail("the second signal did not end the step")
 
     monkeypatch.setattr(TrainStep, "optimizer_step", slow)
-    monkeypatch.setattr(setup, "try_components", lambda settings, components, console: None)
+    monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     assert main(words({**tiny_config, "run_name": "run"})) == 130
     assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
     assert "Interrupted before" in capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         real(self, batch, metrics)
 
-    monkeypatch.setattr(setup, "try_components", lambda settings, components, console: None)
+    monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     monkeypatch.setattr(EvalStep, "__call__", interrupted)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(tiny_config, run_name="run")
@@ -273,7 +273,7 @@ def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, m
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(TrainStep, "optimizer_step", interrupted)
-    monkeypatch.setattr(setup, "try_components", lambda settings, components, console: None)
+    monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     assert main(words({**tiny_config, "run_name": "run"})) == 143
     monkeypatch.undo()
     run_dir = Path(tiny_config["checkpoint_dir"]) / "run"

@@ -24,11 +24,12 @@ def make_dataset(pairs, coding, tiling, image_spec=RGB_8BIT, augmentation=None, 
     return SegmentationDataset(pairs, pair_sizes(pairs), coding, image_spec, tiling, augmentation, seed, resize_masks)
 
 
-def build_dataset(data_dir, augmentation="default", seed=3):
+def build_dataset(data_dir, augmentation="default", seed=3, native_masks=False):
     """The first ten pairs of a folder like tiny_data, at 32×32."""
     pairs = find_pairs(data_dir / "images", data_dir / "masks")[:10]
     pipeline = build_augmentation(augmentation, (32, 32), RGB_8BIT)
-    return make_dataset(pairs, MaskCoding((0, 255)), WholeImages((32, 32), len(pairs)), augmentation=pipeline, seed=seed)
+    tiling = WholeImages((32, 32), len(pairs), native_masks=native_masks)
+    return make_dataset(pairs, MaskCoding((0, 255)), tiling, augmentation=pipeline, seed=seed)
 
 
 def make_loader(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False):

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.images.tiling import RandomCrops, WholeImages, crop_pair, resize_image, resize_pair, tile_images
+from unet_trainer.images.tiling import (
+    RandomCrops,
+    WholeImages,
+    crop_pair,
+    nearest_positions,
+    resize_image,
+    resize_mask,
+    resize_pair,
+    tile_images,
+)
 
 SIZES = [(64, 64), (63, 64), (65, 64), (20, 200), (1, 1), (7, 130), (200, 333), (112, 113), (96, 97), (512, 64)]
 
@@ -291,3 +300,24 @@ def test_a_pair_of_the_right_size_is_not_copied():
     assert resized is image
     assert ids is mask
     assert (len(WholeImages((32, 48), 3)), WholeImages((32, 48), 3).pair_index(2)) == (3, 2)
+
+
+@pytest.mark.parametrize("image_size", SIZES)
+def test_a_native_mask_keeps_its_size_beside_a_resized_image(image_size):
+    image, mask = numbered(*image_size, 3), np.random.default_rng(0).integers(0, 3, image_size, np.uint8)
+    resized, ids = WholeImages((48, 40), 1, native_masks=True).extract(image, mask, 0, 0)
+    expected, small = WholeImages((48, 40), 1).extract(image, mask, 0, 0)
+    assert ids is mask
+    assert np.array_equal(resized, expected)
+    assert small.shape == (48, 40)
+
+
+@pytest.mark.parametrize("new_length", [1, 7, 64, 96, 333])
+@pytest.mark.parametrize("length", [1, 64, 97, 512, 3067])
+def test_the_positions_that_resizing_a_mask_takes(length, new_length):
+    mask = np.random.default_rng(0).integers(0, 256, (length, 3), np.uint8)
+    positions = nearest_positions(length, new_length)
+    assert np.array_equal(mask[positions], resize_mask(mask, (new_length, 3)))
+    assert np.array_equal(mask.T[:, positions], resize_mask(mask.T.copy(), (3, new_length)))
+    centres = (np.arange(new_length) + 0.5) * length / new_length
+    assert (np.abs(positions + 0.5 - centres) <= 0.5 + 1e-9).all()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.samples import build_dataset, make_dataset
+from helpers.samples import build_dataset, keep, make_dataset, make_loader
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, write_image
+from unet_trainer.images.image_files import DataError, read_mask, write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import RandomCrops, Tile, Tiles, WholeImages, tile_images
@@ -277,3 +277,65 @@ def test_a_batch_is_cut_into_pieces_and_tiles_of_one_image_stay_in_one(tiny_data
     assert piece_lengths(16, 15, four_each) == [4] * 4  # ten images of four tiles each
     assert piece_lengths(2, 15, four_each) == [2]
     assert len(piece_lengths(5000, 3000)) <= 64
+
+
+# Masks at native resolution
+
+
+NATIVE_SIZES = [(40, 50), (64, 20), (8, 8)]
+
+
+def write_native_pairs(folder, sizes=NATIVE_SIZES):
+    pairs = []
+    for number, size in enumerate(sizes):
+        (folder / str(number)).mkdir()
+        image = noise(*size, 3)
+        pairs.append(write_pair(folder / str(number), image, image[:, :, 0] // 128))
+    return pairs
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_native_masks_are_padded_to_a_size_that_holds_them_all(num_workers, tmp_path):
+    """Also in buffers that held other masks before; images are those of a dataset with resized masks."""
+    pairs = write_native_pairs(tmp_path)
+    resized = make_dataset(pairs, BINARY, WholeImages((32, 32), 3))
+    native = make_dataset(pairs, BINARY, WholeImages((32, 32), 3, native_masks=True))
+    loader = make_loader(native, 2, num_workers, shuffle=False)
+    for epoch in range(6):
+        for number, batch in enumerate(keep(loader.epoch(epoch))):
+            assert (batch.images.shape, batch.masks.shape) == ((2, 32, 32, 3), (2, 64, 50))
+            assert batch.mask_sizes == tuple(NATIVE_SIZES[2 * number : 2 * number + 2])
+            assert torch.equal(batch.images, Loader(resized, 2, shuffle=False).read(0, number).images)
+            for pair, size, ids in zip(pairs[2 * number :], batch.mask_sizes, batch.masks, strict=False):
+                assert np.array_equal(ids[: size[0], : size[1]], read_mask(pair.mask))
+                assert (ids[size[0] :] == IGNORED).all()
+                assert (ids[:, size[1] :] == IGNORED).all()
+    assert (batch.num_images, batch.mask_sizes) == (1, ((8, 8),))  # the short batch has sizes of its own images alone
+    assert (batch.masks[1] == IGNORED).all()
+
+
+def test_masks_that_have_the_size_of_the_samples_already_are_as_without_native_masks(tmp_path):
+    pairs = write_native_pairs(tmp_path, [(32, 48)] * 3)
+    plain, native = (make_dataset(pairs, BINARY, WholeImages((32, 48), 3, is_native)) for is_native in (False, True))
+    assert native.mask_sizes is None
+    one, two = (Loader(dataset, 2, shuffle=False).read(0, 0) for dataset in (plain, native))
+    assert two.mask_sizes is one.mask_sizes is None
+    assert torch.equal(one.images, two.images)
+    assert torch.equal(one.masks, two.masks)
+
+
+def test_one_mask_of_another_size_is_enough_for_native_masks(tmp_path):
+    pairs = write_native_pairs(tmp_path, [(32, 32), (32, 32), (33, 32)])
+    dataset = make_dataset(pairs, BINARY, WholeImages((32, 32), 3, native_masks=True))
+    assert dataset.mask_sizes == [(32, 32), (32, 32), (33, 32)]
+    assert dataset.batch_mask_size == (33, 32)
+
+
+def test_a_mask_that_is_resized_to_its_image_has_the_size_of_the_image(tmp_path):
+    mask = np.array([[0, 1], [2, 255]], np.uint8)
+    pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
+    coding = MaskCoding((0, 1, 2), 0, 255)
+    dataset = make_dataset([pair], coding, WholeImages((4, 4), 1, native_masks=True), resize_masks=True)
+    batch = Loader(dataset, 1, shuffle=False).read(0, 0)
+    assert batch.mask_sizes == ((8, 8),)
+    assert np.array_equal(batch.masks[0], mask.repeat(4, 0).repeat(4, 1))

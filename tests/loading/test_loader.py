@@ -133,3 +133,15 @@ def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation)
     assert len(cached.cache) == 7
     loaders = [make_loader(dataset, 2, num_workers, shuffle=True) for dataset in (plain, cached)]
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
+
+
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_a_cache_of_native_masks_changes_no_byte(tiny_data, tmp_path, place):
+    """Images at 32×32, masks at 64×64; the last three pairs are read from their files."""
+    plain, cached = (build_dataset(tiny_data, "none", native_masks=True) for _ in range(2))
+    shapes, sizes = [(32, 32, 3)] * 7, cached.mask_sizes[:7]
+    cached.cache = fill_cache(shapes, 1, cached.decode, place, tmp_path, (), 2, lambda: None, 10**9, sizes)
+    assert len(cached.cache) == 7
+    assert [pixels.shape for pixels in cached.cache.pair(0)] == [(32, 32, 3), (64, 64)]
+    loaders = [make_loader(dataset, 2, 0, shuffle=False) for dataset in (plain, cached)]
+    assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)

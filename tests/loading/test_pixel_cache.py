@@ -25,9 +25,9 @@ def pixels(index, dtype=np.uint8, shapes=SHAPES):
     return image * dtype(1.5) if dtype is np.float32 else image, rng.integers(0, 3, (height, width)).astype(np.uint8)
 
 
-def build(place, folder, read=pixels, stamp=("a",), itemsize=1, limit=10**6, shapes=SHAPES):
+def build(place, folder, read=pixels, stamp=("a",), itemsize=1, limit=10**6, shapes=SHAPES, mask_sizes=None):
     ticks = []
-    cache = fill_cache(shapes, itemsize, read, place, folder, stamp, 2, lambda: ticks.append(1), limit)
+    cache = fill_cache(shapes, itemsize, read, place, folder, stamp, 2, lambda: ticks.append(1), limit, mask_sizes)
     return cache, len(ticks)
 
 
@@ -308,3 +308,46 @@ def test_a_deleted_cache_can_still_be_read_by_the_run_that_uses_it(tmp_path):
     (own,) = tmp_path.iterdir()
     own.unlink()
     assert np.array_equal(cache.pair(3)[0], pixels(3)[0])
+
+
+# Masks of another size than their images
+
+
+MASK_SIZES = [(10, 3), (4, 4), (1, 1), (20, 30)]
+
+
+def pixels_with_native_masks(index, dtype=np.uint8):
+    mask = np.random.default_rng(index).integers(0, 3, MASK_SIZES[index]).astype(np.uint8)
+    return pixels(index, dtype)[0], mask
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_masks_may_have_another_size_than_their_images(place, dtype, tmp_path):
+    def read(index):
+        return pixels_with_native_masks(index, dtype)
+
+    cache, _ = build(place, tmp_path, read, itemsize=np.dtype(dtype).itemsize, mask_sizes=MASK_SIZES)
+    assert len(cache) == 4
+    for index in range(4):
+        for ours, theirs in zip(cache.pair(index), read(index), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert np.array_equal(ours, theirs)
+
+
+def test_room_is_needed_for_the_masks_at_their_own_size():
+    sizes = [5 * 7 * 3 + 10 * 3, 4 * 4 * 3 + 4 * 4]
+    first = -(-sizes[0] // ALIGNMENT) * ALIGNMENT
+    assert [entry.num_bytes for entry in lay_out(SHAPES, 1, first + sizes[1], MASK_SIZES)] == sizes
+    assert len(lay_out(SHAPES, 1, first + sizes[1] - 1, MASK_SIZES)) == 1
+
+
+def test_a_file_with_masks_of_another_size_is_another_file(tmp_path):
+    build("disk", tmp_path)
+    for mask_sizes in (MASK_SIZES, [shape[:2] for shape in SHAPES]):
+        with pytest.raises(AssertionError, match="read again"):
+            build("disk", tmp_path, refuse_to_read, mask_sizes=mask_sizes)
+    build("disk", tmp_path, pixels_with_native_masks, mask_sizes=MASK_SIZES)
+    assert len(names(tmp_path)) == 2
+    assert build("disk", tmp_path, refuse_to_read, mask_sizes=MASK_SIZES)[1] == 0
+    assert build("disk", tmp_path, refuse_to_read)[1] == 0

@@ -196,7 +196,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_with_the_reason(small, monke
     monkeypatch.setattr(checkpoint_file, "FORMAT", 9)
     write_checkpoint(small, {"config": {}, "model": {}})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="was written by a newer version \\(format 9\\); this one reads up to 3"):
+    with pytest.raises(CheckpointError, match="was written by a newer version \\(format 9\\); this one reads up to 4"):
         read_checkpoint(small)
 
 
@@ -419,6 +419,21 @@ def test_a_file_of_format_2_gets_what_it_lacks(tmp_path, state):
         assert found[name] == content[name]
     assert found["totals"]["num_images"] == 4
     assert torch.equal(found["totals"]["matrix"], content["totals"]["matrix"])
+
+
+def test_a_file_of_format_3_is_read_as_it_is(tmp_path, state):
+    content = {
+        **older_content(state, 2),
+        "format": 3,
+        "history": [dict(ROW)],
+        "spec": {"fit": "resize"},
+        "decisions": {"fit": "why"},
+    }
+    write_checkpoint(tmp_path / "last.pt", content)
+    found = read_last(tmp_path / "last.pt")
+    assert (found["format"], found["spec"], found["decisions"]) == (3, {"fit": "resize"}, {"fit": "why"})
+    assert found["history"] == [ROW]
+    assert found.keys() == content.keys()
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -50,6 +50,13 @@ def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
     )
 
 
+@pytest.mark.parametrize("change", [{"image_size": 64}, {"fit": "crop"}])
+def test_another_size_of_what_the_model_sees_is_refused(change):
+    (name,) = change
+    with pytest.raises(CheckpointError, match=rf"{name}: .* now; it decides what the model sees\n"):
+        compare({}, change)
+
+
 def test_harmless_changes_are_told_and_those_that_do_not_affect_the_result_are_not():
     changes = {"learning_rate": 0.5, "num_workers": 3, "checkpoint_dir": "elsewhere", "on_oom": "shrink"}
     assert compare({}, changes) == ["learning_rate: 0.001 → 0.5"]

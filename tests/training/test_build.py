@@ -180,6 +180,52 @@ def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, co
     assert (batch.masks[2:] == 255).all()  # padding
 
 
+def test_validation_masks_keep_their_native_resolution(config, console):
+    dataset = build_dataset(config, console, None)
+    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
+    train, val = loaders.train.read(0, 0), loaders.val.read(0, 0)
+    assert (train.masks.shape, train.mask_sizes) == ((4, 32, 32), None)
+    assert (val.images.shape, val.masks.shape, val.mask_sizes) == ((4, 32, 32, 3), (4, 64, 64), ((64, 64),) * 2)
+
+
+def test_validation_is_as_training_where_all_masks_have_the_size_of_the_model(config, console):
+    config = dataclasses.replace(config, image_size=64)
+    dataset = build_dataset(config, console, None)
+    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
+    batch = loaders.val.read(0, 0)
+    assert (batch.masks.shape, batch.mask_sizes) == ((4, 64, 64), None)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(2**28, 4), (4 * 64 * 64, 4), (4 * 64 * 64 - 1, 3), (2 * 64 * 64, 2), (64 * 64 - 1, 1), (1, 1)]
+)
+@pytest.mark.usefixtures("small_network")
+def test_large_masks_validate_in_smaller_batches_and_the_trial_is_as_large(max_bytes, expected, config, console, monkeypatch):
+    """32×32 images with masks of 64×64, in batches of 4."""
+    monkeypatch.setattr(build, "MAX_MASK_BYTES", max_bytes)
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(config, CPU_FACTS, dataset, console)
+    loaders = build_loaders(settings.taken, dataset, CPU, console)
+    assert loaders.val.batches.batch_size == expected
+    components = make_components(console, batch_size=4)
+    train, evaluation = build._random_batches(settings.taken, components, loaders)
+    assert (train.images.shape, train.masks.shape, train.mask_sizes) == ((4, 32, 32, 3), (4, 32, 32), None)
+    real = loaders.val.read(0, 0)
+    assert (evaluation.images.shape, evaluation.masks.shape) == (real.images.shape, real.masks.shape)
+    assert evaluation.mask_sizes == ((64, 64),) * expected
+    metrics = components.eval_step.new_metrics()
+    components.eval_step(evaluation, metrics)
+    assert int(metrics.matrix.sum()) == expected * 64 * 64
+
+
+def test_masks_of_the_size_of_the_model_do_not_limit_the_batch(config, console, monkeypatch):
+    monkeypatch.setattr(build, "MAX_MASK_BYTES", 1)
+    config = dataclasses.replace(config, image_size=64)
+    dataset = build_dataset(config, console, None)
+    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
+    assert loaders.val.batches.batch_size == 4
+
+
 def test_a_gpu_validates_with_batches_of_twice_the_size(config, console):
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, CPU_FACTS, dataset, console)
@@ -323,7 +369,7 @@ def test_random_batches_are_like_the_images_of_the_dataset(console):
     deep = ImageSpec(2, "uint16", (1000.0, 1000.0), (100.0, 100.0), low=500.0, high=1500.0)
     settings = make_settings(deep, batch_size=3)
     components = make_components(console, deep, batch_size=3)
-    train, evaluation = build._random_batches(settings.taken, components)
+    train, evaluation = build._random_batches(settings.taken, components, None)
     assert train.images.shape == evaluation.images.shape == (3, 32, 32, 2)
     assert train.images.dtype == torch.float32
     assert 500 <= train.images.min() < 600

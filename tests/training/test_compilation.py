@@ -251,6 +251,27 @@ def test_compiled_and_eager_steps_agree():
     assert torch.allclose(weights(segmenter), weights(twin), atol=1e-6)
 
 
+def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypatch):
+    """With masks at native resolution too there is one graph, and it counts what the eager step counts."""
+    trace_only = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: trace_only(function, dynamic=dynamic))
+    batch = make_batch(2, side=16)
+    masks = batch.masks.repeat_interleave(3, 1)  # 48×16
+    native = batch._replace(masks=masks, mask_sizes=((48, 16), (40, 16)))
+    eager, compiled = eval_step_of(plain_segmenter()), eval_step_of(plain_segmenter())
+    step = make_step(compiled.segmenter)
+    torch._dynamo.utils.counters.clear()
+    assert compile_steps(step, compiled, batch, native, [step.segmenter.train]) is None
+    found = [each.new_metrics() for each in (eager, compiled)]
+    for each, metrics in zip((eager, compiled), found, strict=True):
+        each.segmenter.eval()
+        each(native, metrics)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # training and evaluation
+    assert int(found[0].matrix.sum()) == 48 * 16 + 40 * 16
+    assert torch.equal(found[0].matrix, found[1].matrix)
+    assert torch.allclose(found[0].loss_sums, found[1].loss_sums)
+
+
 @pytest.mark.parametrize("was_on", [True, False])
 def test_garbage_is_not_collected_while_compiling_and_as_before_after_it(was_on, monkeypatch):
     seen = []

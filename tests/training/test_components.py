@@ -10,6 +10,7 @@ import torch
 
 from helpers.small_runs import make_run
 from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.images.tiling import resize_mask
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.training.cuda_graphs import DirectLauncher
 from unet_trainer.training.evaluation import predict
@@ -133,3 +134,13 @@ def test_workers_are_given_this_epoch_its_validation_and_the_next_epoch(is_last,
         assert [plan.key for plan in loaders.pool.plans] == expected
     finally:
         loaders.close()
+
+
+def test_samples_show_masks_at_the_size_of_their_images(run):
+    """Validation has them at native resolution, 64×64."""
+    images, masks = run.loaders.samples
+    assert [image.shape for image in images] == [(32, 32, 3)] * 2
+    dataset = run.loaders.val.dataset
+    for index, mask in enumerate(masks):
+        assert dataset[0, index][1].shape == (64, 64)
+        assert np.array_equal(mask, resize_mask(dataset[0, index][1], (32, 32)))

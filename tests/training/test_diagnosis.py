@@ -82,6 +82,15 @@ def test_a_model_without_gradients_is_explained_too(components):
     assert explain(components) == ""
 
 
+def test_a_batch_with_masks_at_native_resolution_is_explained_too(monkeypatch, components):
+    batch = make_batch(2, side=32)
+    masks = torch.nn.functional.pad(batch.masks.repeat_interleave(2, 1), (0, 8), value=255)  # 64×32, padded to 64×40
+    native = batch._replace(masks=masks, mask_sizes=((64, 32), (64, 32)))
+    assert explain(components, native) == ""
+    replace_dice(monkeypatch, lambda logits: logits.sum() * math.nan)
+    assert explain(components, native) == explain(components, batch) == "the loss term dice is not finite"
+
+
 def test_no_hook_remains(components):
     explain(components)
     assert not any(module._forward_hooks for module in components.state.segmenter.modules())

@@ -6,19 +6,23 @@ import copy
 import math
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from helpers.samples import make_dataset
-from helpers.steps import CPU, FLOAT32, make_batch, plain_segmenter, same, small_components, tiny_components
+from helpers.steps import CPU, FLOAT32, make_batch, make_spec, plain_segmenter, same, small_components, tiny_components
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_files import read_mask, write_image
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.tiling import WholeImages
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict
 
 ALL_LOSSES = {"dice": 1.0, "cross_entropy": 1.0, "focal": 1.0, "lovasz": 1.0, "tversky": 1.0, "iou": 1.0}
@@ -94,10 +98,10 @@ def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_si
     step = make_eval_step(segmenter, num_parts=num_parts)
     forward, num_seen = step.forward, 0
 
-    def spoiled(images, masks):
+    def spoiled(*arguments):
         nonlocal num_seen
-        sums, counts = forward(images, masks)
-        num_seen += len(images)
+        sums, counts = forward(*arguments)
+        num_seen += len(arguments[0])
         return sums * (math.nan if num_seen > 3 else 1.0), counts
 
     step.forward = spoiled
@@ -184,3 +188,108 @@ def test_predictions_are_class_ids_at_the_size_of_the_images():
     assert set(ids.unique().tolist()) <= {0, 1}
     assert not components.state.segmenter.training
     assert torch.backends.cudnn.benchmark == was_searching
+
+
+# Masks at native resolution
+
+
+MIXED_SIZES = [(50, 70), (32, 32), (20, 90), (50, 70), (16, 8), (33, 31)]
+
+
+def write_mixed_pairs(folder, num_classes=1, channels=3, dtype=np.uint8):
+    """Blobs brighter than their surroundings, in images larger and smaller than 32×32 and of other shapes; 9 is ignored."""
+    random, pairs = np.random.default_rng(0), []
+    for number, (height, width) in enumerate(MIXED_SIZES):
+        coarse = random.random((4, 4)).astype(np.float32)
+        smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        mask = np.clip(smooth * max(2, num_classes), 0, max(2, num_classes) - 1).astype(np.uint8)
+        if number == 3:
+            mask[:20] = 9
+        image = np.repeat((smooth * 255).clip(0, 255)[:, :, None], channels, 2).astype(dtype)
+        pair = Pair(str(number), folder / f"image{number}.npy", folder / f"mask{number}.png")
+        np.save(pair.image, image)
+        write_image(pair.mask, mask)
+        pairs.append(pair)
+    return pairs
+
+
+def mixed_dataset(folder, native_masks, num_classes=1, image_spec=RGB_8BIT, dtype=np.uint8):
+    pairs = write_mixed_pairs(folder, num_classes, image_spec.channels, dtype)
+    coding = MaskCoding(tuple(range(max(2, num_classes))), ignore_value=9)
+    return make_dataset(pairs, coding, WholeImages((32, 32), len(pairs), native_masks), image_spec)
+
+
+def random_segmenter(num_classes=1, image_spec=RGB_8BIT):
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(torch.nn.Conv2d(image_spec.channels, 4, 3, padding=1), torch.nn.ReLU())
+    network.append(torch.nn.Conv2d(4, num_classes, 1, bias=False))
+    return Segmenter(make_spec(image_spec, num_classes), network, channels_last=True)
+
+
+def matrix_by_hand(segmenter, dataset):
+    """Each image alone: all of its logits upsampled, and every pixel of its mask counted."""
+    num_ids = segmenter.spec.num_ids
+    matrix = np.zeros((num_ids, num_ids), np.int64)
+    for index, pair in enumerate(dataset.pairs):
+        mask = read_mask(pair.mask)
+        with torch.no_grad():
+            logits = segmenter(torch.from_numpy(dataset[0, index][0]).unsqueeze(0))
+        ids = torch.nn.functional.interpolate(logits, mask.shape, mode="bilinear", align_corners=False)[0].argmax(0).numpy()
+        np.add.at(matrix, (mask[mask != 9], ids[mask != 9]), 1)
+    return matrix
+
+
+FLOAT_SPEC = ImageSpec(1, "float32", (100.0,), (60.0,), 0.0, 255.0)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "image_spec", "dtype"),
+    [(1, RGB_8BIT, np.uint8), (3, RGB_8BIT, np.uint8), (1, FLOAT_SPEC, np.float32), (4, FLOAT_SPEC, np.float32)],
+    ids=["binary", "three classes", "binary, float", "four classes, float"],
+)
+@pytest.mark.parametrize(("batch_size", "num_parts"), [(6, 1), (4, 1), (4, 2), (1, 1), (5, 3)])
+def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype, batch_size, num_parts, tmp_path):
+    dataset = mixed_dataset(tmp_path, True, num_classes, image_spec, dtype)
+    segmenter = random_segmenter(num_classes, image_spec)
+    step = make_eval_step(segmenter, num_parts=num_parts, loss="cross_entropy")
+    metrics = step.new_metrics()
+    for batch in loader_of(dataset, batch_size).epoch(0):
+        step(batch, metrics)
+    expected = matrix_by_hand(segmenter, dataset)
+    assert np.array_equal(metrics.matrix.numpy(), expected)
+    assert expected.sum() == sum(height * width for height, width in MIXED_SIZES) - 20 * 70
+    assert metrics.num_images == len(MIXED_SIZES)
+    found = evaluate(step, loader_of(dataset, batch_size))
+    assert found.scores == compute_scores(torch.from_numpy(expected), num_classes)
+    assert 0 < found.scores.iou < 1
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 6])
+def test_the_loss_stays_that_of_what_the_model_sees(batch_size, tmp_path):
+    """To the last bit that of masks which are resized when they are read."""
+    segmenter = random_segmenter()
+    losses = [
+        evaluate(make_eval_step(segmenter, ALL_LOSSES), loader_of(mixed_dataset(tmp_path, is_native), batch_size)).loss
+        for is_native in (False, True)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_masks_of_the_size_of_the_model_are_counted_by_the_forward_pass(dataset):
+    """As they were before there were native masks: the compiled step does it all."""
+    step = make_eval_step(plain_segmenter())
+    forward, seen = step.forward, []
+    step.forward = lambda images, masks, with_logits: (seen.append(with_logits), forward(images, masks, with_logits))[1]
+    evaluate(step, loader_of(dataset, 2))
+    assert seen == [False] * 3
+
+
+def test_a_batch_of_nothing_but_padding_counts_nothing(tmp_path):
+    """In four parts, the last ones of a short batch."""
+    dataset = mixed_dataset(tmp_path, True)
+    dataset.tiling = WholeImages((32, 32), 1, native_masks=True)
+    step = make_eval_step(random_segmenter(), num_parts=4)
+    metrics = step.new_metrics()
+    step(loader_of(dataset, 4).read(0, 0), metrics)
+    assert int(metrics.matrix.sum()) == 50 * 70
+    assert metrics.num_images == 1

@@ -98,6 +98,14 @@ def test_a_monitored_loss_that_earlier_versions_computed_otherwise_is_told(monit
     assert ("val_loss was a mean over batches when this run began" in stream.getvalue()) == is_told
 
 
+@pytest.mark.parametrize(("fit", "checkpoint_format", "is_told"), [("resize", 3, True), ("resize", 4, False), ("crop", 3, False)])
+def test_an_iou_that_earlier_versions_measured_at_another_size_is_told(fit, checkpoint_format, is_told, state, stream):
+    config = load_config({"fit": fit})
+    say_resumed(config, as_dict(config), state, [], checkpoint_format, Console(stream))
+    told = "Note: val_iou was measured at image_size when this run began and is at native resolution now; the two may differ\n"
+    assert (told in stream.getvalue()) == is_told
+
+
 @pytest.mark.parametrize(
     ("scheduler", "how"),
     [("cosine", "now spans 50 epochs instead of 20"), ("poly", "now spans 50 epochs instead of 20"), ("constant", "stays")],

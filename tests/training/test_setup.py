@@ -77,7 +77,7 @@ def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(config, folder):
 
 def test_the_trial_of_the_steps_changes_nothing(config, monkeypatch):
     tried = start(config)
-    monkeypatch.setattr(setup, "try_components", lambda settings, components, console: None)
+    monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     untried = start(config)
     assert same(everything(tried.components), everything(untried.components))
 
@@ -228,7 +228,7 @@ def test_a_run_of_an_older_version_goes_on(number, config, folder, capsys):
 
 
 def test_a_run_that_another_process_began_in_the_meantime_is_left_alone(config, folder, monkeypatch):
-    def begin_elsewhere(settings, components, console):
+    def begin_elsewhere(*arguments):
         folder.mkdir(parents=True)
         (folder / "last.pt").touch()
 

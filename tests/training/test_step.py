@@ -266,6 +266,13 @@ def test_padding_lies_in_the_last_parts():
     assert torch.equal(torch.cat([part.masks for part in micro_batches(batch, 3)]), batch.masks)
 
 
+def test_the_parts_of_a_batch_have_the_sizes_of_their_own_masks():
+    sizes = tuple((8 + index, 16) for index in range(5))
+    batch = make_batch(8)._replace(num_images=5, mask_sizes=sizes)
+    assert [part.mask_sizes for part in micro_batches(batch, 3)] == [sizes[:3], sizes[3:], ()]
+    assert [part.mask_sizes for part in micro_batches(make_batch(8), 3)] == [None] * 3
+
+
 def test_gradients_that_add_up_keep_their_memory_and_a_single_batch_needs_none():
     """A CUDA graph overwrites the gradients of its last replay: sums need memory of their own."""
     components = small_components()

@@ -97,12 +97,13 @@ class Config:
                 p.listing(p.integer(minimum=32, maximum=8192, example="512"), example="[512, 768]", minimum=2, maximum=2),
             )
         ),
-        "size of what the model sees: one side, or [height, width]; auto: from the sizes of images and structures",
+        "size of what the model sees: one side, or [height, width]; auto: from the sizes of images and structures; val_iou is at the "
+        "images' own size in any case",
     )
     fit: Literal["resize", "crop"] | Auto = key(
         "auto",
         p.choice("auto", "resize", "crop"),
-        "auto: by the size of structures; resize: each pair to image_size; crop: random crops of it in training, tiles at native resolution in validation",
+        "auto: by the size of structures; resize: each image to image_size; crop: random crops of it in training, tiles in validation",
     )
     crops_per_image: int | Literal["auto"] = key(
         "auto",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
@@ -40,11 +42,15 @@ class Tiling(Protocol):
 
 @dataclass(frozen=True)
 class WholeImages:
-    """Every pair is one sample, resized; or several, which augmentation makes different."""
+    """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different.
+
+    With `native_masks` only the image is resized, and its mask keeps its own size.
+    """
 
     size: Size
     num_pairs: int
     repeats: int = 1
+    native_masks: bool = False
 
     def __len__(self) -> int:
         return self.num_pairs * self.repeats
@@ -53,7 +59,7 @@ class WholeImages:
         return sample % self.num_pairs
 
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
-        return resize_pair(image, mask, self.size)
+        return fit_image(image, self.size), mask if self.native_masks else resize_mask(mask, self.size)
 
 
 @dataclass(frozen=True)
@@ -157,16 +163,29 @@ def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> t
 
 def resize_pair(image: Pixels, mask: Pixels, size: Size) -> tuple[Pixels, Pixels]:
     """Image and mask at (height, width). Mask values are ids, so they are never interpolated."""
+    return fit_image(image, size), resize_mask(mask, size)
+
+
+def fit_image(image: Pixels, size: Size) -> Pixels:
+    """H,W,C at (height, width). Pixels are averaged where both sides shrink."""
     height, width = size
-    if image.shape[:2] != size:
-        shrinks = image.shape[0] > height and image.shape[1] > width
-        image = resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return image, resize_mask(mask, size)
+    if image.shape[:2] == size:
+        return image
+    shrinks = image.shape[0] > height and image.shape[1] > width
+    return resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def resize_mask(mask: Pixels, size: Size) -> Pixels:
     """H,W ids at (height, width), by nearest neighbour."""
     return mask if mask.shape == size else cv2.resize(mask, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+
+
+@lru_cache(maxsize=4096)
+def nearest_positions(length: int, new_length: int) -> NDArray[np.int64]:
+    """The rows, or columns, of so many that `resize_mask` takes. Asked of OpenCV: where ⌊(i + ½) · length / new_length⌋ lies
+    between two pixels, its versions round differently."""
+    positions = np.arange(length, dtype=np.float32).reshape(1, length)
+    return cv2.resize(positions, (new_length, 1), interpolation=cv2.INTER_NEAREST_EXACT)[0].astype(np.int64)
 
 
 def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: int) -> Pixels:

@@ -29,10 +29,11 @@ class Batch(NamedTuple):
     """A batch on the host: uint8 (or float32), channels last; normalisation happens on the device."""
 
     images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are not 8-bit
-    masks: torch.Tensor  # N,H,W uint8 class ids
+    masks: torch.Tensor  # N,H,W uint8 class ids; at the images' size, or padded with IGNORED to one that holds all of mask_sizes
     num_images: int  # without padding
     read_seconds: float = 0.0  # summed over the workers
     augment_seconds: float = 0.0
+    mask_sizes: tuple[Size, ...] | None = None  # of each image without padding: its mask's own; None: the images' size
 
 
 class PairSize(NamedTuple):
@@ -64,14 +65,27 @@ class SegmentationDataset:
         self.augmentation = augmentation
         self.seed = seed
         self.resize_masks = resize_masks
+        self.mask_sizes = self._native_mask_sizes()  # of each pair; None: masks have the size of the samples
+        self._largest_mask = None if self.mask_sizes is None else _enclosing(self.mask_sizes)
         self.cache: PixelCache | None = None
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
 
     def __len__(self) -> int:
         return len(self.tiling)
 
+    def _native_mask_sizes(self) -> list[Size] | None:
+        if not (isinstance(self.tiling, WholeImages) and self.tiling.native_masks):
+            return None
+        sizes = [size.image if self.resize_masks else size.mask for size in self.sizes]
+        return None if all(size == self.tiling.size for size in sizes) else sizes
+
+    @property
+    def batch_mask_size(self) -> Size:
+        """Height and width of the masks of a batch: one that holds every mask, so that the memory of a batch is fixed."""
+        return self.tiling.size if self._largest_mask is None else self._largest_mask
+
     def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
-        """H,W,C image and H,W class ids."""
+        """H,W,C image and H,W class ids, at the mask's own size where `mask_sizes` are given."""
         image, mask, _, _ = self.timed_sample(key)
         return image, mask
 
@@ -104,9 +118,9 @@ class SegmentationDataset:
         return image, mask
 
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
-        """A pair as the cache keeps it: at the size of the batch where whole images are resized, else as it is."""
+        """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
         image, mask = self._read(index)
-        return resize_pair(image, mask, self.tiling.size) if isinstance(self.tiling, WholeImages) else (image, mask)
+        return self.tiling.extract(image, mask, 0, index) if isinstance(self.tiling, WholeImages) else (image, mask)
 
     def _read(self, index: int) -> tuple[Pixels, Pixels]:
         """Decodes a pair. The files were checked before the first step, and may have changed since."""
@@ -128,6 +142,11 @@ class SegmentationDataset:
         if self.resize_masks:
             mask = resize_mask(mask, size)
         return self.image_spec.to_batch(image), mask
+
+
+def _enclosing(sizes: Sequence[Size]) -> Size:
+    """The smallest size that holds all of these."""
+    return max(height for height, _ in sizes), max(width for _, width in sizes)
 
 
 class EpochBatches:
@@ -178,7 +197,7 @@ class BatchAssembler:
 
     @property
     def num_bytes(self) -> int:
-        height, width, _ = self.sample_shape
+        height, width = self.dataset.batch_mask_size
         return self.image_bytes + self.batches.batch_size * height * width
 
     def views(self, memory: Pixels) -> tuple[Pixels, Pixels]:
@@ -187,7 +206,7 @@ class BatchAssembler:
         size = self.batches.batch_size
         images = memory[: self.image_bytes].view(np.uint8 if self.itemsize == 1 else np.float32)
         masks = memory[self.image_bytes : self.num_bytes]
-        return images.reshape(size, height, width, channels), masks.reshape(size, height, width)
+        return images.reshape(size, height, width, channels), masks.reshape(size, *self.dataset.batch_mask_size)
 
     def fill(
         self, memory: Pixels, epoch: int, batch: int, piece: range, on_start: Callable[[int], object] = lambda position: None
@@ -204,13 +223,20 @@ class BatchAssembler:
                 on_start(position)
                 image, mask, reading, augmenting = self.dataset.timed_sample(keys[position])
                 np.copyto(images[position], image)
-                np.copyto(masks[position], mask)
+                height, width = mask.shape
+                np.copyto(masks[position, :height, :width], mask)
+                masks[position, height:] = masks[position, :height, width:] = IGNORED
                 read_seconds += reading
                 augment_seconds += augmenting
             else:
                 images[position] = 0
                 masks[position] = IGNORED
         return read_seconds, augment_seconds
+
+    def mask_sizes(self, epoch: int, batch: int) -> tuple[Size, ...] | None:
+        """As a Batch has them."""
+        sizes, tiling = self.dataset.mask_sizes, self.dataset.tiling
+        return None if sizes is None else tuple(sizes[tiling.pair_index(index)] for _, index in self.batches.keys(epoch, batch))
 
     def file(self, epoch: int, batch: int, position: int) -> Path:
         index = self.batches.keys(epoch, batch)[position][1]

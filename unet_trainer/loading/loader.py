@@ -64,9 +64,9 @@ class Loader:
                     return
                 num_left -= 1  # before the yield: after the last batch the generator need not be resumed
                 images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
-                num_images = len(self.batches.keys(epoch, pending.batch))
+                seconds = pending.read_seconds, pending.augment_seconds
                 try:
-                    yield Batch(images, masks, num_images, pending.read_seconds, pending.augment_seconds)
+                    yield self._batch(images, masks, epoch, pending.batch, seconds)
                 finally:
                     self.pool.release(pending)
         finally:
@@ -78,7 +78,11 @@ class Loader:
         memory = np.empty(self.assembler.num_bytes, np.uint8)
         seconds = self.assembler.fill(memory, epoch, batch, range(self.batches.batch_size))
         images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
-        return Batch(images, masks, len(self.batches.keys(epoch, batch)), *seconds)
+        return self._batch(images, masks, epoch, batch, seconds)
+
+    def _batch(self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]) -> Batch:
+        num_images = len(self.batches.keys(epoch, batch))
+        return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch))
 
     def files(self, epoch: int, batch: int) -> list[Path]:
         """The images of one batch."""

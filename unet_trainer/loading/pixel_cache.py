@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import mmap
 import os
 import sys
@@ -27,6 +28,7 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.tiling import Size
 from unet_trainer.system.resources import free_disk, free_host_memory
 
 try:
@@ -49,11 +51,15 @@ class CacheEntry(NamedTuple):
     start: int
     shape: tuple[int, int, int]
     itemsize: int
+    mask_size: Size
+
+    @property
+    def image_bytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
     @property
     def num_bytes(self) -> int:
-        height, width, channels = self.shape
-        return height * width * (channels * self.itemsize + 1)
+        return self.image_bytes + math.prod(self.mask_size)
 
 
 @dataclass(frozen=True)
@@ -83,26 +89,31 @@ def fill_cache(
     num_threads: int,
     tick: Callable[[], object],
     limit: int | None = None,
+    mask_sizes: Sequence[Size] | None = None,
 ) -> PixelCache:
-    """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would return."""
+    """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would return.
+
+    `mask_sizes`: of each pair, where they differ from the images'.
+    """
     if place == "ram":
         free = free_host_memory() if limit is None else limit
-        entries = lay_out(shapes, itemsize, int(free * MAX_SHARE))
+        entries = lay_out(shapes, itemsize, int(free * MAX_SHARE), mask_sizes)
         content = _shared_memory(_end(entries))
         _fill(entries, content, read, num_threads, tick)
         return PixelCache(entries, content)
-    digest = hashlib.sha256(json.dumps([list(stamp), itemsize, list(shapes)], default=str).encode()).hexdigest()[:24]
+    identity = [list(stamp), itemsize, list(shapes), *([] if mask_sizes is None else [list(mask_sizes)])]
+    digest = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:24]
     path = folder / f"{digest}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _delete_old_files(folder, keep=path)
-        whole = lay_out(shapes, itemsize, sys.maxsize)
+        whole = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
         found = _entries_in(path, whole)
         max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
         if found is None and limit is None and _end(whole) > max_bytes:
             _make_room(folder, _end(whole))
             max_bytes = int(free_disk(folder) * MAX_SHARE)
-        entries = lay_out(shapes, itemsize, max_bytes)
+        entries = lay_out(shapes, itemsize, max_bytes, mask_sizes)
         if found is not None and len(found) >= len(entries):
             os.utime(path)  # it was used now
             return _mark_in_use(PixelCache(found, _map(path, _end(found))), path)
@@ -214,12 +225,14 @@ def _is_in_use(path: Path) -> bool:
     return False
 
 
-def lay_out(shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int) -> list[CacheEntry]:
+def lay_out(
+    shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int, mask_sizes: Sequence[Size] | None = None
+) -> list[CacheEntry]:
     """Entries for the first pairs, one after the other, up to `max_bytes`."""
     entries: list[CacheEntry] = []
     start = 0
-    for shape in shapes:
-        entry = CacheEntry(start, shape, itemsize)
+    for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
+        entry = CacheEntry(start, shape, itemsize, mask_size)
         if start + entry.num_bytes > max_bytes:
             break
         entries.append(entry)
@@ -248,10 +261,9 @@ def _fill(
 
 
 def _views(entry: CacheEntry, raw: Pixels) -> tuple[Pixels, Pixels]:
-    height, width, channels = entry.shape
-    middle = entry.start + height * width * channels * entry.itemsize
+    middle = entry.start + entry.image_bytes
     image = raw[entry.start : middle].view(np.uint8 if entry.itemsize == 1 else np.float32).reshape(entry.shape)
-    return image, raw[middle : middle + height * width].reshape(height, width)
+    return image, raw[middle : entry.start + entry.num_bytes].reshape(entry.mask_size)
 
 
 def _flush(path: Path) -> None:

@@ -6,6 +6,7 @@ loaded with weights_only=True after a check of what its pickle names.
     format 1   the state at an epoch's end; no digest
     format 2   the state within an epoch too; digest
     format 3   the model's spec and the reasons of the settings
+    format 4   the content of format 3; val_iou at native resolution with fit: resize too
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from unet_trainer.runs.host_copy import tensors_in
 from unet_trainer.runs.run_folder import DAMAGED, LAST, PREVIOUS
 from unet_trainer.system.atomic_files import write_atomically
 
-FORMAT = 3
+FORMAT = 4
 FIRST_FORMAT_WITH_DIGEST = 2
 FIRST_FORMAT_WITH_SET_LOSS = 3  # val_loss from sums over the validation set
+FIRST_FORMAT_WITH_NATIVE_IOU = 4  # before, val_iou of fit: resize was that at image_size
 
 DIGEST = b"sha256:"  # opens the zip's comment, which holds the digest of all bytes before it
 NUM_DIGEST_BYTES = len(DIGEST) + 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,6 +65,8 @@ from unet_trainer.training.step_probe import StepProbe
 
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 NO_DATA_SIZE = (512, 512)  # of images, where a step is timed without data
+
+MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
 
 
 def build_hardware(config: Config, console: Console) -> HardwareFacts:
@@ -256,7 +259,7 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
     return Loaders(
         build_loader(train_dataset, config.batch_size, shuffle=True),
-        build_loader(val_dataset, _eval_batch_size(config, device), shuffle=False),
+        build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )
 
@@ -266,16 +269,19 @@ def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize
     return [PairSize(image.size, mask.size) for image, mask in zip(images, masks, strict=True)]
 
 
-def _eval_batch_size(config: ResolvedConfig, device: torch.device) -> int:
-    """Without gradients, twice the images take less memory than a training batch."""
-    return config.batch_size * (2 if device.type == "cuda" else 1)
+def _eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
+    """Without gradients, twice the images take less memory than a training batch. Masks at native resolution may be large."""
+    size = config.batch_size * (2 if device.type == "cuda" else 1)
+    if dataset is None or dataset.mask_sizes is None:
+        return size
+    return min(size, max(1, MAX_MASK_BYTES // math.prod(dataset.batch_mask_size)))
 
 
 def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Tiling, Tiling]:
     """How samples are taken for training and for validation."""
     size, split = config.shape, dataset.split
     if config.fit == "resize":
-        return WholeImages(size, len(split.train), config.repeats), WholeImages(size, len(split.val))
+        return WholeImages(size, len(split.train), config.repeats), WholeImages(size, len(split.val), native_masks=True)
     _, masks = dataset.facts_of(split.train)
     val_images, _ = dataset.facts_of(split.val)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
@@ -304,6 +310,7 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
                 stamp,
                 count_cores(),
                 bar.tick,
+                mask_sizes=dataset.mask_sizes,
             )
         num_cached += len(dataset.cache)
         num_bytes += dataset.cache.content.numel()
@@ -390,13 +397,13 @@ def build_components(
     )
 
 
-def try_components(settings: Settings, components: Components, console: Console) -> None:
+def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console) -> None:
     """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
     before the run has a folder. Raises UserError or TrainingFailed."""
 
     def try_once() -> None:
         config = settings.taken
-        batches = random_batches(config, components)
+        batches = random_batches(config, components, loaders)
         try:
             with restoring_model(components.train_step):
                 try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
@@ -410,17 +417,17 @@ def try_components(settings: Settings, components: Components, console: Console)
     fit_into_memory(try_once, settings, components, console, "nothing was begun")
 
 
-def compile_components_once(config: ResolvedConfig, components: Components) -> str | None:
+def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> str | None:
     """Compiles the steps of every phase; returns why it failed, if it did."""
-    batches = random_batches(config, components)
+    batches = random_batches(config, components, loaders)
     return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
 
 
-def compile_components(settings: Settings, components: Components, console: Console, saved: str) -> None:
+def compile_components(settings: Settings, components: Components, loaders: Loaders | None, console: Console, saved: str) -> None:
     """Compiles the steps of every phase before the first epoch; if that fails, warns and leaves them uncompiled."""
 
     def compile_once() -> None:
-        failure = compile_components_once(settings.taken, components)
+        failure = compile_components_once(settings.taken, components, loaders)
         if failure is not None:
             console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
             settings.change(f"compiling failed ({failure})", compile_model=False)
@@ -470,15 +477,21 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)
     if settings.taken.compile_model:
         console.say("Compiling the step ...")
-        compile_components(settings, components, console, "nothing was begun")
+        compile_components(settings, components, None, console, "nothing was begun")
     return components, _random_batch(settings.taken, RGB_8BIT, settings.taken.batch_size)
 
 
-def random_batches(config: ResolvedConfig, components: Components) -> tuple[Batch, Batch]:
-    """One of the size of training batches and one of the size of evaluation batches."""
+def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:
+    """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images' size."""
     spec = components.state.segmenter.spec.image
-    eval_size = _eval_batch_size(config, components.numerics.device)
-    return _random_batch(config, spec, config.batch_size), _random_batch(config, spec, eval_size)
+    dataset = None if loaders is None else loaders.val.dataset
+    train_batch = _random_batch(config, spec, config.batch_size)
+    eval_batch = _random_batch(config, spec, _eval_batch_size(config, components.numerics.device, dataset))
+    if dataset is not None and dataset.mask_sizes is not None:
+        num_images, size = eval_batch.num_images, dataset.batch_mask_size
+        masks = torch.zeros(num_images, *size, dtype=torch.uint8)
+        eval_batch = eval_batch._replace(masks=masks, mask_sizes=(size,) * num_images)
+    return train_batch, eval_batch
 
 
 def _random_batch(config: ResolvedConfig, spec: ImageSpec, batch_size: int) -> Batch:

@@ -149,8 +149,8 @@ def _replayed_train(compiled: TrainForward) -> TrainForward:
 
 
 def _replayed_eval(compiled: EvalForward) -> EvalForward:
-    def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(images: torch.Tensor, masks: torch.Tensor, with_logits: bool) -> tuple[torch.Tensor, torch.Tensor]:
         torch.compiler.cudagraph_mark_step_begin()
-        return compiled(images, masks)
+        return compiled(images, masks, with_logits)
 
     return forward

@@ -11,6 +11,7 @@ import torch
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.images.tiling import resize_mask
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import WorkerPool
@@ -56,11 +57,11 @@ class Loaders:
 
     @cached_property
     def samples(self) -> tuple[list[Pixels], list[Pixels]]:
-        """A few validation pairs, spread over the set; the same in every epoch."""
+        """A few validation pairs, spread over the set and at the size that the model sees; the same in every epoch."""
         dataset: SegmentationDataset = self.val.dataset
         indices = np.unique(np.linspace(0, len(dataset) - 1, NUM_SAMPLES).round().astype(int))
         pairs = [dataset[0, int(index)] for index in indices]
-        return [image for image, _ in pairs], [mask for _, mask in pairs]
+        return [image for image, _ in pairs], [resize_mask(mask, dataset.tiling.size) for _, mask in pairs]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.transfer import to_device
 from unet_trainer.model.losses import TERMS, WeightedLoss
+from unet_trainer.model.native_resolution import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 
@@ -26,6 +27,8 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     if bad_weights:
         found.append(f"the weights {bad_weights[0]} are not finite")
     images, masks = to_device((batch.images, batch.masks), numerics.device)
+    if batch.mask_sizes is not None:
+        masks = resize_masks(masks, batch.mask_sizes, images.shape[1:3])
     bad_layers: list[str] = []
     hooks = [
         module.register_forward_hook(_bad_output_hook(name, bad_layers))

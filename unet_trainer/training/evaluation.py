@@ -14,21 +14,25 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.transfer import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix, predicted_ids
+from unet_trainer.model.native_resolution import native_confusion_matrix, resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
 
-# N,H,W,C images, N,H,W masks → sums for the loss, confusion matrix
-EvalForward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and the confusion matrix or N,K,H,W logits
+EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
 
 
 def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics) -> EvalForward:
-    def forward(images: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(images: torch.Tensor, masks: torch.Tensor, with_logits: bool) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.autocast():
             logits = segmenter(images)
-        return loss.eval_sums(logits, masks), confusion_matrix(predicted_ids(logits), masks, logits.shape[1])
+        loss_sums = loss.eval_sums(logits, masks)
+        if with_logits:
+            return loss_sums, logits
+        return loss_sums, confusion_matrix(predicted_ids(logits), masks, logits.shape[1])
 
     return forward
 
@@ -76,7 +80,8 @@ class EvalMetrics:
 
 @dataclass
 class EvalStep:
-    """Forward without gradients, for a model in evaluation mode."""
+    """Forward without gradients, for a model in evaluation mode. The loss is that of what the model sees; scores are counted at
+    the masks' own size."""
 
     forward: EvalForward
     segmenter: Segmenter
@@ -91,7 +96,13 @@ class EvalStep:
     def __call__(self, batch: Batch, metrics: EvalMetrics) -> None:
         for part in micro_batches(batch, self.num_parts):
             images, masks = to_device((part.images, part.masks), self.device)
-            metrics.add(*self.forward(images, masks), part.num_images)
+            if part.mask_sizes is None:
+                loss_sums, counts = self.forward(images, masks, False)
+            else:
+                loss_sums, logits = self.forward(images, resize_masks(masks, part.mask_sizes, images.shape[1:3]), True)
+                # Before the next forward pass: under CUDA graphs it overwrites the logits.
+                counts = native_confusion_matrix(logits, masks, part.mask_sizes)
+            metrics.add(loss_sums, counts, part.num_images)
 
 
 @dataclass(frozen=True)

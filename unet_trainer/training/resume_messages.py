@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unet_trainer.config.resolve import ResolvedConfig
-from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_SET_LOSS
+from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_NATIVE_IOU, FIRST_FORMAT_WITH_SET_LOSS
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.state import TrainState
 
@@ -48,6 +48,8 @@ def say_resumed(
         console.note(f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned")
     if config.monitor == "val_loss" and checkpoint_format < FIRST_FORMAT_WITH_SET_LOSS:
         console.note("val_loss was a mean over batches when this run began and is that of the whole set now; the two may differ")
+    if config.fit == "resize" and checkpoint_format < FIRST_FORMAT_WITH_NATIVE_IOU:
+        console.note("val_iou was measured at image_size when this run began and is at native resolution now; the two may differ")
     horizon = before["num_epochs"]
     if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
         rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)

@@ -69,7 +69,7 @@ def set_up(config: Config, session: Session) -> Run:
         compare_splits(earlier["split"], split_names(dataset.split))
         _load_state(state, earlier, settings, folder)
     else:
-        try_components(settings, components, console)
+        try_components(settings, components, loaders, console)
     if folder is None:
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
         session.lock.acquire(folder, console.note)
@@ -123,6 +123,6 @@ def _open_folder(folder: Path, console: Console) -> None:
 def _compile(run: Run) -> None:
     started = time.perf_counter()
     run.console.say("Compiling the step (once; a minute or two) ...")
-    compile_components(run.settings, run.components, run.console, run.checkpointer.describe_saved())
+    compile_components(run.settings, run.components, run.loaders, run.console, run.checkpointer.describe_saved())
     if run.config.compile_model:
         run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")

@@ -196,4 +196,5 @@ def micro_batches(batch: Batch, num_parts: int) -> Iterator[Batch]:
     size = -(-len(batch.images) // num_parts)
     for start in range(0, len(batch.images), size):
         num_images = min(max(batch.num_images - start, 0), size)
-        yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images)
+        sizes = None if batch.mask_sizes is None else batch.mask_sizes[start : start + size]
+        yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images, mask_sizes=sizes)

@@ -165,9 +165,9 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
         torch.cuda.reset_peak_memory_stats(device)
     components = build_components(config, spec, device, 1, console, resumes=True)
     components.set_training_mode(config.freeze_encoder_epochs)
-    batch, eval_batch = random_batches(config, components)
+    batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
-        failure = compile_components_once(config, components)
+        failure = compile_components_once(config, components, None)
         if failure is not None:
             raise RuntimeError(failure)
     step, metrics = components.train_step, EpochMetrics(config.num_classes, device)
