@@ -89,6 +89,8 @@ def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
     is_demo = is_demo_dir(str({**CONFIG, **given}.get("data_dir", DEMO_DIR)))
     demo = {name: value for name, value in DEMO.items() if CONFIG.get(name, "auto") == "auto"} if is_demo else {}
+    if {**CONFIG, **given}.get("time_budget") not in (None, "null"):
+        demo.pop("num_epochs", None)
     return load_config({**CONFIG, **demo}, overrides)
 
 

@@ -85,7 +85,7 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_comment():
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert text.startswith("# Header\n#\n# of three lines\n\n# Data\n")
     assert [line.partition(":")[0] for line in lines] == list(FIELDS)
-    assert "num_epochs: 3  # passes over the training images" in lines
+    assert f"num_epochs: 3  # {FIELDS['num_epochs'].metadata['doc']}" in lines
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
 
 

@@ -148,50 +148,50 @@ def test_key_that_is_not_text_is_an_unknown_key():
 @pytest.mark.parametrize(
     ("name", "value", "answer"),
     [
-        ("learning_rate", "fast", "got 'fast'; need a positive number, e.g. 1e-3"),
-        ("learning_rate", 0, "got 0; need a positive number, e.g. 1e-3"),
-        ("learning_rate", -1e-3, "got -0.001; need a positive number, e.g. 1e-3"),
-        ("learning_rate", float("nan"), "got nan; need a positive number, e.g. 1e-3"),
-        ("learning_rate", None, "got null; need a positive number, e.g. 1e-3"),
-        pytest.param("learning_rate", 10**400, f"got 1{'0' * 58}…; need a positive number, e.g. 1e-3", id="huge"),
-        ("batch_size", 0, "got 0; need a whole number from 1 to 65536, e.g. 8"),
-        ("batch_size", 2.5, "got 2.5; need a whole number from 1 to 65536, e.g. 8"),
-        ("batch_size", "16 images", "got '16 images'; need a whole number from 1 to 65536, e.g. 8"),
-        ("batch_size", [8], "got [8]; need a whole number from 1 to 65536, e.g. 8"),
-        ("batch_size", True, "got True; need a whole number from 1 to 65536, e.g. 8"),
+        ("learning_rate", "fast", "got 'fast'; need a positive number, e.g. 1e-3, or auto"),
+        ("learning_rate", 0, "got 0; need a positive number, e.g. 1e-3, or auto"),
+        ("learning_rate", -1e-3, "got -0.001; need a positive number, e.g. 1e-3, or auto"),
+        ("learning_rate", float("nan"), "got nan; need a positive number, e.g. 1e-3, or auto"),
+        ("learning_rate", None, "got null; need a positive number, e.g. 1e-3, or auto"),
+        pytest.param("learning_rate", 10**400, f"got 1{'0' * 58}…; need a positive number, e.g. 1e-3, or auto", id="huge"),
+        ("batch_size", 0, "got 0; need a whole number from 1 to 65536, e.g. 8, or auto"),
+        ("batch_size", 2.5, "got 2.5; need a whole number from 1 to 65536, e.g. 8, or auto"),
+        ("batch_size", "16 images", "got '16 images'; need a whole number from 1 to 65536, e.g. 8, or auto"),
+        ("batch_size", [8], "got [8]; need a whole number from 1 to 65536, e.g. 8, or auto"),
+        ("batch_size", True, "got True; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("seed", False, "got False; need a whole number of at least 0, e.g. 42"),
         ("num_classes", 255, "got 255; need a whole number from 1 to 254, e.g. 1"),
         ("val_fraction", 1, "got 1; need a number above 0 and below 1, e.g. 0.2"),
-        ("weight_decay", -1, "got -1; need a number at least 0, e.g. 1e-4"),
+        ("weight_decay", -1, "got -1; need a number at least 0, e.g. 1e-4, or auto"),
         ("grad_clip", 0, "got 0; need a positive number, e.g. 1.0, or null"),
-        ("ema_decay", 1.0, "got 1.0; need a number above 0 and below 1, e.g. 0.999, or null"),
-        ("use_amp", 1, "got 1; need true or false"),
-        ("use_amp", "maybe", "got 'maybe'; need true or false"),
+        ("ema_decay", 1.0, "got 1.0; need a number above 0 and below 1, e.g. 0.999, or auto, or null"),
+        ("use_amp", 1, "got 1; need true or false, or auto"),
+        ("use_amp", "maybe", "got 'maybe'; need true or false, or auto"),
         ("amp_dtype", "bf16", "got 'bf16'; need one of bfloat16, float16; did you mean bfloat16?"),
         ("amp_dtype", "fp16", "got 'fp16'; need one of bfloat16, float16; did you mean float16?"),
         ("optimizer", "adamW", "got 'adamW'; need one of adamw, adam, sgd; did you mean adamw?"),
         ("scheduler", "step", "got 'step'; need one of cosine, poly, plateau, constant"),
         ("architecture", "unet++", f"got 'unet++'; need one of {', '.join(ARCHITECTURES)}; did you mean unet?"),
         ("num_workers", "many", "got 'many'; need auto, or a whole number from 0 to 512, e.g. 4"),
-        ("image_size", "big", "got 'big'; need a whole number from 32 to 8192, e.g. 512, or a list, e.g. [512, 768]"),
+        ("image_size", "big", "got 'big'; need a whole number from 32 to 8192, e.g. 512, or a list, e.g. [512, 768], or auto"),
         (
             "image_size",
             [64, 64, 64],
-            "got [64, 64, 64]; need a whole number from 32 to 8192, e.g. 512, or a list of 2 values, e.g. [512, 768]",
+            "got [64, 64, 64]; need a whole number from 32 to 8192, e.g. 512, or a list of 2 values, e.g. [512, 768], or auto",
         ),
         ("decoder_channels", [64, 32], "got [64, 32]; need a list of 5 values, e.g. [256, 128, 64, 32, 16], or null"),
         ("loss", "dcie", f"got 'dcie'; need one of {', '.join(LOSSES)}; did you mean dice?"),
-        ("loss", [], "got []; need a loss or a weighted sum, e.g. {dice: 1, bce: 1}"),
-        ("loss", {"dice": -1}, "got {'dice': -1}; need a positive number, e.g. 1"),
+        ("loss", [], "got []; need a loss or a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
+        ("loss", {"dice": -1}, "got {'dice': -1}; need a positive number, e.g. 1, or auto"),
         ("data_dir", "", "got ''; need text, e.g. data/mine"),
         ("data_dir", b"data", "got b'data'; need text, e.g. data/mine"),
         ("run_name", "a\ud800", r"got 'a\ud800'; need text, e.g. run"),
         ("mask_suffix", 3, "got 3; need text, e.g. _mask"),
-        ("augmentation", "stronk", "got 'stronk'; need one of none, default, strong; did you mean strong?"),
+        ("augmentation", "stronk", "got 'stronk'; need one of auto, none, default, strong; did you mean strong?"),
         (
             "augmentation",
             "Affine",
-            "got 'Affine'; need one of none, default, strong, or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]",
+            "got 'Affine'; need one of auto, none, default, strong, or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]",
         ),
         ("split_file", 3, "got 3; need text, e.g. split.csv, or null"),
         (
@@ -202,8 +202,8 @@ def test_key_that_is_not_text_is_an_unknown_key():
         ("group_pattern", "", r"got ''; need a regular expression, e.g. '(patient\d+)_', or null"),
         ("num_folds", 1, "got 1; need a whole number from 2 to 1000, e.g. 5, or null"),
         ("fold", -1, "got -1; need a whole number of at least 0, e.g. 0"),
-        ("image_size", 31, "got 31; need a whole number from 32 to 8192, e.g. 512, or a list, e.g. [512, 768]"),
-        ("fit", "corp", "got 'corp'; need one of resize, crop; did you mean crop?"),
+        ("image_size", 31, "got 31; need a whole number from 32 to 8192, e.g. 512, or a list, e.g. [512, 768], or auto"),
+        ("fit", "corp", "got 'corp'; need one of auto, resize, crop; did you mean crop?"),
         ("crops_per_image", 0, "got 0; need auto, or a whole number from 1 to 10000, e.g. 4"),
         ("rare_class_crops", 1.1, "got 1.1; need a number at least 0 and at most 1, e.g. 0.33"),
         ("resize_masks", "perhaps", "got 'perhaps'; need true or false"),
@@ -225,9 +225,9 @@ def test_wrong_value_is_answered_with_key_value_and_fix(name, value, answer):
 
 def test_long_value_is_cut_in_the_message():
     (line,) = problems({"learning_rate": "x" * 100_000})
-    assert line == f"learning_rate: got '{'x' * 58}…; need a positive number, e.g. 1e-3"
+    assert line == f"learning_rate: got '{'x' * 58}…; need a positive number, e.g. 1e-3, or auto"
     (line,) = problems({"learning_rate": 10**5000})  # more digits than Python prints
-    assert line == "learning_rate: got a number of thousands of digits; need a positive number, e.g. 1e-3"
+    assert line == "learning_rate: got a number of thousands of digits; need a positive number, e.g. 1e-3, or auto"
 
 
 # Contradictions
@@ -335,7 +335,7 @@ def test_run_name_that_cannot_be_a_folder_name_is_refused(name):
 
 def test_key_with_a_problem_of_its_own_is_left_out_of_contradictions():
     assert problems({"num_epochs": "few", "warmup_epochs": 99}) == [
-        "num_epochs: got 'few'; need a whole number from 1 to 1000000, e.g. 50"
+        "num_epochs: got 'few'; need a whole number from 1 to 1000000, e.g. 50, or auto"
     ]
 
 
@@ -353,6 +353,7 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
             "monitor: val_acc\n"
             "num_classes: 3\n"
             "loss: bce\n"
+            "num_epochs: 50\n"
             "warmup_epochs: 60\n",
             ["epochs=3", "grad_clip", "amp_dtype=bf16"],
         )
@@ -361,8 +362,8 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
         "  line 4: 'seed' is given twice; keep one\n"
         "  'grad_clip': need key=value, e.g. batch_size=16\n"
         "  lr: unknown key; the name here is learning_rate\n"
-        "  batch_size: got 'none'; need a whole number from 1 to 65536, e.g. 8\n"
-        "  use_amp: got 'perhaps'; need true or false\n"
+        "  batch_size: got 'none'; need a whole number from 1 to 65536, e.g. 8, or auto\n"
+        "  use_amp: got 'perhaps'; need true or false, or auto\n"
         "  monitor: got 'val_acc'; need one of val_iou, val_dice, val_loss\n"
         "  epochs: unknown key; the name here is num_epochs\n"
         "  amp_dtype: got 'bf16'; need one of bfloat16, float16; did you mean bfloat16?\n"
@@ -489,7 +490,7 @@ def test_override_is_read_like_a_line_of_the_file(override, name, value):
         ("batch_size", "'batch_size': need key=value, e.g. batch_size=16"),
         ("=3", "'=3': need key=value, e.g. batch_size=16"),
         ("", "'': need key=value, e.g. batch_size=16"),
-        ("batch_size=", "batch_size: got ''; need a whole number from 1 to 65536, e.g. 8"),
+        ("batch_size=", "batch_size: got ''; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("run_name=", "run_name: got ''; need text, e.g. run"),
         ("lr=1", "lr: unknown key; the name here is learning_rate"),
         ("loss={dice: 1", "loss: got '{dice: 1'; line 1: not valid YAML: expected ',' or '}', but got '<stream end>'"),
@@ -554,7 +555,7 @@ def test_config_instance_is_taken_and_checked_again():
     config = Config(batch_size=4, image_size=(64, 96), loss={"dice": 2.0})
     assert load_config(config) == config
     assert load_config(config, ["batch_size=2"]) == dataclasses.replace(config, batch_size=2)
-    assert problems(Config(batch_size=0)) == ["batch_size: got 0; need a whole number from 1 to 65536, e.g. 8"]
+    assert problems(Config(batch_size=0)) == ["batch_size: got 0; need a whole number from 1 to 65536, e.g. 8, or auto"]
 
 
 # Fuzz

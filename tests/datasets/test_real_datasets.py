@@ -280,7 +280,9 @@ def test_class_weights_follow_from_the_masks_and_are_written_down(prepare, tmp_p
     assert len(run.written.class_weights) == 3
     assert run.written.class_weights[0] < run.written.class_weights[1] < run.written.class_weights[2]
     assert "Weights:" in run.printed
-    assert len(prepare(data, mask_values="nonzero", class_weights="auto").written.class_weights) == 1
+    binary = prepare(data, mask_values="nonzero", class_weights="auto")
+    assert binary.written.class_weights is None
+    assert "Weights:" not in binary.printed
 
 
 # Images
@@ -488,8 +490,11 @@ def test_masks_of_another_size_need_resize_masks(prepare, tmp_path):
     for fit in ("resize", "crop"):
         run = prepare(tmp_path / "data", resize_masks=True, fit=fit)
         assert "4 masks resized to the size of the image (resize_masks)" in run.printed
-        for batch in (*run.loaders.train.epoch(0), *run.loaders.val.epoch(0)):
+        for batch in run.loaders.train.epoch(0):
             assert batch.masks.shape[1:] == batch.images.shape[1:3] == (32, 32)
+        for batch in run.loaders.val.epoch(0):  # masks have the size of the image's file
+            assert batch.images.shape[1:3] == (32, 32)
+            assert batch.masks.shape[1:] == ((SIDE, SIDE) if fit == "resize" else (32, 32))
 
 
 def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):

@@ -316,7 +316,7 @@ def test_native_masks_are_padded_to_a_size_that_holds_them_all(num_workers, tmp_
 
 def test_masks_that_have_the_size_of_the_samples_already_are_as_without_native_masks(tmp_path):
     pairs = write_native_pairs(tmp_path, [(32, 48)] * 3)
-    plain, native = (make_dataset(pairs, BINARY, WholeImages((32, 48), 3, is_native)) for is_native in (False, True))
+    plain, native = (make_dataset(pairs, BINARY, WholeImages((32, 48), 3, native_masks=is_native)) for is_native in (False, True))
     assert native.mask_sizes is None
     one, two = (Loader(dataset, 2, shuffle=False).read(0, 0) for dataset in (plain, native))
     assert two.mask_sizes is one.mask_sizes is None
