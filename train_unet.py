@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import Script, run_command_line
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.config.safe_yaml import NULLS
 from unet_trainer.config.schema import DEMO_DIR, Config, is_demo_dir
 from unet_trainer.loading.wait_advice import EpochTimes
 from unet_trainer.runs.errors import TrainingFailed
@@ -89,6 +90,8 @@ def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
     is_demo = is_demo_dir(str({**CONFIG, **given}.get("data_dir", DEMO_DIR)))
     demo = {name: value for name, value in DEMO.items() if CONFIG.get(name, "auto") == "auto"} if is_demo else {}
+    if str({**CONFIG, **given}.get("time_budget") or "null").lower() not in NULLS:
+        demo.pop("num_epochs", None)  # the time decides it
     if {**CONFIG, **given}.get("time_budget") not in (None, "null"):
         demo.pop("num_epochs", None)
     return load_config({**CONFIG, **demo}, overrides)

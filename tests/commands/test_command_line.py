@@ -79,7 +79,7 @@ def test_config_error_is_one_message_with_exit_code_2_and_no_traceback():
     assert done.stdout == ""
     assert done.stderr == (
         "Error: 2 problems in configs/fast.yaml:\n"
-        "  batch_size: got 'many'; need a whole number from 1 to 65536, e.g. 8\n"
+        "  batch_size: got 'many'; need a whole number from 1 to 65536, e.g. 8, or auto\n"
         "  lr: unknown key; the name here is learning_rate\n"
     )
 
@@ -164,7 +164,7 @@ def test_script_works_from_another_folder(tmp_path):
 
 def test_nothing_given_trains_the_dict_of_the_script(trained):
     assert main([]) == 0
-    assert trained == [load_config({**DEMO, **CONFIG})]
+    assert trained == [load_config({**CONFIG, **DEMO})]
     assert (trained[0].run_name, trained[0].image_size) == ("demo", 96)
 
 
@@ -187,14 +187,14 @@ def test_file_and_overrides_come_in_any_order(arguments, trained, monkeypatch):
 def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained, capsys):
     assert main(["data_dir=data/mine", "seed=7"]) == 0
     assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
-    assert (trained[0].run_name, trained[0].image_size, trained[0].encoder) == ("run", 512, "resnet34")
+    assert (trained[0].run_name, trained[0].image_size, trained[0].encoder) == ("run", "auto", "auto")
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("spelling", ["data/demo", "data/demo/", "./data/demo", "data//demo", "data/../data/demo"])
 def test_the_demo_takes_its_settings_however_its_path_is_spelled(spelling, trained):
     assert main([f"data_dir={spelling}"]) == 0
-    assert trained == [load_config({**DEMO, **CONFIG, "data_dir": spelling})]
+    assert trained == [load_config({**CONFIG, **DEMO, "data_dir": spelling})]
     assert (trained[0].run_name, trained[0].image_size) == ("demo", 96)
     assert script_config({"data_dir": Path(spelling)}).run_name == "demo"
 
@@ -210,6 +210,23 @@ def test_values_of_config_win_over_those_that_the_demo_adds(monkeypatch):
     assert (script_config({"num_epochs": 3}).num_epochs, script_config(["num_epochs=3"]).num_epochs) == (3, 3)
     monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "data_dir": "data/mine"})
     assert script_config() == load_config(train_unet.CONFIG)
+
+
+def test_what_config_leaves_open_is_what_the_demo_takes(monkeypatch):
+    assert (CONFIG["batch_size"], script_config().batch_size) == ("auto", DEMO["batch_size"])
+    assert script_config({"batch_size": "auto"}).batch_size == "auto"  # an override is as it is
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "batch_size": 4})
+    assert script_config().batch_size == 4
+
+
+@pytest.mark.parametrize("overrides", [["time_budget=2m"], {"time_budget": "2m"}])
+def test_a_time_budget_decides_how_long_the_demo_trains(overrides, monkeypatch):
+    for config in (script_config(overrides), script_config({**dict.fromkeys(["time_budget"], "2m")})):
+        assert (config.time_budget, config.num_epochs, config.encoder) == ("2m", "auto", DEMO["encoder"])
+    assert script_config(["time_budget=null"]).num_epochs == DEMO["num_epochs"]
+    monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "time_budget": "2m"})
+    assert script_config().num_epochs == "auto"
+    assert script_config(["time_budget=null"]).num_epochs == DEMO["num_epochs"]
 
 
 # Mistakes

@@ -166,8 +166,11 @@ def test_images_far_larger_than_image_size_are_advised_to_be_cropped(check, data
     for index in range(10):
         cv2.imwrite(str(data / f"images/{index}.png"), np.full((100, 80, 3), index, np.uint8))
         cv2.imwrite(str(data / f"masks/{index}.png"), cv2.resize(ids_of(index), (80, 100), interpolation=cv2.INTER_NEAREST))
-    assert "fit: crop  # the images are larger than image_size: 32×32" in check("image_size=32")[2]["config"]
-    assert not any("fit" in line for line in check("image_size=64")[2]["config"])  # 8000 pixels, less than 2.25 × 4096
+    lines = check("image_size=32", "fit=resize")[2]["config"]
+    assert [line for line in lines if line.startswith("fit")] == ["fit: crop  # the images are larger than image_size: 32×32"]
+    lines = check("image_size=64", "fit=resize")[2]["config"]  # 8000 pixels, less than 2.25 × 4096
+    assert [line for line in lines if line.startswith("fit")] == ['fit: "resize"']
+    assert not any("fit" in line for line in check("image_size=32")[2]["config"])  # left to auto
 
 
 # Bad data

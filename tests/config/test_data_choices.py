@@ -15,7 +15,7 @@ from unet_trainer.config.data_choices import (
     describe_symmetry,
     named_augmentation,
 )
-from unet_trainer.config.facts import Measurements, chance_of
+from unet_trainer.config.facts import Measurements
 
 FREE = {"horizontal_flip": 0.5, "vertical_flip": 0.5, "quarter_turn": 0.5}
 UPRIGHT = {"horizontal_flip": 0.5, "vertical_flip": 0.98, "quarter_turn": 1.0}
@@ -144,18 +144,6 @@ def test_light_follows_the_spread_of_brightness(spread, limit):
 def test_hue_is_varied_in_colour_images_alone(channels, has_colour):
     transforms, _ = choose_augmentation(measured(has_colour=has_colour), "resize", channels)
     assert "HueSaturationValue" not in names(transforms)
-
-
-def test_a_difference_that_few_images_show_by_chance_forbids_nothing():
-    """4 of 4 images are told apart by chance once in 16 times, 6 of 6 once in 64."""
-    assert measured(num_pairs=4, told={**FREE, "vertical_flip": 1.0}).keeps_labels("vertical_flip", in_views=False)
-    assert not measured(num_pairs=6, told={**FREE, "vertical_flip": 1.0}).keeps_labels("vertical_flip", in_views=False)
-
-
-def test_the_chance_of_heads():
-    assert chance_of(0, 3) == 1
-    assert chance_of(2, 3) == 0.5
-    assert chance_of(3, 3) == 0.125
 
 
 def test_named_pipelines_do_not_turn_the_world_upside_down():

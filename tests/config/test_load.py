@@ -278,6 +278,23 @@ def test_long_value_is_cut_in_the_message():
             {"num_classes": 3, "mask_values": "nonzero"},
             "mask_values: nonzero tells two classes apart, num_classes: 3 needs a value for each",
         ),
+        (
+            {"time_budget": "10m", "num_epochs": 5},
+            "time_budget: 10m decides the number of epochs, and num_epochs: 5 is set; "
+            "leave one of them out (time_budget: null or num_epochs: auto)",
+        ),
+        (
+            {"architecture": "fpn", "decoder_attention": "scse"},
+            "decoder_attention: scse is for unet and unetplusplus, not for architecture: fpn; use none",
+        ),
+        (
+            {"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]},
+            "decoder_attention: scse needs decoder_channels of at least 16; got [64, 32, 16, 16, 8]",
+        ),
+        (
+            {"architecture": "unetplusplus", "deep_supervision": 0.5},
+            "deep_supervision: got 0.5; need 0 with architecture: unetplusplus, it is for unet",
+        ),
         ({"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
         ({"device": "cuda:10000"}, "device: got 'cuda:10000'; need auto, cpu, cuda, cuda:N or mps"),
         ({"device": "cuda:x"}, "device: got 'cuda:x'; need auto, cpu, cuda, cuda:N or mps"),
@@ -318,6 +335,18 @@ def test_settings_that_contradict_each_other_are_refused(settings, answer):
         {"device": "mps"},
         {"batch_parts": 8, "batch_size": 8},
         {"num_classes": 2, "mask_values": "above 127"},
+        {"time_budget": "10m", "num_epochs": "auto"},
+        {"time_budget": None, "num_epochs": 5},
+        {"early_stopping_patience": 99, "warmup_epochs": 99, "num_epochs": "auto"},
+        {"early_stopping_patience": "auto", "warmup_epochs": "auto", "num_epochs": 1},
+        {"batch_parts": 9, "batch_size": "auto"},
+        {"num_classes": 3, "class_weights": "auto", "loss": "auto"},
+        {"architecture": "fpn", "decoder_attention": "auto", "deep_supervision": "auto"},
+        {"architecture": "fpn", "decoder_attention": "none", "deep_supervision": 0.0},
+        {"architecture": "unetplusplus", "decoder_attention": "scse"},
+        {"decoder_attention": "scse", "decoder_channels": [16, 16, 16, 16, 16]},
+        {"decoder_attention": "auto", "decoder_channels": [8, 8, 8, 8, 8]},
+        {"use_amp": "auto", "amp_dtype": "float16", "device": "cpu"},
     ],
 )
 def test_settings_just_inside_the_limits_are_taken(settings):

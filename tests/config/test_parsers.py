@@ -135,6 +135,66 @@ def test_either_names_both_options():
     assert need(parser, "atuo") == "need auto; did you mean auto?"
 
 
+@pytest.mark.parametrize("raw", ["auto", "AUTO", " auto ", Plain("Auto")])
+def test_auto_is_taken_however_it_is_spelled(raw):
+    value = p.auto_or(p.integer(minimum=1, example="8"))(raw)
+    assert value == "auto"
+    assert type(value) is str
+
+
+def test_auto_or_another_value_names_both():
+    parse = p.auto_or(p.number(above=0, example="1e-3"))
+    assert parse("0.5") == 0.5
+    assert need(parse, "fast") == "need a positive number, e.g. 1e-3, or auto"
+    assert need(parse, None) == "need a positive number, e.g. 1e-3, or auto"
+    assert need(p.optional(parse), 0) == "need a positive number, e.g. 1e-3, or auto, or null"
+    assert p.optional(parse)(None) is None
+
+
+def test_a_suggestion_stays_the_end_of_the_answer():
+    assert need(p.auto_or(p.choice("dice", "focal")), "dcie") == "need one of dice, focal; did you mean dice?"
+
+
+@pytest.mark.parametrize(
+    ("raw", "seconds"),
+    [
+        ("90s", 90.0),
+        ("10m", 600.0),
+        ("2h", 7200.0),
+        ("1d", 86400.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("0.5s", 0.5),
+        (" 1H30M ", 5400.0),
+        (Plain("20s"), 20.0),
+        ("10m10m", 1200.0),
+    ],
+)
+def test_a_duration_is_kept_as_text_that_has_so_many_seconds(raw, seconds):
+    text = p.duration(raw)
+    assert text == raw.strip().lower()
+    assert type(text) is str
+    assert p.seconds_of(text) == seconds
+    assert p.duration(text) == text
+
+
+@pytest.mark.parametrize(("text", "twice"), [("10m", "20m"), ("1h30m", "180m"), ("20s", "1m"), ("31s", "2m"), ("2d", "5760m")])
+def test_twice_a_duration_is_one_in_whole_minutes(text, twice):
+    assert p.doubled(text) == twice
+    assert p.duration(twice) == twice
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *("", "10", 600, 1.5, None, True, "m", "10 m", "10min", "1h 30m", "1h30", "-1h", "1e3s", ".5h", "0s", "0h0m", "12000d"),
+        *("1:30", "9" * 400 + "s", ["10m"]),
+    ],
+)
+def test_a_time_without_its_unit_or_of_no_length_is_refused(raw):
+    assert need(p.duration, raw) == "need a time with its unit, e.g. 10m, 2h or 1h30m"
+
+
 def test_listing_is_a_tuple_and_names_the_wrong_item():
     parser = p.listing(p.integer(minimum=32, example="512"), example="[512, 768]", minimum=2, maximum=2)
     assert parser(["64", 96]) == (64, 96)

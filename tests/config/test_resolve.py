@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
+from helpers.project import FIXED_RECIPE
 from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
-from unet_trainer.config.facts import DatasetFacts, HardwareFacts
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
-from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.config.training_choices import choose_num_workers, choose_number_format, class_weights
+from unet_trainer.config.resolve import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
+from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
+from unet_trainer.config.training_choices import (
+    CPU_BUDGET,
+    CPU_ENCODERS,
+    WANTED_VIEWS_ON_CPU,
+    choose_class_weights,
+    choose_num_workers,
+    choose_number_format,
+)
 
 AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TURING = HardwareFacts("cuda:1", "Tesla T4", has_bfloat16=False, has_float16=True, num_cores=8)
@@ -34,78 +43,155 @@ DATASET = DatasetFacts(
     train_sizes=[(64, 64), (128, 64), (256, 256)],
 )
 EVERYTHING_SET = {
+    **FIXED_RECIPE,
     "device": "cpu",
     "num_workers": 3,
     "mask_values": [0, 1],
     "in_channels": 1,
     "image_mean": [0.5],
     "image_std": [0.25],
+    "image_size": 64,
     "crops_per_image": 5,
+    "repeats": 2,
     "class_weights": [2.0],
+    "encoder": "resnet50",
     "encoder_weights": "imagenet",
     "encoder_lr_factor": 0.5,
+    "early_stopping_patience": 7,
+    "ema_decay": 0.99,
 }
-FOUND_WEIGHTS = EncoderFacts("imagenet", "on this machine")
+FREE = {"horizontal_flip": 0.5, "vertical_flip": 0.5, "quarter_turn": 0.5}
+UPRIGHT = {"horizontal_flip": 0.5, "vertical_flip": 0.98, "quarter_turn": 1.0}
+MEASURED = Measurements(
+    num_pairs=100,
+    structure=20.0,
+    relative_structure=0.1,
+    thickness=20.0,
+    size_spread=2.0,
+    brightness_spread=0.1,
+    has_colour=True,
+    told=UPRIGHT,
+    told_in_views=FREE,
+    has_sides=False,
+)
+STEP = StepCost(seconds=0.5, eval_seconds=0.01, memory=2**30)
 
 
-def settings_of(hardware=CPU, dataset=DATASET, encoder=FOUND_WEIGHTS, **values):
-    return resolve(load_config(values), hardware, dataset, encoder)
+def found_weights(encoder):
+    return "imagenet", "on this machine"
+
+
+def settings_of(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
+    """What the recipe sets is set; `values` may open it again with auto."""
+    return resolve(load_config({**FIXED_RECIPE, "image_size": 64, **values}), hardware, dataset, measure_step, find_weights)
+
+
+def open_settings(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
+    """Everything is auto but `values`."""
+    return resolve(load_config(values), hardware, dataset, measure_step, find_weights)
+
+
+class Trials:
+    """Stands in for trials of the step: keeps what it was asked and answers by encoder, or by batch size."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.asked = []
+
+    def __call__(self, config):
+        self.asked.append(config)
+        return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
+
+
+def decided(settings):
+    return {name: decision.reason for name, decision in settings.decisions.items() if decision.source == "decided"}
 
 
 # resolve
 
 
 def test_what_is_left_open_is_decided_with_a_reason():
-    settings = settings_of(AMPERE, class_weights="auto", encoder_weights="auto")
-    taken = settings.taken
-    assert (taken.device, taken.num_workers) == ("cuda", 7)
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
+    settings = open_settings(gpu, dataset, measure_step=lambda config: STEP)
+    open_keys = {name for name, field in FIELDS.items() if getattr(Config(), name) == "auto"}
+    assert open_keys >= {
+        *("fit", "image_size", "augmentation", "cache", "encoder", "encoder_weights", "loss", "class_weights", "batch_size"),
+        *("num_epochs", "learning_rate", "weight_decay", "warmup_epochs", "ema_decay", "early_stopping_patience", "use_amp"),
+        *("compile_model", "repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision"),
+    }
+    assert set(decided(settings)) == open_keys - {"resume"}
+    assert all(reason.strip() for reason in decided(settings).values())
+    assert settings.decisions["time_budget"] == Decision("default")
+
+
+def test_the_values_that_are_decided_on_a_gpu():
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
+    taken = open_settings(gpu, dataset, measure_step=lambda config: STEP).taken
+    assert (taken.device, taken.num_workers, taken.use_amp, taken.compile_model) == ("cuda", 7, True, True)
     assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
     assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
-    assert (taken.crops_per_image, taken.class_weights) == (1, (4.0,))
-    assert (taken.encoder_weights, taken.encoder_lr_factor) == ("imagenet", 0.2)
-    decided = {name: decision.reason for name, decision in settings.decisions.items() if decision.source == "decided"}
-    assert decided == {
-        "device": "NVIDIA A100",
-        "num_workers": "8 cores",
-        "mask_values": "all masks hold 0 and 255",
-        "in_channels": "as the images have",
-        "image_mean": "of the training images",
-        "image_std": "of the training images",
-        "crops_per_image": "fit: resize has no crops",
-        "class_weights": "rare classes weigh more",
-        "encoder_weights": "on this machine",
-        "encoder_lr_factor": "the encoder has pretrained weights",
-    }
+    assert (taken.fit, taken.image_size, taken.crops_per_image) == ("crop", 64, 2)  # images of 64×128 in the median
+    assert [next(iter(transform)) for transform in taken.augmentation][:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
+    assert (taken.encoder, taken.encoder_weights, taken.encoder_lr_factor) == ("resnet34", "imagenet", 0.2)
+    assert (taken.decoder_attention, taken.deep_supervision, taken.decoder_channels) == ("scse", 0.5, None)
+    assert (taken.loss, taken.class_weights) == ({"dice": 1.0, "cross_entropy": 1.0}, None)
+    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (16, 160, 100)  # 60 steps of 16 from 3 × 2 crops
+    assert (taken.learning_rate, taken.weight_decay, taken.warmup_epochs) == (1e-3, 0.05, 3.0)
+    assert (taken.ema_decay, taken.early_stopping_patience, taken.cache) == (round(1 - 10 / 6000, 5), 30, "ram")
 
 
 def test_what_the_config_sets_is_kept():
-    settings = settings_of(**EVERYTHING_SET)
-    assert as_dict(settings.taken) == as_dict(load_config(EVERYTHING_SET))
-    assert {name for name, decision in settings.decisions.items() if decision.source == "decided"} == {"device"}
+    trials = Trials({})
+    for hardware in (CPU, AMPERE):
+        settings = open_settings(hardware, measure_step=trials, find_weights=pytest.fail, **EVERYTHING_SET)
+        kept = {**as_dict(load_config(EVERYTHING_SET)), "device": hardware.device}
+        assert as_dict(settings.taken) == kept
+        assert set(decided(settings)) == {"device"}
+    assert trials.asked == []
+
+
+def test_widths_of_the_decoder_that_are_set_are_kept_beside_an_encoder_that_is_not():
+    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
+    widths = (64, 32, 16, 8, 8)
+    settings = resolve(Config(decoder_channels=widths), CPU, DATASET, trials, found_weights)
+    assert (settings.taken.encoder, settings.taken.decoder_channels) == (CPU_ENCODERS[-1][0], widths)
+    assert {config.decoder_channels for config in trials.asked} == {widths}
 
 
 def test_no_auto_is_left_in_a_resolved_config():
-    taken = settings_of(class_weights="auto", fit="crop", encoder_weights="auto").taken
-    assert isinstance(taken, ResolvedConfig)
-    assert [name for name, value in as_dict(taken).items() if value == "auto"] == []
+    for hardware in ALL_HARDWARE:
+        for settings in (open_settings(hardware), settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto")):
+            assert isinstance(settings.taken, ResolvedConfig)
+            assert [name for name, value in as_dict(settings.taken).items() if value == "auto"] == []
+
+
+RANDOM = "random weights: all learn alike"
+PRETRAINED = "pretrained weights: they change less than those of the decoder"
 
 
 @pytest.mark.parametrize(
-    ("asked", "encoder", "taken", "reason"),
+    ("asked", "found", "taken", "reason"),
     [
-        ({"encoder_weights": None}, None, (None, 1.0), "the encoder's weights are random"),
-        ({"encoder_weights": "auto"}, EncoderFacts(None, "no network"), (None, 1.0), "the encoder's weights are random"),
-        ({"encoder_weights": "imagenet"}, None, ("imagenet", 0.2), "the encoder has pretrained weights"),
-        ({"encoder_weights": "mine.pt"}, None, ("mine.pt", 0.2), "the encoder has pretrained weights"),
-        ({"encoder_weights": "auto", "encoder_lr_factor": 1.0}, FOUND_WEIGHTS, ("imagenet", 1.0), ""),
-        ({"encoder_weights": "auto"}, EncoderFacts("imagenet", "as the run began", 1.0), ("imagenet", 1.0), "as the run began"),
-        ({"encoder_weights": None}, EncoderFacts("imagenet", "as the run began", 0.3), (None, 0.3), "as the run began"),
+        ({"encoder_weights": None}, pytest.fail, (None, 1.0), RANDOM),
+        ({"encoder_weights": "auto"}, lambda encoder: (None, "no network"), (None, 1.0), RANDOM),
+        ({"encoder_weights": "imagenet"}, pytest.fail, ("imagenet", 0.2), PRETRAINED),
+        ({"encoder_weights": "mine.pt"}, pytest.fail, ("mine.pt", 0.2), PRETRAINED),
+        ({"encoder_weights": "auto", "encoder_lr_factor": 1.0}, found_weights, ("imagenet", 1.0), ""),
     ],
 )
-def test_a_pretrained_encoder_learns_more_slowly_unless_the_run_began_otherwise(asked, encoder, taken, reason):
-    settings = settings_of(encoder=encoder, **asked)
+def test_a_pretrained_encoder_learns_more_slowly(asked, found, taken, reason):
+    settings = settings_of(find_weights=found, **asked)
     assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == taken
     assert settings.decisions["encoder_lr_factor"].reason == reason
+
+
+def test_weights_are_looked_for_of_the_encoder_that_was_chosen():
+    asked = []
+    trials = Trials({"resnet34": StepCost(1000.0, 0.0, 0), "resnet18": StepCost(0.001, 0.0, 0)})
+    open_settings(measure_step=trials, find_weights=lambda encoder: (None, asked.append(encoder)))
+    assert asked == ["resnet18"]
 
 
 def test_weights_that_auto_found_are_those_of_the_repeated_run():
@@ -115,7 +201,25 @@ def test_weights_that_auto_found_are_those_of_the_repeated_run():
 
 
 def test_class_weights_that_are_off_stay_off():
-    assert settings_of().taken.class_weights is None
+    assert settings_of(num_classes=2, class_weights=None).taken.class_weights is None
+    assert settings_of(num_classes=2, class_weights="auto").taken.class_weights is not None
+
+
+def test_attention_and_deep_supervision_are_for_a_plain_unet():
+    for architecture, expected in (("unet", ("scse", 0.5)), ("unetplusplus", ("none", 0.0)), ("fpn", ("none", 0.0))):
+        taken = open_settings(architecture=architecture).taken
+        assert (taken.decoder_attention, taken.deep_supervision) == expected
+
+
+@pytest.mark.parametrize(("widths", "expected"), [([32, 16, 16, 16, 16], "scse"), ([32, 16, 16, 16, 15], "none"), (None, "scse")])
+def test_attention_needs_a_decoder_that_is_wide_enough(widths, expected):
+    settings = settings_of(decoder_attention="auto", decoder_channels=widths)
+    assert settings.taken.decoder_attention == expected
+    assert load_config(settings.repeatable_dict()).decoder_attention == expected
+
+
+def test_widths_that_are_chosen_for_a_cpu_are_wide_enough_for_attention():
+    assert all(min(widths) >= MIN_ATTENTION_CHANNELS for _, widths in CPU_ENCODERS if widths is not None)
 
 
 def test_device_is_the_one_that_was_chosen():
@@ -136,13 +240,190 @@ def test_decisions_tell_the_source_of_every_value():
     assert list(decisions) == list(FIELDS)
     assert decisions["batch_size"] == Decision("config")
     assert decisions["seed"] == Decision("command line")
-    assert decisions["num_epochs"] == Decision("default")
+    assert decisions["optimizer"] == Decision("default")
     assert decisions["num_workers"] == Decision("decided", "8 cores")  # although the config names it
 
 
 def test_resolved_config_keeps_the_sources():
     config = load_config({"batch_size": 4}, ["seed=7"])
     assert resolve(config, CPU, DATASET).taken.sources == {"batch_size": "config", "seed": "command line"}
+
+
+# What is measured in the data
+
+
+@pytest.mark.parametrize("name", ["default", "strong"])
+def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
+    seen = dataclasses.replace(DATASET, channels=3, measurements=MEASURED)
+    upright = settings_of(dataset=seen, augmentation=name, fit="resize")
+    transforms = [next(iter(transform)) for transform in upright.taken.augmentation]
+    assert "VerticalFlip" not in transforms
+    assert transforms[:2] == ["HorizontalFlip", "Affine"]
+    assert upright.decisions["augmentation"].reason.startswith(f"{name} without vertical flips and large turns: images have an up")
+    assert load_config(upright.repeatable_dict()).augmentation == upright.taken.augmentation
+    crops = settings_of(dataset=seen, augmentation=name, fit="crop")  # of which none is told from its mirror image
+    assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
+    unmeasured = settings_of(augmentation=name, fit="resize")
+    assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
+
+
+@pytest.mark.parametrize("augmentation", ["none", [{"VerticalFlip": {"p": 0.5}}]])
+def test_other_augmentation_that_is_set_is_kept_for_images_that_have_an_up(augmentation):
+    seen = dataclasses.replace(DATASET, measurements=MEASURED)
+    settings = settings_of(dataset=seen, augmentation=augmentation)
+    assert as_dict(settings.taken)["augmentation"] == augmentation
+    assert settings.decisions["augmentation"] == Decision("config")
+
+
+def test_without_measurements_whole_images_are_resized_and_augmented_by_default():
+    taken = open_settings(encoder_weights=None).taken
+    assert (taken.fit, taken.crops_per_image, taken.augmentation) == ("resize", 1, "default")
+
+
+# Trials of the step
+
+
+def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
+    """An hour of steps of 8 images: 2.4 s a step give 12,000 images."""
+    slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
+    assert CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS_ON_CPU
+    for index, (encoder, widths) in enumerate(CPU_ENCODERS):
+        trials = Trials({name: enough if name == encoder else slow for name, _ in CPU_ENCODERS})
+        settings = open_settings(measure_step=trials)
+        assert (settings.taken.encoder, settings.taken.decoder_channels) == (encoder, widths)
+        assert [config.encoder for config in trials.asked] == [name for name, _ in CPU_ENCODERS[: index + 1]]
+        assert [config.decoder_channels for config in trials.asked] == [width for _, width in CPU_ENCODERS[: index + 1]]
+        assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
+        assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
+
+
+def test_on_a_slow_cpu_the_smallest_encoder_is_left():
+    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
+    settings = open_settings(measure_step=trials)
+    assert settings.taken.encoder == CPU_ENCODERS[-1][0]
+    assert settings.taken.num_epochs == 1
+
+
+def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
+    costs = {encoder: StepCost(0.1 / 4**index, 0.0, 0) for index, (encoder, _) in enumerate(CPU_ENCODERS)}
+    encoders = []
+    for budget in ("1h", "1m", "20s"):
+        settings = open_settings(measure_step=Trials(costs), time_budget=budget)
+        taken = settings.taken
+        encoders.append(taken.encoder)
+        num_steps = taken.num_epochs * (3 * taken.repeats // taken.batch_size)
+        assert num_steps * costs[taken.encoder].seconds <= 1.1 * settings.budget()
+    assert encoders == [encoder for encoder, _ in CPU_ENCODERS]
+
+
+def test_an_encoder_that_cannot_be_measured_is_taken_with_the_reason():
+    settings = open_settings()
+    assert (settings.taken.encoder, settings.taken.decoder_channels) == ("resnet34", None)
+    assert settings.decisions["encoder"].reason == "its time could not be measured"
+
+
+def test_an_encoder_whose_architecture_has_no_widths_is_chosen_alone():
+    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
+    assert open_settings(measure_step=trials, architecture="fpn").taken.decoder_channels is None
+
+
+def test_an_encoder_that_is_set_is_the_one_that_is_tried():
+    trials = Trials({"resnet50": STEP})
+    settings = open_settings(measure_step=trials, encoder="resnet50")
+    assert [(config.encoder, config.batch_size) for config in trials.asked] == [("resnet50", 8)]
+    assert settings.taken.encoder == "resnet50"
+
+
+@pytest.mark.parametrize(
+    ("answers", "batch_size", "tried"),
+    [
+        ({16: STEP}, 16, [16]),
+        ({16: None, 8: STEP}, 8, [16, 8]),
+        ({16: None, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
+        ({16: None, 8: None, 4: None, 2: STEP}, 2, [16, 8, 4, 2]),
+        ({16: None, 8: None, 4: None, 2: None, 1: None}, 16, [16, 8, 4, 2, 1]),  # no figure at all: not a matter of memory
+    ],
+)
+def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried):
+    trials = Trials(answers)
+    gpu = dataclasses.replace(AMPERE, free_memory=2**33)
+    taken = open_settings(gpu, measure_step=trials).taken
+    assert [config.batch_size for config in trials.asked] == tried
+    assert taken.batch_size == batch_size
+    assert all(config.num_epochs == 1 and config.time_budget is None and not config.compile_model for config in trials.asked)
+
+
+def test_a_batch_size_that_is_set_is_tried_alone_and_kept():
+    trials = Trials({6: None})
+    settings = open_settings(dataclasses.replace(AMPERE, free_memory=2**33), measure_step=trials, batch_size=6)
+    assert [config.batch_size for config in trials.asked] == [6]
+    assert settings.taken.batch_size == 6
+    assert not settings.taken.compile_model
+
+
+def test_a_batch_is_not_larger_than_an_epoch_whose_images_are_not_repeated():
+    assert open_settings(num_epochs=5).taken.batch_size == 3
+    assert open_settings(num_epochs=5, repeats=2).taken.batch_size == 6
+    assert open_settings(num_epochs=5, repeats=4).taken.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("hardware", "values", "is_tried"),
+    [
+        (CPU, {"num_epochs": 3}, False),  # batch and encoder do not depend on time
+        (CPU, {"num_epochs": "auto"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
+        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False}, False),  # a GPU has no limit of its own
+        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False, "time_budget": "1h"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": "auto", "compile_model": False}, True),
+        (APPLE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, False),  # not compiled in any case
+    ],
+)
+def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, values, is_tried):
+    trials = Trials(dict.fromkeys((1, 2, 3, 4, 8, 16), STEP))
+    open_settings(hardware, measure_step=trials, **values)
+    assert bool(trials.asked) is is_tried
+
+
+def test_the_step_that_is_tried_leaves_nothing_open():
+    trials = Trials({"resnet34": STEP})
+    open_settings(measure_step=trials)
+    (tried,) = trials.asked
+    assert [name for name, value in as_dict(tried).items() if value == "auto"] == []
+
+
+def test_compiling_is_chosen_where_it_saves_time_within_the_run():
+    assert open_settings(AMPERE, measure_step=lambda config: STEP).taken.compile_model
+    assert not open_settings(AMPERE, measure_step=lambda config: StepCost(1e-4, 0.0, 0)).taken.compile_model
+    assert not open_settings(AMPERE, measure_step=lambda config: STEP, num_epochs=3).taken.compile_model
+    assert not open_settings(CPU, measure_step=lambda config: STEP).taken.compile_model
+
+
+# The length of a run
+
+
+def test_what_is_decided_follows_the_epochs_that_are_set():
+    taken = open_settings(num_epochs=200, batch_size=1, encoder_weights=None).taken
+    assert (taken.num_epochs, taken.repeats) == (200, 1)
+    assert (taken.warmup_epochs, taken.early_stopping_patience) == (6.0, 60)
+    assert taken.ema_decay == round(1 - 10 / 600, 5)  # 3 steps an epoch
+    assert taken.learning_rate == pytest.approx(2e-3 / math.sqrt(16))
+
+
+def test_without_a_cost_a_time_budget_begins_with_short_epochs():
+    """The first ones tell how many there can be."""
+    taken = open_settings(AMPERE, time_budget="10m").taken
+    assert 3 * taken.repeats // taken.batch_size <= 11
+
+
+def test_no_settings_follow_the_time_unless_a_budget_is_given():
+    assert not open_settings().replans()
+    assert open_settings().budget() == math.inf
+    budgeted = open_settings(time_budget="1h30m")
+    assert budgeted.replans()
+    assert budgeted.budget() == 5400.0
+    assert "num_epochs" in budgeted.machine_keys()
 
 
 # Number format
@@ -192,11 +473,6 @@ def test_without_amp_everything_is_float32_and_nothing_is_decided(hardware, aske
     assert settings.taken.number_format == "float32"
     assert settings.taken.amp_dtype == asked
     assert {settings.decisions[name].source for name in ("use_amp", "amp_dtype")} == {"config"}
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:3", "cuda"), ("mps", "mps")])
-def test_kind_of_hardware_is_the_device_without_its_number(device, kind):
-    assert HardwareFacts(device, "", True, True, 1).kind == kind
 
 
 # Workers
@@ -257,24 +533,22 @@ def test_crops_are_counted_for_fit_crop_alone():
 
 
 @pytest.mark.parametrize(
-    ("shares", "num_classes", "weights"),
+    ("shares", "weights"),
     [
-        ([0.5, 0.5], 1, (1.0,)),
-        ([0.8, 0.2], 1, (4.0,)),  # 0.5 / 0.2 = 2.5 against 0.5 / 0.8 = 0.625
-        ([0.2, 0.8], 1, (0.25,)),
-        ([0.999, 0.001], 1, (10.0,)),  # 10 / 0.5005 = 19.98, capped
-        ([1.0, 0.0], 1, (1.0,)),  # no foreground
-        ([0.0, 0.0], 1, (1.0,)),
-        ([0.5, 0.3, 0.2], 3, (0.6, 1.0, 1.5)),
-        ([0.9, 0.09, 0.01], 3, (0.1, 1.0, 9.0)),
-        ([0.98, 0.0199, 0.0001], 3, (0.1, 1.0, 10.0)),  # 0.0203 and 199 are capped
-        ([0.5, 0.5, 0.0], 3, (1.0, 1.0, 1.0)),
-        ([0.0, 0.0, 0.0], 3, (1.0, 1.0, 1.0)),
-        ([0.7, 0.3], 2, (0.7143, 1.6667)),
+        ([0.5, 0.5], (1.0, 1.0)),
+        ([0.16, 0.01, 0.0256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median, 0.0256
+        ([0.7, 0.3], (0.919, 1.136)),  # the median is 0.5
+        ([0.5, 0.4999, 0.0001], (1.0, 1.0, 5.0)),  # 4999^¼ = 8.4 is capped
+        ([0.5, 0.5, 0.0], (1.0, 1.0, 1.0)),
+        ([0.0, 0.0, 0.0], (1.0, 1.0, 1.0)),
     ],
 )
-def test_rare_classes_weigh_more_within_a_factor_of_ten(shares, num_classes, weights):
-    assert class_weights(shares, num_classes) == weights
+def test_rare_classes_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
+    assert choose_class_weights(shares, len(shares))[0] == weights
+
+
+def test_one_class_has_no_weight():
+    assert choose_class_weights([0.99, 0.01], 1) == (None, "one class: the overlap loss counts its pixels alone")
 
 
 # Settings
@@ -308,12 +582,63 @@ def test_the_repeatable_config_has_what_was_taken_but_of_the_machine_what_was_as
     settings.change("out of memory", batch_parts=2)
     repeatable = settings.repeatable()
     assert type(repeatable) is Config
-    asked = ("auto", "auto", True, "bfloat16", True)
+    asked = ("auto", "auto", True, "bfloat16", True, "none")
     assert tuple(getattr(repeatable, name) for name in MACHINE_KEYS) == asked
-    assert tuple(getattr(settings.taken, name) for name in MACHINE_KEYS) == ("cuda:1", 7, True, "float16", False)
+    assert tuple(getattr(settings.taken, name) for name in MACHINE_KEYS) == ("cuda:1", 7, True, "float16", False, "none")
     assert (repeatable.batch_parts, repeatable.in_channels, repeatable.mask_values) == (2, 4, (0, 255))
     assert settings.repeatable_dict() == as_dict(repeatable)
     assert load_config(settings.repeatable_dict()) == repeatable
+
+
+def test_what_changes_the_numbers_is_written_as_it_was_chosen():
+    """Elsewhere auto may choose otherwise, and a resumed run would not have the same bits."""
+    gpu = dataclasses.replace(AMPERE, host_memory=2**34)
+    for hardware, chosen in ((gpu, True), (dataclasses.replace(CPU, host_memory=2**34), False)):
+        settings = open_settings(hardware, measure_step=lambda config: STEP)
+        repeatable = settings.repeatable()
+        assert {name: getattr(repeatable, name) for name in KEPT_AS_CHOSEN} == {"use_amp": chosen, "compile_model": chosen}
+        assert (settings.taken.cache, repeatable.cache) == ("ram", "auto")  # it changes no numbers
+        assert f"use_amp: {str(chosen).lower()}  # here {str(chosen).lower()}: " in settings.to_yaml("")
+    settings.change("compiling failed", compile_model=False)
+    assert settings.repeatable().compile_model is False
+
+
+def test_nothing_but_the_machine_is_open_in_the_repeatable_config():
+    repeatable = open_settings(measure_step=lambda config: STEP).repeatable_dict()
+    assert {name for name, value in repeatable.items() if value == "auto"} == {"device", "num_workers", "cache"}
+
+
+def test_with_a_time_budget_the_number_of_epochs_stays_open():
+    settings = open_settings(measure_step=lambda config: STEP, time_budget="30m")
+    repeatable = settings.repeatable()
+    assert (repeatable.num_epochs, repeatable.time_budget) == ("auto", "30m")
+    assert load_config(settings.repeatable_dict()) == repeatable
+    (line,) = [line for line in settings.to_yaml("").splitlines() if line.startswith("num_epochs:")]
+    assert line.startswith(f"num_epochs: auto  # here {settings.taken.num_epochs}: ")
+    assert "30 min allow" in line
+    faster = resolve(repeatable, CPU, DATASET, lambda config: dataclasses.replace(STEP, seconds=0.25), found_weights)
+    assert faster.taken.num_epochs == pytest.approx(2 * settings.taken.num_epochs, rel=0.05)
+    assert faster.taken.repeats == settings.taken.repeats
+
+
+def test_without_a_time_budget_the_number_of_epochs_is_written():
+    settings = open_settings(measure_step=lambda config: STEP)
+    assert settings.repeatable().num_epochs == settings.taken.num_epochs
+    assert settings.reasons()["num_epochs"].startswith("decided: ")
+
+
+@pytest.mark.parametrize("budget", [None, "30m"])
+@pytest.mark.parametrize("hardware", [AMPERE, CPU], ids=lambda hardware: hardware.name)
+def test_a_run_in_which_everything_was_open_is_repeated_as_it_was(hardware, budget, tmp_path):
+    hardware = dataclasses.replace(hardware, free_memory=2**33, host_memory=2**34)
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED, val_sizes=[(64, 64)])
+    settings = open_settings(hardware, dataset, measure_step=lambda config: STEP, time_budget=budget)
+    file = tmp_path / "config.yaml"
+    file.write_text(settings.to_yaml("Settings of this run"), encoding="utf-8")
+    again = resolve(load_config(file), hardware, dataset, lambda config: STEP, pytest.fail)
+    assert as_dict(again.taken) == as_dict(settings.taken)
+    assert set(decided(again)) <= {"device", "num_workers", "cache", "num_epochs"}
+    assert again.repeatable() == settings.repeatable()
 
 
 def test_the_repeated_run_on_the_same_hardware_takes_the_same():

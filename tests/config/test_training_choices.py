@@ -152,7 +152,7 @@ def test_patience_is_a_third_of_the_run_and_none_in_short_ones():
 
 def test_compiling_must_save_more_than_it_costs():
     cost = StepCost(0.02, 0.001, 0)
-    enough = int(COMPILE_SECONDS / (0.45 * 0.02)) + 10
+    enough = int(COMPILE_SECONDS / (0.5 * 0.02)) + 10
     assert choose_compile(GPU, cost, enough)[0]
     assert not choose_compile(GPU, cost, enough - 20)[0]
     assert not choose_compile(CPU, cost, enough)[0]

@@ -72,6 +72,7 @@ def older_content(state, number):
     content = {**state.state_dict(), "format": number, "config": make_settings().repeatable_dict()}
     content["split"] = {"train": ["a", "b"], "val": ["c"]}
     del content["confusion"]
+    content["learning_rate"] = {name: value for name, value in content["learning_rate"].items() if name != "num_epochs"}
     content["progress"] = {name: value for name, value in content["progress"].items() if name != "patience_used"}
     renamed = {"peak_memory_gib": "peak_memory_gb", "peak_reserved_gib": "peak_reserved_gb"}
     content["history"] = [{renamed.get(name, name): value for name, value in row.items()} for row in state.history]

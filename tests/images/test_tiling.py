@@ -302,6 +302,20 @@ def test_a_pair_of_the_right_size_is_not_copied():
     assert (len(WholeImages((32, 48), 3)), WholeImages((32, 48), 3).pair_index(2)) == (3, 2)
 
 
+def test_repeats_give_a_pair_that_many_samples_in_an_epoch():
+    tiling = WholeImages((32, 48), num_pairs=3, repeats=4)
+    assert len(tiling) == 12
+    assert [tiling.pair_index(sample) for sample in range(12)] == [0, 1, 2] * 4
+    image, mask = numbered(64, 64, 3), np.random.default_rng(0).integers(0, 3, (64, 64), np.uint8)
+    first, last = (tiling.extract(image, mask, 0, sample) for sample in (1, 10))  # augmentation makes them different
+    assert np.array_equal(first[0], last[0])
+    assert np.array_equal(first[1], last[1])
+
+
+def test_without_repeats_every_pair_is_one_sample():
+    assert [len(WholeImages((32, 48), 3)), len(WholeImages((32, 48), 3, repeats=1))] == [3, 3]
+
+
 @pytest.mark.parametrize("image_size", SIZES)
 def test_a_native_mask_keeps_its_size_beside_a_resized_image(image_size):
     image, mask = numbered(*image_size, 3), np.random.default_rng(0).integers(0, 3, image_size, np.uint8)

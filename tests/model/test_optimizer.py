@@ -12,6 +12,8 @@ from unet_trainer.config.load import load_config
 from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, build_learning_rate, build_optimizer
 
+RATES = {"encoder_lr_factor": 1.0, "learning_rate": 1e-3, "weight_decay": 1e-4}
+
 
 def small_network():
     return torch.nn.Sequential(
@@ -157,14 +159,14 @@ def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
 
 
 def test_sgd_has_nesterov_momentum():
-    optimizer = build_optimizer(load_config({"encoder_lr_factor": 1.0, "optimizer": "sgd"}), small_network())
+    optimizer = build_optimizer(load_config({**RATES, "optimizer": "sgd"}), small_network())
     assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.9, True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_every_optimizer_is_fused_and_skips_a_step_with_found_inf(name):
     model = small_network()
-    optimizer = build_optimizer(load_config({"encoder_lr_factor": 1.0, "optimizer": name}), model)
+    optimizer = build_optimizer(load_config({**RATES, "optimizer": name}), model)
     assert all(group["fused"] for group in optimizer.param_groups)
     before = [parameter.clone() for parameter in model.parameters()]
     for parameter in model.parameters():

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.project import FIXED_RECIPE
 from helpers.runs import SPLIT
 from helpers.steps import make_settings
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import FIELDS
+from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.runs.resume_checks import (
+    BEFORE_THEY_EXISTED,
+    MAY_BE_CHOSEN_AGAIN,
     MAY_CHANGE_SILENTLY,
     MUST_STAY,
     MUST_STAY_FOR_VAL_LOSS,
     compare_configs,
     compare_splits,
+    keep_decided,
     split_names,
 )
 
@@ -41,7 +45,7 @@ def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
 
 def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
     with pytest.raises(CheckpointError) as caught:
-        compare({}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
+        compare({"encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
     assert str(caught.value) == (
         "cannot go on with other settings than the run began with:\n"
         "  num_classes: 1 in the checkpoint, 3 now; it decides the classes\n"
@@ -59,7 +63,7 @@ def test_another_size_of_what_the_model_sees_is_refused(change):
 
 def test_harmless_changes_are_told_and_those_that_do_not_affect_the_result_are_not():
     changes = {"learning_rate": 0.5, "num_workers": 3, "checkpoint_dir": "elsewhere", "on_oom": "shrink"}
-    assert compare({}, changes) == ["learning_rate: 0.001 → 0.5"]
+    assert compare({"learning_rate": 0.001}, changes) == ["learning_rate: 0.001 → 0.5"]
 
 
 def test_a_value_that_was_decided_then_and_is_decided_again_has_not_changed():
@@ -84,9 +88,72 @@ def test_a_key_that_an_earlier_version_did_not_have_has_not_changed():
     assert compare_configs(before, now.repeatable_dict(), as_dict(now.asked)) == []
 
 
+# What is open at the resume as well
+
+
+def test_what_is_open_is_as_the_run_began():
+    settings = make_settings(
+        image_size=64,
+        **dict.fromkeys(["learning_rate", "class_weights", "loss", "ema_decay", "use_amp", "augmentation"], "auto"),
+        num_classes=2,
+    )
+    before = settings.repeatable_dict()
+    kept = keep_decided(Config(num_classes=2), before)
+    open_keys = [name for name in FIELDS if getattr(Config(), name) == "auto" and name not in MAY_BE_CHOSEN_AGAIN]
+    assert len(open_keys) > 20
+    for name in [*open_keys, "num_epochs"]:
+        assert getattr(kept, name) == getattr(settings.taken, name), name
+    assert isinstance(kept.class_weights, tuple)
+    assert (kept.device, kept.num_workers, kept.cache) == ("auto", "auto", "auto")
+
+
+def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
+    before = make_settings(learning_rate=0.5, batch_size=4).repeatable_dict()
+    config = load_config({**FIXED_RECIPE, "learning_rate": 0.25, "batch_size": 2})
+    kept = keep_decided(config, before)
+    assert (kept.learning_rate, kept.batch_size) == (0.25, 2)
+    assert kept.sources == config.sources
+
+
+def test_a_checkpoint_of_before_a_setting_existed_has_what_was_done_then():
+    """Repeats, rates of the encoder, attention and deep supervision are decided otherwise for a new run."""
+    before = {name: value for name, value in make_settings().repeatable_dict().items() if name not in BEFORE_THEY_EXISTED}
+    kept = keep_decided(Config(), before)
+    assert (kept.repeats, kept.encoder_lr_factor, kept.decoder_attention, kept.deep_supervision) == (1, 1.0, "none", 0.0)
+    assert set(BEFORE_THEY_EXISTED) <= set(FIELDS)
+    set_now = keep_decided(load_config({"encoder_lr_factor": 0.5, "repeats": 2}), before)
+    assert (set_now.encoder_lr_factor, set_now.repeats) == (0.5, 2)
+
+
+def test_settings_of_a_checkpoint_that_were_off_stay_off():
+    """Where null is a value, it is one that the run began with."""
+    kept = keep_decided(Config(), make_settings().repeatable_dict())
+    assert (kept.class_weights, kept.ema_decay, kept.early_stopping_patience, kept.encoder_weights) == (None,) * 4
+
+
+def test_what_earlier_versions_left_open_stays_open():
+    before = {**make_settings().repeatable_dict(), "image_mean": "auto"}
+    assert keep_decided(Config(), before).image_mean == "auto"
+
+
+def test_widths_that_were_chosen_along_with_the_encoder_are_kept_with_it():
+    before = make_settings(encoder="resnet18", decoder_channels=[128, 64, 48, 32, 16]).repeatable_dict()
+    kept = keep_decided(Config(), before)
+    assert (kept.encoder, kept.decoder_channels) == ("resnet18", (128, 64, 48, 32, 16))
+    own = keep_decided(Config(decoder_channels=(8, 8, 8, 8, 8)), before)
+    assert own.decoder_channels == (8, 8, 8, 8, 8)  # which compare_configs refuses
+    assert keep_decided(Config(encoder="resnet18"), before).decoder_channels is None
+
+
+def test_the_number_of_epochs_is_planned_again_with_a_time_budget_alone():
+    before = make_settings(num_epochs=30).repeatable_dict()
+    assert keep_decided(Config(), before).num_epochs == 30
+    assert keep_decided(Config(time_budget="10m"), before).num_epochs == "auto"
+
+
 def test_every_key_that_is_named_exists_and_in_one_list_only():
     lists = [set(MUST_STAY), set(MUST_STAY_FOR_VAL_LOSS), set(MAY_CHANGE_SILENTLY)]
-    assert set.union(*lists) <= set(FIELDS)
+    assert set.union(*lists, MAY_BE_CHOSEN_AGAIN) <= set(FIELDS)
     assert sum(map(len, lists)) == len(set.union(*lists))
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from helpers import hub
+from helpers.project import FIXED_RECIPE
 from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, same, take_step
 from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import EncoderFacts, HardwareFacts
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
@@ -26,12 +27,12 @@ from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
     build_dataset,
-    build_encoder_facts,
     build_hardware,
     build_loaders,
     build_settings,
     build_step,
     fit_into_memory,
+    random_batches,
 )
 
 A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
@@ -59,11 +60,11 @@ def said(console):
     return console.stream.getvalue()
 
 
-def test_the_device_is_told_with_its_precision(config, console):
+def test_the_device_is_told(config, console):
     hardware = build_hardware(config, console)
     assert (hardware.device, hardware.kind) == ("cpu", "cpu")
+    assert hardware.free_memory == hardware.host_memory > 0
     assert said(console).startswith(f"  Device:     cpu ({hardware.name}, {hardware.num_cores} core")
-    assert said(console).endswith("Mixed Precision Training: off, float32 (use_amp is false)\n")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +95,28 @@ def test_the_device_is_told_with_its_precision(config, console):
             "Mixed Precision Training: off, float32 (use_amp is false)\n  use_amp=true trains faster in about half the memory\n",
         ),
         (CPU_FACTS, {}, "Mixed Precision Training: off, float32 (use_amp is false)\n"),
+        (
+            A100,
+            {"use_amp": "auto"},
+            "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16: NVIDIA A100 takes it; no loss scaling needed\n",
+        ),
+        (
+            TESLA_K80,
+            {"use_amp": "auto"},
+            "Mixed Precision Training: off, float32 with TF32 matrix products (Tesla K80 has no 16-bit arithmetic)\n",
+        ),
+        (
+            CPU_FACTS,
+            {"use_amp": "auto"},
+            "Mixed Precision Training: off, float32 (float32 is the fastest on most CPUs)\n",
+        ),
     ],
-    ids=["bfloat16", "no bfloat16", "neither", "float32 on a GPU", "CPU"],
+    ids=["bfloat16", "no bfloat16", "neither", "float32 on a GPU", "CPU", "auto", "auto with neither", "auto on a CPU"],
 )
-def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(hardware, changes, expected, config, console, monkeypatch):
-    monkeypatch.setattr(build, "choose_device", lambda name: CPU)
-    monkeypatch.setattr(build, "inspect_hardware", lambda device: hardware)
-    assert build_hardware(dataclasses.replace(config, **changes), console) is hardware
-    assert said(console).partition("\n")[2] == expected
+def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(hardware, changes, expected, config, console):
+    dataset = build_dataset(config, Console(io.StringIO()), None)
+    build_settings(dataclasses.replace(config, **changes), hardware, dataset, console)
+    assert said(console).partition("  Data:")[0] == expected
 
 
 def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_shows_all_of_it(config, console, tmp_path):
@@ -144,14 +159,42 @@ def test_a_resumed_run_keeps_its_split_and_leaves_new_files_out(config, console,
 
 
 def test_decisions_are_told(config, console):
-    config = dataclasses.replace(config, num_workers="auto", class_weights="auto")
+    config = dataclasses.replace(config, num_workers="auto", num_classes=2, class_names=("field", "road"), class_weights="auto")
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, CPU_FACTS, dataset, console)
     assert settings.taken.num_workers == 1
-    weight = settings.taken.class_weights[0]
+    field, road = settings.taken.class_weights
     assert "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)\n" in said(console)
-    assert f"  Weights:    foreground {weight:g}\n" in said(console)
+    assert f"  Weights:    field {field:g}, road {road:g}\n" in said(console)
     assert "10 train, 2 val" in said(console)
+    assert said(console).partition("Decided from the data and this machine")[2].splitlines()[1:4] == [
+        f"  crops_per_image: 1  ({settings.decisions['crops_per_image'].reason})",
+        "  repeats: 1  (num_epochs is set)",
+        "  encoder_lr_factor: 1.0  (random weights: all learn alike)",
+    ]
+
+
+def test_where_everything_is_set_nothing_is_decided(config, console):
+    config = dataclasses.replace(config, crops_per_image=1, repeats=1, encoder_lr_factor=1.0)
+    build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
+    assert "Decided" not in said(console)
+    assert "Trying the step" not in said(console)
+
+
+def test_a_long_value_is_cut_where_decisions_are_told(config, console):
+    config = dataclasses.replace(config, augmentation="auto")
+    settings = build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
+    (line,) = [line for line in said(console).splitlines() if line.startswith("  augmentation: ")]
+    assert line.startswith("  augmentation: [{HorizontalFlip: {p: 0.5}}, ")
+    assert line.index("…") == len("  augmentation: ") + 60
+    assert line.endswith(f"({settings.decisions['augmentation'].reason})")
+    assert "  Found: " not in said(console)
+
+
+def test_what_was_measured_is_told_where_the_augmentation_is_set(config, console):
+    config = dataclasses.replace(config, fit="auto", augmentation="none")
+    build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
+    assert "  Found:      images " in said(console)
 
 
 def test_settings_that_do_nothing_are_told(config, console):
@@ -208,7 +251,7 @@ def test_large_masks_validate_in_smaller_batches_and_the_trial_is_as_large(max_b
     loaders = build_loaders(settings.taken, dataset, CPU, console)
     assert loaders.val.batches.batch_size == expected
     components = make_components(console, batch_size=4)
-    train, evaluation = build._random_batches(settings.taken, components, loaders)
+    train, evaluation = random_batches(settings.taken, components, loaders)
     assert (train.images.shape, train.masks.shape, train.mask_sizes) == ((4, 32, 32, 3), (4, 32, 32), None)
     real = loaders.val.read(0, 0)
     assert (evaluation.images.shape, evaluation.masks.shape) == (real.images.shape, real.masks.shape)
@@ -296,28 +339,24 @@ def test_weights_of_auto_are_looked_for_once_and_told_where_there_are_none(confi
     answers = [("imagenet", "on this machine"), (None, "no network: random weights")]
     monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: asked.append(encoder) or answers[len(asked) - 1])
     auto = dataclasses.replace(config, encoder_weights="auto")
-    assert build_encoder_facts(config, console) is None
+    dataset = build_dataset(config, Console(io.StringIO()), None)
+
+    def found_by(config):
+        settings = build_settings(config, CPU_FACTS, dataset, console)
+        return settings.taken.encoder_weights, settings.decisions["encoder_weights"].reason
+
+    assert found_by(config) == (None, "")
     assert asked == []
-    assert build_encoder_facts(auto, console) == EncoderFacts("imagenet", "on this machine")
-    assert said(console) == ""
-    assert build_encoder_facts(auto, console) == EncoderFacts(None, "no network: random weights")
-    assert said(console) == "Note: encoder_weights: no network: random weights\n"
+    assert found_by(auto) == ("imagenet", "on this machine")
+    assert "Note: " not in said(console)
+    assert found_by(auto) == (None, "no network: random weights")
+    assert "  encoder_weights: null  (no network: random weights)\n" in said(console)
     assert asked == [config.encoder] * 2
-
-
-@pytest.mark.parametrize("weights", ["auto", None])
-def test_a_resumed_run_keeps_what_it_began_with_and_looks_for_nothing(config, console, monkeypatch, weights):
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
-    config = dataclasses.replace(config, encoder_weights=weights)
-    began = {"encoder_weights": "imagenet", "encoder_lr_factor": 0.3}
-    assert build_encoder_facts(config, console, began) == EncoderFacts("imagenet", "as the run began", 0.3)
-    del began["encoder_lr_factor"]  # an older version
-    assert build_encoder_facts(config, console, began) == EncoderFacts("imagenet", "as the run began", 1.0)
 
 
 def found_weights(**changes):
     """Settings in which auto found imagenet weights."""
-    return make_settings(encoder_facts=EncoderFacts("imagenet", "on this machine"), **changes)
+    return make_settings(find_weights=lambda encoder: ("imagenet", "on this machine"), **changes)
 
 
 def build_with_weights(settings, console):
@@ -332,6 +371,7 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     hub.write_cached(cache, file.repo_id, None, "model.safetensors", b"damaged")
     components = build_with_weights(settings, console)
     assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == (None, 1.0)
+    assert settings.taken.learning_rate == FIXED_RECIPE["learning_rate"]
     assert settings.decisions["encoder_weights"].reason.startswith(
         "imagenet weights cannot be loaded (encoder_weights: the file of"
     )
@@ -339,6 +379,20 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     assert same(everything(components), everything(make_components(console)))
     with pytest.raises(UserError, match="in the download cache is damaged"):
         build_with_weights(found_weights(encoder_weights="imagenet"), console)
+
+
+def test_without_the_weights_that_were_found_the_rate_is_that_of_random_ones(console, monkeypatch):
+    def build_network(spec, weights):
+        if weights is not None:
+            raise ValueError("no such file")
+        return SmallNetwork()
+
+    monkeypatch.setattr(build, "build_network", build_network)
+    settings = found_weights(encoder_weights="auto", learning_rate="auto", batch_size=16)
+    assert settings.taken.learning_rate == 1e-3
+    components = build_with_weights(settings, console)
+    assert settings.taken.learning_rate == components.state.learning_rate.peak == 2e-3
+    assert settings.decisions["learning_rate"].reason == "adamw, effective batch 16"
 
 
 def test_an_encoder_that_the_architecture_refuses_is_an_error_with_auto_too(console, monkeypatch, tmp_path):
@@ -369,7 +423,7 @@ def test_random_batches_are_like_the_images_of_the_dataset(console):
     deep = ImageSpec(2, "uint16", (1000.0, 1000.0), (100.0, 100.0), low=500.0, high=1500.0)
     settings = make_settings(deep, batch_size=3)
     components = make_components(console, deep, batch_size=3)
-    train, evaluation = build._random_batches(settings.taken, components, None)
+    train, evaluation = random_batches(settings.taken, components, None)
     assert train.images.shape == evaluation.images.shape == (3, 32, 32, 2)
     assert train.images.dtype == torch.float32
     assert 500 <= train.images.min() < 600

@@ -216,7 +216,7 @@ def write_mixed_pairs(folder, num_classes=1, channels=3, dtype=np.uint8):
 def mixed_dataset(folder, native_masks, num_classes=1, image_spec=RGB_8BIT, dtype=np.uint8):
     pairs = write_mixed_pairs(folder, num_classes, image_spec.channels, dtype)
     coding = MaskCoding(tuple(range(max(2, num_classes))), ignore_value=9)
-    return make_dataset(pairs, coding, WholeImages((32, 32), len(pairs), native_masks), image_spec)
+    return make_dataset(pairs, coding, WholeImages((32, 32), len(pairs), native_masks=native_masks), image_spec)
 
 
 def random_segmenter(num_classes=1, image_spec=RGB_8BIT):

@@ -129,7 +129,7 @@ def test_a_result_that_cannot_be_written_does_not_end_a_run_that_goes_on_without
 def test_weights_that_could_not_be_written_are_not_promised(tmp_path):
     result = TrainResult(tmp_path, 1, 0.5, {"a": 0.5}, 1, False, 1.0, 1.0, [ROW], unwritten=["best.pt", "last.pt"])
     stream = io.StringIO()
-    say_result(result, "val_iou", EarlyStopping(True, best_epoch=1), None, 1, Console(stream))
+    say_result(result, "val_iou", EarlyStopping(True, best_epoch=1), None, "num_epochs=2", Console(stream))
     assert stream.getvalue().splitlines()[-1] == (
         f"Warning: {tmp_path / 'best.pt'} and {tmp_path / 'last.pt'} could not be written: "
         "what was trained since is lost, unless an older file there is of use"

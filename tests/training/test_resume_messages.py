@@ -11,7 +11,7 @@ from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
 from unet_trainer.runs.checkpoint_file import FORMAT
 from unet_trainer.system.console import Console
-from unet_trainer.training.resume_messages import adapt_to_changes, describe_position, say_already_finished, say_resumed
+from unet_trainer.training.resume_messages import adapt_to_changes, describe_position, longer, say_already_finished, say_resumed
 
 BEFORE = make_settings().repeatable_dict()
 
@@ -118,14 +118,22 @@ def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(sche
 
 
 def test_a_run_that_is_finished_is_answered_with_the_way_to_train_on(state, stream):
-    say_already_finished(2, state, "python train_unet.py --resume a", Console(stream))
+    config = make_settings(num_epochs=2).taken
+    say_already_finished(config, state, "python train_unet.py --resume a", Console(stream))
     assert stream.getvalue() == (
         "Note: this run had finished its 2 epochs; to train on: python train_unet.py --resume a num_epochs=4\n"
     )
 
 
+def test_a_run_with_a_time_budget_trains_on_with_more_time():
+    """num_epochs would contradict it."""
+    config = make_settings(num_epochs="auto", time_budget="1h30m").taken
+    assert longer(config) == "time_budget=180m"
+    assert longer(make_settings(num_epochs=7).taken) == "num_epochs=14"
+
+
 def test_a_run_that_stopped_early_is_answered_with_the_way_to_train_on(state, stream):
-    say_already_finished(9, state, "python train_unet.py --resume a", Console(stream))
+    say_already_finished(make_settings(num_epochs=9).taken, state, "python train_unet.py --resume a", Console(stream))
     assert stream.getvalue() == (
         "Note: this run had stopped early after epoch 2; to train on: "
         "python train_unet.py --resume a early_stopping_patience=null\n"

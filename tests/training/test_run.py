@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers.small_runs import ROW, make_run, said
-from helpers.steps import everything, same, take_step
+from helpers.steps import KnownCosts, everything, same, take_step
+from unet_trainer.config.facts import StepCost
 from unet_trainer.loading.wait_advice import EpochTimes
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import compute_scores
@@ -164,6 +165,118 @@ def test_patience_waits_for_the_warm_up_and_while_a_high_rate_still_improves_tra
 def test_patience_does_not_wait_for_training_that_stands_still(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=2)
     assert finished_after(run, [1.0] * 20) == 3
+
+
+# A budget of time
+
+
+def budgeted_run(data_dir, folder, monkeypatch, budget="100s", **settings):
+    """20 epochs of 5 steps, a second each, were planned."""
+    KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    run = make_run(data_dir, folder, num_epochs="auto", time_budget=budget, repeats=1, **settings)
+    assert run.config.num_epochs == 20
+    return run
+
+
+def epochs_of(run, *seconds):
+    """Judges epochs that took so long."""
+    for value in seconds:
+        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
+
+
+def test_a_plan_that_holds_is_kept(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    for epoch in range(1, 21):
+        assert not run.is_finished()
+        epochs_of(run, 5.0)
+        assert (run.state.epoch, run.config.num_epochs) == (epoch, 20)
+    assert run.is_finished()
+    assert "time_budget" not in said(run)
+
+
+def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, learning_rate=0.5)
+    epochs_of(run, 10.0)  # 90 s are left
+    assert run.config.num_epochs == run.state.learning_rate.num_epochs == 10
+    assert run.state.learning_rate.num_steps == 50
+    assert run.state.learning_rate.at(25) == pytest.approx(0.25)  # half of the cosine
+    assert "Note: time_budget: there is time for 10 epochs (20 were planned)\n" in said(run)
+    written = (run.checkpointer.folder / "config.yaml").read_text()
+    assert "\nnum_epochs: auto  # here 10: as many as 100s have time for\n" in written
+    epochs_of(run, *[10.0] * 8)
+    assert not run.is_finished()
+    epochs_of(run, 10.0)
+    assert run.is_finished()
+
+
+def test_fast_epochs_lengthen_the_plan(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 1.0)
+    assert run.config.num_epochs == run.state.learning_rate.num_epochs == 100
+
+
+def test_a_plan_is_not_longer_than_what_the_data_need(tiny_data, tmp_path, monkeypatch):
+    """96,000 augmented images: 9,600 epochs of 10."""
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 1e-4)
+    assert run.config.num_epochs == 9600
+
+
+def test_what_the_data_need_counts_repeated_images(tiny_data, tmp_path, monkeypatch):
+    KnownCosts(None).install(monkeypatch)
+    run = make_run(tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=4)
+    epochs_of(run, 1e-4)
+    assert run.config.num_epochs == 2400
+
+
+def test_a_plan_is_never_shorter_than_what_is_done(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 5.0, 5.0, 1000.0)
+    assert (run.config.num_epochs, run.is_finished()) == (3, True)
+
+
+def test_the_time_before_the_first_epoch_counts(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    run.startup_seconds = 50.0
+    epochs_of(run, 5.0)
+    assert run.config.num_epochs == 10  # 45 s are left
+
+
+def test_the_first_epoch_does_not_tell_the_time_of_the_next_ones(tiny_data, tmp_path, monkeypatch):
+    """It starts the workers, and the device is warming up."""
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 25.0)
+    assert run.config.num_epochs == 4
+    epochs_of(run, 5.0)  # 70 s are left
+    assert run.config.num_epochs == 16
+
+
+def test_the_last_five_epochs_tell_the_time_of_the_next_ones(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    assert run.config.num_epochs == 8 + 89
+
+
+def test_small_differences_change_the_plan_in_its_last_epochs_alone(tiny_data, tmp_path, monkeypatch):
+    """100 epochs of a second: 2% more time than planned."""
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    epochs_of(run, 1.0)
+    assert run.config.num_epochs == 100
+    epochs_of(run, *[1.02] * 96)
+    assert (run.state.epoch, run.config.num_epochs) == (97, 100)
+    epochs_of(run, 1.02)  # of 100 s, 0.06 are left
+    assert (run.config.num_epochs, run.is_finished()) == (98, True)
+    assert said(run).count("were planned") == 1  # the first change alone was worth a line
+
+
+def test_without_a_budget_epochs_are_as_many_as_planned(run, tiny_data, tmp_path, monkeypatch):
+    epochs_of(run, 1e6)
+    assert run.config.num_epochs == 3
+    KnownCosts(StepCost(100.0, 0.0, 0)).install(monkeypatch)
+    planned = make_run(tiny_data, tmp_path / "planned", num_epochs="auto", repeats=1)
+    assert planned.config.num_epochs == 7  # 36 steps of 100 s in the hour that a CPU has
+    epochs_of(planned, 1e6)
+    assert planned.config.num_epochs == 7
 
 
 def test_a_plateau_counts_epochs_of_the_warm_up_too(tiny_data, tmp_path):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from helpers.small_runs import ROW, older_content
-from helpers.steps import SmallNetwork, everything, same, take_step
+from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.checkpoint_file import write_checkpoint
@@ -68,7 +69,8 @@ def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys)
     said = capsys.readouterr().out
     assert (folder / "train.log").read_text() == said
     labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
-    assert labels == ["Device", "Data", "Images", "Masks", "Model", "Batch", "Run", "Start-up"]
+    decided = ["crops_per_image", "repeats", "encoder_lr_factor"]
+    assert labels == ["Device", "Data", "Images", "Masks", *decided, "Model", "Batch", "Run", "Start-up"]
 
 
 def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(config, folder):
@@ -140,12 +142,95 @@ def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resu
     train_and_save(config)
     written = (folder / "config.yaml").read_text()
     assert "\nencoder_weights: imagenet  # decided: on this machine\n" in written
-    assert "\nencoder_lr_factor: 0.2  # decided: the encoder has pretrained weights\n" in written
+    assert "\nencoder_lr_factor: 0.2  # decided: pretrained weights: they change less than those of the decoder\n" in written
     monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
     run = start(config, resume="run")
     assert (run.config.encoder_weights, run.config.encoder_lr_factor) == ("imagenet", 0.2)
     assert len(run.state.optimizer.param_groups) == 4
     assert "changed since then" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def budgeted(config, monkeypatch):
+    """10 steps of a second in each epoch, of which 8 were planned."""
+    KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    return dataclasses.replace(config, num_epochs="auto", time_budget="80s", repeats=4)
+
+
+def train_budgeted(config, *seconds):
+    """A run whose epochs took so long, saved."""
+    run = start(config)
+    run.startup_seconds = 0.0
+    for value in seconds:
+        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
+    run.checkpointer.save_state()
+    run.checkpointer.finish()
+    return run
+
+
+def test_a_resumed_run_goes_on_with_the_plan_that_it_had(budgeted, folder):
+    first = train_budgeted(budgeted, 20.0)
+    assert first.config.num_epochs == 4
+    for config in (budgeted, load_config(folder / "config.yaml")):
+        run = start(config, resume="run")
+        assert run.config.num_epochs == run.state.learning_rate.num_epochs == 4
+        assert run.settings.decisions["num_epochs"].reason == "as planned before the run was interrupted"
+        assert run.settings.repeatable().num_epochs == "auto"
+        run.startup_seconds = 0.0
+        run.judge({**ROW, "epoch": 2, "seconds": 5.0}, SCORES)  # 55 s are left
+        assert run.config.num_epochs == 13
+
+
+def test_the_time_of_earlier_starts_counts(budgeted):
+    train_budgeted(budgeted, 20.0, 20.0)
+    run = start(budgeted, resume="run")
+    run.startup_seconds = 0.0
+    run.judge({**ROW, "epoch": 3, "seconds": 20.0}, SCORES)
+    assert (run.config.num_epochs, run.is_finished()) == (4, False)
+
+
+def test_a_run_that_used_its_time_has_finished_and_goes_on_with_more(budgeted, capsys):
+    assert train_budgeted(budgeted, 20.0, 20.0, 40.0).is_finished()
+    capsys.readouterr()
+    assert start(budgeted, resume="run").is_finished()
+    said = capsys.readouterr().out
+    assert "Note: this run had finished its 3 epochs; to train on: python train_unet.py --resume " in said
+    assert said.splitlines()[-1].endswith(" time_budget=3m")
+    run = start(budgeted, resume="run", time_budget="3m")  # 100 s more, at 30 s an epoch
+    assert (run.config.num_epochs, run.state.learning_rate.num_epochs, run.is_finished()) == (6, 6, False)
+    assert "time_budget: 80s → 3m" in capsys.readouterr().out
+
+
+def test_a_resumed_run_may_be_given_less_time(budgeted):
+    train_budgeted(budgeted, 10.0, 10.0)
+    assert start(budgeted, resume="run", time_budget="40s").config.num_epochs == 4
+    assert start(budgeted, resume="run", time_budget="10s").is_finished()
+
+
+def test_a_run_of_a_fixed_length_may_be_given_a_time(config, budgeted):
+    train_and_save(dataclasses.replace(config, num_epochs=50), epochs=2)  # a second each
+    run = start(config, resume="run", num_epochs="auto", time_budget="12s")
+    assert (run.config.num_epochs, run.state.learning_rate.num_epochs) == (12, 12)
+
+
+def test_a_run_may_go_on_without_its_budget(budgeted):
+    train_budgeted(budgeted, 20.0)
+    run = start(budgeted, resume="run", time_budget=None, num_epochs=30)
+    assert (run.config.num_epochs, run.state.learning_rate.num_epochs) == (30, 30)
+
+
+def test_a_run_with_a_chosen_encoder_is_resumed_with_the_config_that_began_it(config, folder, monkeypatch):
+    """On another machine another one would be chosen."""
+    costs = KnownCosts(StepCost(seconds=1000.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    config = dataclasses.replace(config, encoder="auto", decoder_channels=None, num_epochs="auto", batch_size="auto")
+    train_and_save(config)
+    chosen = load_config(folder / "config.yaml")
+    assert (chosen.encoder, chosen.decoder_channels) == ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16))
+    costs.cost, costs.asked = StepCost(seconds=1e-6, eval_seconds=0.0, memory=0), []
+    run = start(config, resume="run")
+    assert (run.config.encoder, run.config.decoder_channels) == (chosen.encoder, chosen.decoder_channels)
+    assert (run.config.num_epochs, run.config.batch_size) == (chosen.num_epochs, chosen.batch_size)
+    assert costs.asked == []
 
 
 def test_a_run_that_found_no_weights_stays_without(config, monkeypatch):

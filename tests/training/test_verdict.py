@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from helpers.small_runs import ROW
+from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.training.verdict import Baseline, Finding, baselines, best_baseline, judge_model
 
@@ -27,7 +28,8 @@ def rows(train_iou, val_iou=None, train_loss=None, val_loss=None):
 
 
 def judge(confusion, history, best_epoch=1, steps_per_epoch=ENOUGH, **settings):
-    return judge_model(load_config(settings), confusion, history, best_epoch, steps_per_epoch)
+    config = make_settings(**{"image_size": 512, "augmentation": "default", **settings}).taken
+    return judge_model(config, confusion, history, best_epoch, steps_per_epoch)
 
 
 def advice_of(findings):
@@ -86,6 +88,14 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
     ]
 
 
+def test_with_a_time_budget_more_time_is_advised_and_not_more_epochs():
+    advice = advice_of(judge(ALL_FOREGROUND, rows([0.3]), steps_per_epoch=10, time_budget="1h30m", num_epochs="auto"))
+    assert "10 optimizer steps may be too few: time_budget=180m\n" in advice
+    assert "num_epochs" not in advice
+    advice = advice_of(judge(ALL_FOREGROUND, rows([0.3]), steps_per_epoch=10, time_budget="20s", num_epochs="auto"))
+    assert "too few: time_budget=1m\n" in advice
+
+
 def test_enough_steps_are_not_called_few():
     assert "steps" not in advice_of(judge(ALL_FOREGROUND, rows([0.3]), steps_per_epoch=1000))
     assert "999 optimizer steps" in advice_of(judge(ALL_FOREGROUND, rows([0.3]), steps_per_epoch=999))
@@ -130,7 +140,7 @@ def test_a_foreground_that_is_never_predicted_is_told_and_if_it_is_rare_how_to_f
     (rare,) = judge([[990, 0], [10, 0]], rows([0.0]))
     assert rare.advice[-3:] == [
         "small objects vanish when images are made smaller: image_size=1024, or fit=crop rare_class_crops=0.5",
-        "a rare class weighs little in the loss: class_weights=auto",
+        "a rare class weighs little in the loss: 'class_weights=[5.0]'",
         "a loss for rare classes: 'loss={dice: 1, focal: 1}'",
     ]
 

@@ -125,6 +125,7 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
         height, width = (0, 0) if config.image_size == "auto" else as_shape(config.image_size)
         middle = np.median([image.height * image.width for image in report.images])
         if config.fit == "resize" and height and middle > LARGE**2 * height * width:
+            lines = [line for line in lines if not line.startswith("fit: ")]
             lines.append(f"fit: crop  # the images are larger than image_size: {width}×{height}")
     return lines
 

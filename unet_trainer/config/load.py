@@ -14,7 +14,14 @@ from unet_trainer.config import parsers as p
 from unet_trainer.config.dump import as_dict, to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, shorten
-from unet_trainer.config.schema import FIELDS, MAX_NAME_BYTES, WITH_ATTENTION, WITH_DECODER_CHANNELS, Config
+from unet_trainer.config.schema import (
+    FIELDS,
+    MAX_NAME_BYTES,
+    MIN_ATTENTION_CHANNELS,
+    WITH_ATTENTION,
+    WITH_DECODER_CHANNELS,
+    Config,
+)
 
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
@@ -263,6 +270,14 @@ def _decoder_contradictions(values: Mapping[str, Any]) -> list[str]:
     if values.get("decoder_attention") == "scse" and architecture not in WITH_ATTENTION:
         found.append(
             f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {architecture}; use none"
+        )
+    elif (
+        values.get("decoder_attention") == "scse"
+        and min(values.get("decoder_channels") or [MIN_ATTENTION_CHANNELS]) < MIN_ATTENTION_CHANNELS
+    ):
+        found.append(
+            f"decoder_attention: scse needs decoder_channels of at least {MIN_ATTENTION_CHANNELS}; "
+            f"got {to_plain(values['decoder_channels'])}"
         )
     if values.get("deep_supervision", 0) not in ("auto", 0) and architecture != "unet":
         found.append(

@@ -206,6 +206,11 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
 
 
+def doubled(text: str) -> str:
+    """Twice a duration, in whole minutes."""
+    return f"{math.ceil(2 * seconds_of(text) / 60)}m"
+
+
 def listing(parser: Parser, *, example: str, minimum: int = 1, maximum: int = 256) -> Parser:
     def parse(raw: Any) -> tuple[Any, ...]:
         if isinstance(raw, str) or not isinstance(raw, Iterable) or isinstance(raw, Mapping):

@@ -155,7 +155,8 @@ def resolve(
     draft = _Draft(config)
     _resolve_machine(draft, hardware)
     _resolve_data(draft, hardware, dataset)
-    draft.decide_if_open("decoder_attention", training.choose_decoder_attention(draft["architecture"]))
+    attention = training.choose_decoder_attention(draft["architecture"], draft["decoder_channels"])
+    draft.decide_if_open("decoder_attention", attention)
     draft.decide_if_open("deep_supervision", training.choose_deep_supervision(draft["architecture"]))
     costs = _resolve_step(draft, hardware, dataset, measure_step)
     if draft.is_open("encoder_weights"):
@@ -179,9 +180,6 @@ class _Draft:
 
     def is_open(self, name: str) -> bool:
         return bool(self[name] == "auto")
-
-    def is_default(self, name: str) -> bool:
-        return name not in self.config.sources
 
     def decide(self, name: str, value: Any, reason: str) -> None:
         self.decided[name] = value, reason
@@ -227,7 +225,7 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
         crops = data.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
         draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
-    draft.decide_if_open("crops_per_image", (1, "fit: resize has no crops"))
+    draft.decide_if_open("crops_per_image", (1, "not with fit: resize"))
     _resolve_augmentation(draft, dataset)
     draft.decide_if_open("class_weights", training.choose_class_weights(dataset.class_shares, draft["num_classes"]))
     draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
@@ -294,7 +292,7 @@ def _choose_encoder_for_cpu(
 ) -> StepCost | None:
     """The largest encoder that sees enough images in the budget; returns its cost."""
     budget = _budget(draft, hardware) or training.CPU_BUDGET
-    has_widths = draft.is_default("decoder_channels") and draft["architecture"] in WITH_DECODER_CHANNELS
+    has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
     for encoder, widths in training.CPU_ENCODERS:
         model = {"encoder": encoder} | ({"decoder_channels": widths} if has_widths else {})
         cost = measure(batch_size, **model)

@@ -18,6 +18,7 @@ MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
 WITH_ATTENTION = ("unet", "unetplusplus")
+MIN_ATTENTION_CHANNELS = 16  # scse squeezes the channels of a decoder stage by this factor
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 DEMO_DIR = "data/demo"
 MAX_NAME_BYTES = 200  # file systems take 255, and a run's name may get a number

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Literal
 
 from unet_trainer.config.facts import HardwareFacts, StepCost
+from unet_trainer.config.schema import MIN_ATTENTION_CHANNELS
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 
@@ -35,7 +36,7 @@ CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
 )
 WANTED_VIEWS_ON_CPU = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
-COMPILE_GAIN = 0.45  # share of a step's time that compiling saves
+COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
 CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
 PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
@@ -87,7 +88,9 @@ def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tup
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
-def choose_decoder_attention(architecture: str) -> tuple[Literal["none", "scse"], str]:
+def choose_decoder_attention(architecture: str, decoder_channels: Sequence[int] | None) -> tuple[Literal["none", "scse"], str]:
+    if decoder_channels is not None and min(decoder_channels) < MIN_ATTENTION_CHANNELS:
+        return "none", f"decoder_channels below {MIN_ATTENTION_CHANNELS} are too few for it"
     if architecture == "unet":
         return "scse", "channels and places weigh in: better on four public sets"
     return "none", f"tried with unet, not with {architecture}"

@@ -69,6 +69,8 @@ def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
             continue
         if getattr(config, name) == "auto" and (value := {**BEFORE_THEY_EXISTED, **before}.get(name, "auto")) != "auto":
             kept[name] = FIELDS[name].metadata["parse"](value)
+    if config.encoder == "auto" and config.decoder_channels is None:  # they were chosen along with the encoder
+        kept["decoder_channels"] = FIELDS["decoder_channels"].metadata["parse"](before.get("decoder_channels"))
     return replace(config, **kept)
 
 

@@ -17,7 +17,12 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.resolve import MeasureStep, ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
-from unet_trainer.config.training_choices import REFERENCE_BATCH, choose_encoder_lr_factor, choose_number_format
+from unet_trainer.config.training_choices import (
+    REFERENCE_BATCH,
+    choose_encoder_lr_factor,
+    choose_learning_rate,
+    choose_number_format,
+)
 from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, describe_classes
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, describe_sizes, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
@@ -145,7 +150,7 @@ def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedData
         settings = resolve(config, hardware, facts, _saying(probe, console), partial(_find_weights, console=console))
     _say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
-    if config.augmentation != "none" and facts.measurements is not None:
+    if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     _say_decisions(settings, console)
     if config.num_workers == "auto":
@@ -174,10 +179,7 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
 
 def _find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
     """The weights of encoder_weights: auto, fetched if that is quick."""
-    weights, reason = choose_encoder_weights(encoder, console.say)
-    if weights is None:
-        console.note(f"encoder_weights: {reason}")
-    return weights, reason
+    return choose_encoder_weights(encoder, console.say)
 
 
 def _saying(probe: StepProbe, console: Console) -> MeasureStep:
@@ -335,6 +337,11 @@ def build_components_with_weights(
     if settings.asked.encoder_lr_factor == "auto":
         factor, factor_reason = choose_encoder_lr_factor(is_pretrained=False)
         settings.change(factor_reason, encoder_lr_factor=factor)
+    if settings.asked.learning_rate == "auto":
+        config = settings.taken
+        effective = config.batch_size * config.accumulation_steps
+        rate, rate_reason = choose_learning_rate(config.optimizer, effective, is_pretrained=False)
+        settings.change(rate_reason, learning_rate=rate)
     components = build_components(settings.taken, spec, device, num_batches, console)
     console.note(f"encoder_weights: {reason}")
     return components

@@ -12,6 +12,7 @@ from unet_trainer.runs.history import Row, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.early_stopping import EarlyStopping
+from unet_trainer.training.resume_messages import longer
 from unet_trainer.training.run import Run
 from unet_trainer.training.verdict import Baseline, best_baseline, judge_model
 
@@ -85,12 +86,12 @@ def report(run: Run) -> TrainResult:
     """Writes result.json and says the result."""
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
-    say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), run.config.num_epochs, run.console)
+    say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
     return result
 
 
 def say_result(
-    result: TrainResult, monitor: str, stopping: EarlyStopping, baseline: Baseline | None, num_epochs: int, console: Console
+    result: TrainResult, monitor: str, stopping: EarlyStopping, baseline: Baseline | None, to_train_on: str, console: Console
 ) -> None:
     folder = result.run_dir
     has_best = stopping.best_epoch > 0
@@ -110,7 +111,7 @@ def say_result(
         return
     weights = folder / (BEST if has_best else LAST)
     console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
-    console.say(f"Next: python train_unet.py --resume {shlex.quote(str(folder))} num_epochs={num_epochs * 2}   (trains on)")
+    console.say(f"Next: python train_unet.py --resume {shlex.quote(str(folder))} {to_train_on}   (trains on)")
 
 
 def _describe_patience(stopping: EarlyStopping) -> str:

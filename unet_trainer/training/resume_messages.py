@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolve import ResolvedConfig
 from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_NATIVE_IOU, FIRST_FORMAT_WITH_SET_LOSS
 from unet_trainer.system.console import Console, counted
@@ -59,10 +60,15 @@ def say_resumed(
         console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
 
 
-def say_already_finished(num_epochs: int, state: TrainState, command: str, console: Console) -> None:
-    if state.epoch >= num_epochs:
-        console.note(
-            f"this run had finished its {counted(num_epochs, 'epoch')}; to train on: {command} num_epochs={num_epochs * 2}"
-        )
+def longer(config: ResolvedConfig) -> str:
+    """The setting with which a run trains for twice as long."""
+    if config.time_budget is not None:
+        return f"time_budget={doubled(config.time_budget)}"
+    return f"num_epochs={2 * config.num_epochs}"
+
+
+def say_already_finished(config: ResolvedConfig, state: TrainState, command: str, console: Console) -> None:
+    if state.epoch >= config.num_epochs:
+        console.note(f"this run had finished its {counted(config.num_epochs, 'epoch')}; to train on: {command} {longer(config)}")
     else:
         console.note(f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null")

@@ -93,10 +93,10 @@ class Run:
         if improved:
             state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
         if self.settings.replans():
-            self._fit_into_budget()
+            self.fit_into_budget()
         return improved
 
-    def _fit_into_budget(self) -> None:
+    def fit_into_budget(self) -> None:
         """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget."""
         state, planned = self.state, self.config.num_epochs
         recent = [row["seconds"] for row in state.history[1:][-NUM_RECENT:] or state.history]

@@ -81,9 +81,11 @@ def set_up(config: Config, session: Session) -> Run:
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
+        if settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:
+            run.fit_into_budget()
     console.fact("Run", str(folder))
     if run.is_finished():
-        say_already_finished(settings.taken.num_epochs, state, checkpointer.resume_command, console)
+        say_already_finished(settings.taken, state, checkpointer.resume_command, console)
         return run
 
     # The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
@@ -103,8 +105,8 @@ def set_up(config: Config, session: Session) -> Run:
 
 def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, folder: Path | None) -> None:
     state.load_state_dict(earlier)
-    planned = earlier["learning_rate"].get("num_epochs")
-    if settings.replans() and planned is not None:  # goes on with the plan as it was
+    if settings.replans():  # goes on with the plan as it was
+        planned = max(state.epoch, earlier["learning_rate"].get("num_epochs", settings.taken.num_epochs))
         settings.change("as planned before the run was interrupted", num_epochs=planned)
         state.learning_rate.num_epochs = planned
     num_epochs = settings.taken.num_epochs

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import select
 import subprocess
@@ -69,7 +70,7 @@ class StepProbe:
         key = self._key(config)
         if key not in self._known:
             answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
-            self.failure = str(answer.get("failure", ""))
+            self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
             if self.failure:
                 return None
             self._known[key] = answer
@@ -150,7 +151,9 @@ def _read_cache(path: Path | None) -> dict[str, Any]:
 
 
 def _is_cost(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == set(asdict(StepCost(0.0, 0.0, 0)))
+    if not isinstance(value, dict) or set(value) != set(asdict(StepCost(0.0, 0.0, 0))):
+        return False
+    return all(isinstance(number, int | float) and 0 <= number < math.inf for number in value.values()) and value["seconds"] > 0
 
 
 def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:

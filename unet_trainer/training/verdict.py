@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from unet_trainer.config.dump import value_text
+from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolve import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
@@ -35,6 +36,7 @@ NOISE = 0.02  # of IoU between epochs
 USUAL_RATES = {"adamw": (1e-4, 5e-3, 1e-3), "adam": (1e-4, 5e-3, 1e-3), "sgd": (1e-3, 0.2, 1e-2)}  # from, to, one to try
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 MAX_IMAGE_SIZE = 8192
+FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def judge_model(
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max((row["train_iou"] for row in history if math.isfinite(row["train_iou"])), default=0.0)
     gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
-    few_steps = _few_steps_advice(config.num_epochs, len(history), steps_per_epoch)
+    few_steps = _few_steps_advice(config, len(history), steps_per_epoch)
     findings = []
     if gain < MIN_GAIN:
         findings.append(_no_better(config, confusion, baseline, iou, train_iou, few_steps))
@@ -184,12 +186,14 @@ def _early_best(config: ResolvedConfig, history: Sequence[Row], best_epoch: int)
     return Finding(problem, advice + _overfitting_advice(config))
 
 
-def _few_steps_advice(num_epochs: int, epochs: int, steps_per_epoch: int) -> list[str]:
+def _few_steps_advice(config: ResolvedConfig, epochs: int, steps_per_epoch: int) -> list[str]:
     num_steps = epochs * steps_per_epoch
     if num_steps >= ENOUGH_STEPS:
         return []
-    more = max(2 * num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch))
-    return [f"{counted(num_steps, 'optimizer step')} may be too few: {_setting('num_epochs', more)}"]
+    more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch)))
+    if config.time_budget is not None:  # it decides the number of epochs
+        more = _setting("time_budget", doubled(config.time_budget))
+    return [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
 
 
 def _rate_advice(config: ResolvedConfig) -> str:
@@ -223,8 +227,9 @@ def _rare_class_advice(config: ResolvedConfig) -> list[str]:
         advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
     elif config.rare_class_crops < 0.5:
         advice.append(f"more crops around rare classes: {_setting('rare_class_crops', 0.5)}")
-    if config.class_weights is None:
-        advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', 'auto')}")
+    if config.class_weights is None:  # which auto takes with one class
+        weights = "auto" if config.num_classes > 1 else [FOREGROUND_WEIGHT]
+        advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', weights)}")
     if not HARD_CLASS_LOSSES & config.loss.keys():
         advice.append(f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}")
     return advice
