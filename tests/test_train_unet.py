@@ -24,14 +24,18 @@ from PIL import Image
 import train_unet
 from helpers.killed_runs import start, train_without_compiler
 from helpers.project import ROOT
-from helpers.runs import stop_after, weights_digest, words
-from helpers.steps import SmallNetwork, make_spec
+from helpers.runs import stop_after, timeless_rows, weights_digest, words
+from helpers.steps import KnownCosts, SmallNetwork, make_spec
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config
+from unet_trainer.config.resolve import SAID_ELSEWHERE
+from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.model.network import build_network
 from unet_trainer.runs.history import COLUMNS
+from unet_trainer.training import build
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -118,6 +122,59 @@ EVERYTHING = {
     "encoder": "tu-efficientnet_b0",  # has stochastic depth, so that random state matters
     "num_workers": 1,
 }
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """10 steps of 8 images an epoch, in two epochs: what a slow CPU has time for in an hour."""
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: (None, "no network: random weights"))
+    return KnownCosts(StepCost(seconds=180.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+
+
+@pytest.mark.real_network
+def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(tiny_data, tmp_path, costs, monkeypatch, capsys):
+    config = {"data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path), "device": "cpu"}
+    straight = train(config, run_name="straight")
+    said = capsys.readouterr().out
+    taken = load_config(straight.run_dir / "config.yaml")
+    assert (taken.encoder, taken.decoder_channels) == ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16))
+    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 8, 2)
+    assert (taken.decoder_attention, taken.deep_supervision, taken.encoder_weights) == ("scse", 0.5, None)
+    assert (taken.image_size, taken.use_amp, taken.compile_model) == ((64, 64), False, False)
+    assert (taken.device, taken.num_workers, taken.cache) == ("cpu", "auto", "auto")
+    for name in FIELDS:
+        if getattr(Config(), name) == "auto" and name not in SAID_ELSEWHERE:
+            assert f"\n  {name}: " in said, name
+    best = torch.load(straight.run_dir / "best.pt", weights_only=True)["model"]
+    assert not any(name.startswith("auxiliary") for name in best)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_name="broken", on_epoch=stop_after(1))
+    costs.asked.clear()
+    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    assert train(config, run_name="broken", resume="auto").run_dir == tmp_path / "broken"
+    assert weights_digest(tmp_path / "broken") == weights_digest(straight.run_dir)
+    assert timeless_rows(tmp_path / "broken") == timeless_rows(straight.run_dir)
+
+    again = train(straight.run_dir / "config.yaml", run_name="again")
+    assert weights_digest(again.run_dir) == weights_digest(straight.run_dir)
+    assert costs.asked == []
+
+
+def test_a_run_with_a_time_budget_ends_by_itself_with_the_epochs_that_there_was_time_for(tiny_config, costs, capsys):
+    costs.cost = None  # the first epochs tell how many there can be
+    config = {**tiny_config, "num_epochs": "auto", "repeats": "auto", "time_budget": "3s"}
+    result = train(config)
+    wanted = wanted_views(10) / (10 * load_config(result.run_dir / "config.yaml").repeats)
+    assert 1 <= result.epochs < wanted
+    assert not result.stopped_early
+    assert len(result.history) == result.epochs
+    said = capsys.readouterr().out
+    assert "Note: time_budget: there is time for " in said
+    assert said.splitlines()[-1].endswith(" time_budget=1m   (trains on)")
+    written = (result.run_dir / "config.yaml").read_text()
+    assert f"\nnum_epochs: auto  # here {result.epochs}: as many as 3s have time for\n" in written
+    assert load_config(result.run_dir / "config.yaml").time_budget == "3s"
 
 
 @pytest.mark.parametrize("extra", [{}, EVERYTHING, {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}])
@@ -421,14 +478,11 @@ PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 def test_every_preset_trains(preset, tiny_config, monkeypatch):
     """As it is but for size: small data, small model, two epochs. Compiling has tests of its own."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    small = {name: tiny_config[name] for name in ("data_dir", "checkpoint_dir", "encoder", "decoder_channels")}
-    small |= {
-        "image_size": 32,
-        "num_epochs": max(2, math.ceil(load_config(preset).warmup_epochs) + 1),
-        "early_stopping_patience": None,
-        "device": "auto",
-    }
-    small |= {"batch_size": min(load_config(preset).batch_size, 10)}
+    named = ("data_dir", "checkpoint_dir", "encoder", "encoder_weights", "decoder_channels", "image_size")
+    config = load_config(preset)
+    small = {**{name: tiny_config[name] for name in named}, "num_epochs": 2, "device": "auto"}
+    if config.batch_size != "auto":
+        small["batch_size"] = min(config.batch_size, 10)
     result = train(preset, **small)
     torch.use_deterministic_algorithms(False)
     assert result.epochs == small["num_epochs"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.system import resources
-from unet_trainer.system.resources import count_cores, free_disk, free_host_memory, total_host_memory
+from unet_trainer.system.resources import count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
 
 GIB = 2**30
 V1_UNLIMITED = 9223372036854771712  # what the kernel writes where there is no limit
@@ -252,3 +252,10 @@ def test_free_disk_is_that_of_the_folder_or_of_its_nearest_parent_that_exists(tm
 
 def test_free_disk_of_this_system_is_a_number():
     assert free_disk(Path("no/such/folder")) > 0
+
+
+def test_the_machine_shows_its_memory_whatever_a_container_may_use(make_root, tmp_path):
+    root = make_root({"proc/self/cgroup": "0::/", f"{V2}/memory.max": 4 * GIB, f"{V2}/memory.current": GIB})
+    assert total_host_memory(root) == 4 * GIB
+    assert memory_of_machine(root) == 64 * GIB
+    assert memory_of_machine(tmp_path / "elsewhere") is None

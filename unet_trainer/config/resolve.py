@@ -377,13 +377,14 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
     draft.decide_if_open("early_stopping_patience", training.choose_patience(draft["num_epochs"]))
     draft.decide_if_open("compile_model", training.choose_compile(hardware, cost, num_steps))
     if draft.is_open("cache"):
-        draft.decide("cache", *training.choose_cache(_decoded_bytes(draft, dataset), hardware.host_memory, draft["num_epochs"]))
+        num_bytes = decoded_bytes(draft["fit"], draft["image_size"], dataset)
+        draft.decide("cache", *training.choose_cache(num_bytes, hardware.host_memory, draft["num_epochs"]))
 
 
-def _decoded_bytes(draft: _Draft, dataset: DatasetFacts) -> int:
+def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:
     """Of all pairs as the cache keeps them: resized, or whole."""
     per_pixel = dataset.channels * dataset.bytes_per_value + 1
     sizes: Sequence[tuple[int, int]] = [*dataset.train_sizes, *dataset.val_sizes]
-    if draft["fit"] == "resize":
-        sizes = [as_shape(draft["image_size"])] * len(sizes)
+    if fit == "resize":
+        sizes = [as_shape(image_size)] * len(sizes)
     return sum(height * width for height, width in sizes) * per_pixel

@@ -57,9 +57,11 @@ from unet_trainer.model.pretrained import choose_encoder_weights, is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.findings import Finding
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders
+from unet_trainer.training.config_review import review
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward
 from unet_trainer.training.finite_guard import MAX_BAD_STEPS
@@ -68,6 +70,7 @@ from unet_trainer.training.state import EpochMetrics, TrainState
 from unet_trainer.training.step import TrainStep, build_train_forward
 from unet_trainer.training.step_probe import StepProbe
 
+MAX_HINTS = 3
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 NO_DATA_SIZE = (512, 512)  # of images, where a step is timed without data
 
@@ -103,8 +106,6 @@ def _say_precision(settings: Settings, hardware: HardwareFacts, console: Console
         return
     tf32 = " with TF32 matrix products" if hardware.kind == "cuda" and config.allow_tf32 else ""
     console.say(f"Mixed Precision Training: off, float32{tf32} ({reason})")
-    if hardware.kind == "cuda" and not config.use_amp and (hardware.has_bfloat16 or hardware.has_float16):
-        console.say("  use_amp=true trains faster in about half the memory")
 
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
@@ -147,12 +148,15 @@ def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedData
     cache = Path(config.checkpoint_dir) / ".cache"
     facts = dataset.facts(config.num_classes, measure(config, dataset, console) if depends_on_measurements(config) else None)
     with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
-        settings = resolve(config, hardware, facts, _saying(probe, console), partial(_find_weights, console=console))
+        settings = resolve(config, hardware, facts, announced(probe, console), partial(find_weights, console=console))
+        cost = known_cost(probe, settings.taken)
     _say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     _say_decisions(settings, console)
+    if config.resume is None:  # a run that goes on has its settings
+        _say_hints(review(settings, hardware, facts, cost), console)
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
         who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
@@ -177,12 +181,24 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
         return measure_dataset(dataset.split.train, dataset.coding, num_ids, common_id, count_cores(), bar.tick, cache)
 
 
-def _find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
+def find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
     """The weights of encoder_weights: auto, fetched if that is quick."""
     return choose_encoder_weights(encoder, console.say)
 
 
-def _saying(probe: StepProbe, console: Console) -> MeasureStep:
+def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
+    """The cost of the uncompiled step, if it was measured before."""
+    eager = dataclasses.replace(config, compile_model=False)
+    return probe(eager) if probe.knows(eager) else None
+
+
+def _say_hints(hints: Sequence[Finding], console: Console) -> None:
+    """Those worth most."""
+    for hint in hints[:MAX_HINTS]:
+        console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
+
+
+def announced(probe: StepProbe, console: Console) -> MeasureStep:
     """The probe, announced once: it takes seconds."""
     was_said = False
 
@@ -236,7 +252,8 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
 
 
-def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console) -> Loaders:
+def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[SegmentationDataset, SegmentationDataset]:
+    """The samples for training and for validation."""
     train_tiling, val_tiling = _build_tilings(config, dataset)
     if len(train_tiling) < config.batch_size:
         most = len(train_tiling)
@@ -255,6 +272,11 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
         )
         for pairs, tiling in ((dataset.split.train, train_tiling), (dataset.split.val, val_tiling))
     )
+    return train_dataset, val_dataset
+
+
+def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console) -> Loaders:
+    train_dataset, val_dataset = build_datasets(config, dataset)
     if config.cache != "none":
         _fill_caches(config, (train_dataset, val_dataset), console)
     pool = WorkerPool(config.num_workers, device) if config.num_workers else None

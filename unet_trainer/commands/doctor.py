@@ -1,0 +1,424 @@
+"""python train_unet.py doctor: one page on what this machine and this data can do, and what a run would do.
+
+Machine, data, the settings that a run would take with their reasons, its time and memory, and what in the config could be better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
+from unet_trainer.config.dump import as_dict, value_text
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import Config, id_names, is_demo_dir
+from unet_trainer.config.training_choices import COMPILE_SECONDS, describe_seconds
+from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
+from unet_trainer.system.findings import Finding, finding_lines, has_problem, wrapped
+
+if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
+    from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
+    from unet_trainer.config.resolve import ResolvedConfig, Settings
+    from unet_trainer.datasets.dataset_report import CheckedDataset, DatasetReport
+    from unet_trainer.loading.dataset import SegmentationDataset
+    from unet_trainer.training.forecast import Forecast, SampleCost
+
+WRITTEN_BY = "Written by doctor"
+MAX_CLASSES = 8  # in the line of class shares
+MAX_SETTING = 40  # characters of a key and its value beside its reason
+NUM_READ = 16  # files that are read to time the disk
+NUM_SAMPLES, SAMPLE_SECONDS = 32, 4.0  # that are prepared to time the loader
+NUM_NAMED = 3  # files of a problem; `check` names more
+
+
+@dataclass
+class Page:
+    """Prints findings under headings as they come, and keeps them for --json."""
+
+    console: Console
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def heading(self, text: str) -> None:
+        self.console.say()
+        self.console.say(text)
+
+    def show(self, section: str, findings: Sequence[Finding]) -> None:
+        self.findings.setdefault(section, []).extend(findings)
+        for line in finding_lines(findings):
+            self.console.say(line)
+
+    def all_findings(self) -> list[Finding]:
+        return [finding for findings in self.findings.values() for finding in findings]
+
+
+def main(arguments: Sequence[str], script: Script) -> int:
+    parser = argparse.ArgumentParser(
+        "train_unet.py doctor", description="Says what this machine and this data can do, and what a run would do."
+    )
+    add_config_words(parser)
+    parser.add_argument("--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h")
+    parser.add_argument("--write", metavar="FILE", type=Path, help="write the settings there as a config that runs as it is")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there as well, for programs")
+    parser.add_argument("--fast", action="store_true", help="compile nothing: the time is then an estimate")
+    given = parser.parse_intermixed_args(arguments)
+    words = list(given.words)
+    if given.budget is not None:
+        words.append(f"time_budget={given.budget}")
+        if not any(word.startswith("num_epochs=") for word in words):
+            words.append("num_epochs=auto")  # the budget decides it, whatever the file says
+    config = read_config_words(words, script)
+    if given.write is not None:
+        check_may_write(given.write)
+    page = Page(Console())
+    settings = examine(config, page, reviews=bool(words), is_fast=given.fast)
+    if given.write is not None:
+        if settings is None:
+            page.show(
+                "config", [Finding("problem", "--write", f"{given.write} was not written: there are no settings for this data")]
+            )
+        else:
+            write_config(given.write, settings)
+            page.console.say(f"Written: {given.write}. It runs as it is: python train_unet.py {shlex.quote(str(given.write))}")
+    code = EXIT_USER_ERROR if has_problem(page.all_findings()) else EXIT_DONE
+    if given.json is not None:
+        _write_json(given.json, page, code)
+    return code
+
+
+def examine(config: Config, page: Page, reviews: bool, is_fast: bool) -> Settings | None:
+    """Prints the page; returns the settings of a run, or None where the data or the device stand in the way."""
+    from unet_trainer.commands.machine_facts import inspect_machine
+    from unet_trainer.commands.machine_report import machine_findings
+
+    page.console.say("Looking at this machine ..." if is_fast else "Looking at this machine (half a minute) ...")
+    machine = inspect_machine(Path(config.checkpoint_dir), tries_compiling=not is_fast)
+    page.heading("Machine")
+    page.show("machine", machine_findings(machine, wants_gpu=config.device != "cpu"))
+    page.content["machine"] = dataclasses.asdict(machine)
+    dataset = _examine_data(config, page)
+    settings = None
+    if dataset is not None:
+        with _problems_as_findings(page, "run"):
+            settings = _examine_run(config, dataset, page, reviews, is_fast)
+    _say_verdict(page)
+    return settings
+
+
+@contextmanager
+def _problems_as_findings(page: Page, section: str) -> Iterator[None]:
+    """What would end a run with a message is a line of the page here."""
+    try:
+        yield
+    except UserError as error:
+        title, colon, detail = str(error).partition(": ")
+        is_key = bool(colon) and title.isidentifier()
+        page.show(section, [Finding("problem", title if is_key else "Settings", detail if is_key else str(error))])
+
+
+def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
+    from unet_trainer.commands.machine_facts import measure_reading
+    from unet_trainer.commands.machine_report import reading_finding
+    from unet_trainer.datasets.dataset_report import build_dataset_report
+    from unet_trainer.datasets.demo import ensure_demo
+
+    data_dir = Path(config.data_dir)
+    page.heading(f"Data: {data_dir}")
+    if is_demo_dir(data_dir) and ensure_demo(data_dir):
+        page.console.say("  (the built-in demo, made now)")
+    if not data_dir.exists():
+        detail = f"{data_dir} does not exist, so that nothing can be said of a run"
+        page.show("data", [Finding("warning", "data_dir", detail, "data_dir=FOLDER with images/ and masks/")])
+        return None
+    with _problems_as_findings(page, "data"):
+        report = build_dataset_report(config, page.console)
+        page.show("data", data_findings(config, report))
+        if report.blocking_message:
+            command = f"python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
+            page.console.say(f"    All of it: {command}")
+            return None
+        dataset = report.checked()
+        files = [pair.image for pair in dataset.pairs][:: max(1, len(dataset.pairs) // NUM_READ)]
+        page.show("data", [reading_finding(measure_reading(files[:NUM_READ]))])
+        return dataset
+    return None
+
+
+def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
+    """The numbers of a dataset, what is wrong with it, and what its user should know."""
+    from unet_trainer.datasets.class_statistics import class_table, ignored_share
+    from unet_trainer.datasets.dataset_report import describe_sizes
+
+    found = []
+    if report.split is not None:
+        detail = f"{len(report.split.train)} to train, {len(report.split.val)} to validate ({report.split.rule})"
+        found.append(Finding("ok", "Pairs", detail))
+    if report.kind is not None and report.images:
+        found.append(Finding("ok", "Images", f"{report.kind}; {describe_sizes(report.images)}"))
+    if report.coding is not None and report.masks:
+        rows = class_table(report.masks, report.coding, id_names(config))
+        shares = ", ".join(f"{row.name} {row.share:.1%}" for row in rows[:MAX_CLASSES])
+        more = f" and {len(rows) - MAX_CLASSES} more classes" if len(rows) > MAX_CLASSES else ""
+        ignored = ignored_share(report.masks, report.coding)
+        found.append(Finding("ok", "Pixels", shares + more + (f"; {ignored:.1%} ignored" if ignored else "")))
+        absent = [row.name for row in rows if row.share == 0]
+        if absent:
+            detail = f"no pixel of {', '.join(absent)} in any mask"
+            found.append(Finding("warning", "Classes", detail, "num_classes and mask_values as the masks have them"))
+    for problem in report.problems:
+        named = [*problem.lines[:NUM_NAMED], *(["…"] if len(problem.lines) > NUM_NAMED else [])]
+        detail = "\n".join([f"{len(problem.lines)} {problem.title}:", *named])
+        found.append(Finding("problem", "Files", detail, problem.fix))
+    found += [Finding("problem", "Question", question) for question in report.questions]
+    found += [Finding("warning", "Note", notice) for notice in report.notices]
+    return found
+
+
+def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: bool, is_fast: bool) -> Settings:
+    """What a run would take, how long it would last, and what could be better."""
+    from unet_trainer.config.data_choices import choose_fit
+    from unet_trainer.config.resolve import resolve
+    from unet_trainer.model.network import check_encoder_name
+    from unet_trainer.training.build import announced, build_datasets, build_hardware, known_cost, measure
+    from unet_trainer.training.config_review import review
+    from unet_trainer.training.step_probe import StepProbe
+
+    if config.encoder != "auto":
+        check_encoder_name(config.encoder)
+    hardware = build_hardware(config, Console(io.StringIO()))
+    measured = measure(config, dataset, page.console)
+    facts = dataset.facts(config.num_classes, measured)
+    page.show("data", measured_findings(measured, choose_fit(measured)[0] if config.fit == "auto" else config.fit))
+    page.content["measurements"] = dataclasses.asdict(measured)
+    with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
+        settings = resolve(config, hardware, facts, announced(probe, page.console), _weights_on_this_machine)
+        taken = settings.taken
+        page.heading("Settings that a run would take, decided from the data and this machine")
+        _say_settings(settings, page)
+        trial = _try_step(probe, taken, is_fast)
+        eager_cost = known_cost(probe, taken)
+    datasets = build_datasets(taken, dataset)
+    if trial.cost is not None:
+        page.heading("Time and memory")
+        _say_forecast(settings, hardware, trial, datasets, page)
+    findings = review(settings, hardware, facts, eager_cost, trial.failure)
+    if reviews or has_problem(findings):
+        page.heading("Your settings")
+        page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
+    return settings
+
+
+def _weights_on_this_machine(encoder: str) -> tuple[str | None, str]:
+    """As training would find them, without a download."""
+    from unet_trainer.model.pretrained import is_here
+
+    if is_here(encoder, "imagenet"):
+        return "imagenet", "on this machine"
+    return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
+
+
+def measured_findings(measured: Measurements, fit: Literal["resize", "crop"]) -> list[Finding]:
+    from unet_trainer.config.data_choices import describe_symmetry
+
+    size = "the masks that were measured hold one class only"
+    if measured.thickness:
+        relative = f"{measured.relative_structure:.0%} of the image's side"
+        size = f"{measured.structure:.0f} pixels large ({relative}), the thinnest {measured.thickness:.1f} pixels thin"
+    return [Finding("ok", "Structures", size), Finding("ok", "Symmetry", describe_symmetry(measured, fit))]
+
+
+def _say_settings(settings: Settings, page: Page) -> None:
+    rows = settings.describe()
+    symmetry = page.findings["data"][-1].detail
+    for line in setting_lines([(name, shown_value(name, value), reason) for name, value, reason in rows], symmetry):
+        page.console.say(line)
+    asked, defaults = as_dict(settings.asked), as_dict(Config())
+    kept = [
+        f"{name}: {shown_value(name, value_text(asked[name]))}"
+        for name, decision in settings.decisions.items()
+        if decision.source not in ("default", "decided") and asked[name] != defaults[name]
+    ]
+    if kept:
+        page.heading("As the demo has them" if is_demo_dir(settings.asked.data_dir) else "As you set them")
+        for line in wrapped(", ".join(kept), "    "):
+            page.console.say(line)
+    page.content["settings"] = {name: {"value": value, "reason": reason} for name, value, reason in rows}
+    page.content["config"] = settings.repeatable_dict()
+
+
+def setting_lines(rows: Sequence[tuple[str, str, str]], symmetry: str) -> list[str]:
+    """Key, value and reason in two columns; a value that is too long for its column has a line of its own."""
+    texts = [f"{name}: {value}" for name, value, _ in rows]
+    width = max((len(text) for text in texts if len(text) <= MAX_SETTING), default=0)
+    lines = []
+    for text, (_, _, reason) in zip(texts, rows, strict=True):
+        lead = f"    {text:<{width}}  "
+        if len(text) > width:
+            lines += wrapped(text, "    ")
+            lead = " " * (width + 6)
+        lines += wrapped(reason.replace(symmetry, "by the symmetry of the data, see above"), lead)
+    return lines
+
+
+def shown_value(name: str, value: str) -> str:
+    """Of a list of transforms the names; the file of --write has their parameters."""
+    if name == "augmentation" and value.startswith("["):
+        return ", ".join(re.findall(r"[\[{ ,]([A-Z]\w+)", value))
+    return value
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The cost of the step of a run, and where it comes from."""
+
+    cost: StepCost | None
+    compile_seconds: float
+    is_estimate: bool
+    failure: str
+
+
+def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
+    """Takes the step of the run as it will be taken: compiled, unless that would take too long."""
+    from unet_trainer.config.training_choices import COMPILE_GAIN
+
+    compiles = taken.compile_model
+    tried = dataclasses.replace(taken, compile_model=False) if is_fast else taken
+    started, was_known = time.perf_counter(), probe.knows(tried)
+    cost = probe(tried)
+    seconds = COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started
+    if cost is not None and compiles and is_fast:
+        cost = dataclasses.replace(
+            cost, seconds=(1 - COMPILE_GAIN) * cost.seconds, eval_seconds=(1 - COMPILE_GAIN) * cost.eval_seconds
+        )
+    return _Trial(cost, seconds if compiles else 0.0, compiles and is_fast, "" if cost is not None else probe.failure)
+
+
+def _say_forecast(
+    settings: Settings,
+    hardware: HardwareFacts,
+    trial: _Trial,
+    datasets: tuple[SegmentationDataset, SegmentationDataset],
+    page: Page,
+) -> None:
+    from unet_trainer.training.forecast import forecast
+
+    assert trial.cost is not None
+    taken, (train, val) = settings.taken, datasets
+    sample = time_samples(train, val)
+    fill_seconds = 0.0
+    if taken.cache != "none":
+        fill_seconds = sum(len(one.pairs) for one in datasets) * sample.read_seconds / hardware.num_cores
+    start_seconds = trial.compile_seconds + fill_seconds
+    found = forecast(taken, len(train), len(val), trial.cost, sample, hardware.num_cores, start_seconds)
+    page.show("run", forecast_findings(found, settings, hardware, trial.cost, sample, trial.is_estimate))
+    page.content["forecast"] = {
+        **dataclasses.asdict(found),
+        "is_estimate": trial.is_estimate,
+        "step": dataclasses.asdict(trial.cost),
+        "sample": dataclasses.asdict(sample),
+        "start_seconds": start_seconds,
+    }
+
+
+def time_samples(train: SegmentationDataset, val: SegmentationDataset) -> SampleCost:
+    """Prepares samples of both datasets in this process."""
+    from unet_trainer.training.forecast import SampleCost
+
+    read, augment = _mean_seconds(train, range(0, len(train), max(1, len(train) // NUM_SAMPLES)))
+    val_read, _ = _mean_seconds(val, range(len(val)))  # tiles of one image follow each other, and it is read once
+    return SampleCost(read, augment, val_read)
+
+
+def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
+    """Of reading and of augmenting a sample."""
+    started, times = time.perf_counter(), []
+    for index in indices[:NUM_SAMPLES]:
+        times.append(dataset.timed_sample((0, index))[2:])
+        if time.perf_counter() - started > SAMPLE_SECONDS:
+            break
+    settled = times[1:] or times  # the first one loads code
+    return sum(read for read, _ in settled) / len(settled), sum(augment for _, augment in settled) / len(settled)
+
+
+def forecast_findings(
+    found: Forecast, settings: Settings, hardware: HardwareFacts, cost: StepCost, sample: SampleCost, is_estimate: bool
+) -> list[Finding]:
+    taken = settings.taken
+    epochs = f"{counted(found.num_epochs, 'epoch')} of {describe_short(found.seconds_per_epoch)}"
+    rate = taken.batch_size / cost.seconds
+    detail = f"about {describe_seconds(found.seconds)}: {epochs}, {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
+    if is_estimate:
+        detail += "; an estimate from the uncompiled step (--fast)"
+    if taken.early_stopping_patience is not None:
+        detail += "; early stopping may end it sooner"
+    findings = [Finding("ok", "Time", detail)]
+    if found.memory:
+        detail = f"{found.memory / 2**30:.1f} GiB of the {hardware.free_memory / 2**30:.1f} GiB that are free on the GPU"
+        findings.append(Finding("ok", "Memory", detail))
+    loading = taken.batch_size * (sample.augment_seconds + (0.0 if taken.cache != "none" else sample.read_seconds))
+    if hardware.kind != "cpu" and loading / max(1, taken.num_workers) > 1.1 * cost.seconds:
+        times = f"reading {sample.read_seconds * 1e3:.0f} ms and augmenting {sample.augment_seconds * 1e3:.0f} ms an image"
+        detail = f"the GPU would wait: {times}, {counted(taken.num_workers, 'worker')}"
+        fix = "more cores" + ("" if taken.cache != "none" else ", or cache: ram")
+        findings.append(Finding("warning", "Loading", detail, fix))
+    return findings
+
+
+def describe_short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else describe_seconds(seconds)
+
+
+def _say_verdict(page: Page) -> None:
+    findings = page.all_findings()
+    num_problems, num_warnings = (sum(finding.level == level for finding in findings) for level in ("problem", "warning"))
+    warnings = f", {counted(num_warnings, 'warning')}" if num_warnings else ""
+    page.console.say()
+    if num_problems:
+        page.console.say(f"Not ready: {counted(num_problems, 'problem')} (✗) to solve first{warnings}.")
+    elif "forecast" in page.content:
+        page.console.say(f"Ready to train{warnings}.")
+    else:
+        page.console.say(f"The machine is ready{warnings}.")
+
+
+def check_may_write(path: Path) -> None:
+    """Raises UserError where a file stands that is not doctor's own."""
+    if not path.exists():
+        return
+    try:
+        head = path.read_text(encoding="utf-8", errors="replace").splitlines()[:3] if path.is_file() else []
+    except OSError as error:
+        raise UserError(f"--write: {path} cannot be read ({error.strerror})") from None
+    if not any(line.startswith(f"# {WRITTEN_BY}") for line in head):
+        raise UserError(f"--write: {path} exists and is not one of doctor's; name another file, or remove it")
+
+
+def write_config(path: Path, settings: Settings) -> None:
+    header = f"python train_unet.py {shlex.quote(str(path))}\n{WRITTEN_BY} for {settings.taken.data_dir}; edit it as you like."
+    try:
+        write_text_atomically(path, settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights))
+    except OSError as error:
+        raise UserError(f"--write: {path} cannot be written ({error.strerror})") from None
+
+
+def _write_json(path: Path, page: Page, code: int) -> None:
+    content = {
+        "ok": code == EXIT_DONE,
+        "findings": {section: [dataclasses.asdict(finding) for finding in found] for section, found in page.findings.items()},
+        **page.content,
+    }
+    try:
+        write_text_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+    except OSError as error:
+        raise UserError(f"--json: {path} cannot be written ({error.strerror})") from None
