@@ -27,6 +27,7 @@ from helpers.project import ROOT
 from helpers.runs import stop_after, timeless_rows, weights_digest, words
 from helpers.steps import KnownCosts, SmallNetwork, make_spec
 from train_unet import TrainingFailed, main, train
+from unet_trainer.config import training_choices
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -126,9 +127,10 @@ EVERYTHING = {
 
 @pytest.fixture
 def costs(monkeypatch):
-    """10 steps of 8 images an epoch, in two epochs: what a slow CPU has time for in an hour."""
+    """Four steps of 8 images, in two epochs: what a very slow CPU has time for in an hour."""
     monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: (None, "no network: random weights"))
-    return KnownCosts(StepCost(seconds=180.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    monkeypatch.setattr(training_choices, "MIN_STEPS_PER_EPOCH", 2)
+    return KnownCosts(StepCost(seconds=900.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
 
 
 @pytest.mark.real_network
@@ -138,7 +140,7 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(t
     said = capsys.readouterr().out
     taken = load_config(straight.run_dir / "config.yaml")
     assert (taken.encoder, taken.decoder_channels) == ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16))
-    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 8, 2)
+    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 2, 2)
     assert (taken.decoder_attention, taken.deep_supervision, taken.encoder_weights) == ("scse", 0.5, None)
     assert (taken.image_size, taken.use_amp, taken.compile_model) == ((64, 64), False, False)
     assert (taken.device, taken.num_workers, taken.cache) == ("cpu", "auto", "auto")

@@ -235,6 +235,18 @@ def test_time_and_memory_of_a_run_on_a_gpu():
     )
 
 
+def test_a_budget_that_is_too_short_for_an_epoch_is_a_warning():
+    cpu = HardwareFacts("cpu", "a CPU", True, False, 2)
+    settings = make_settings()
+    settings.asked = dataclasses.replace(settings.asked, time_budget="1m")
+    settings.taken = dataclasses.replace(settings.taken, time_budget="1m")
+    sample = SampleCost(0.0, 0.0, 0.0)
+    for seconds, level in ((71.0, "ok"), (73.0, "warning")):
+        (finding,) = forecast_findings(Forecast(seconds, seconds, 1, 0), settings, cpu, COST, sample, is_estimate=False)
+        assert finding.level == level
+    assert finding.detail.endswith("; more than time_budget: 1m, since a run has one epoch at least")
+
+
 def test_settings_have_two_columns_and_long_values_their_own_line():
     rows = [
         ("fit", "crop", "small structures"),

@@ -13,6 +13,8 @@ from unet_trainer.config.training_choices import (
     choose_batch_size,
     choose_cache,
     choose_compile,
+    choose_decoder_attention,
+    choose_deep_supervision,
     choose_ema_decay,
     choose_learning_rate,
     choose_patience,
@@ -137,6 +139,19 @@ def test_the_learning_rate_grows_with_the_root_of_the_batch():
 def test_weight_decay_is_large_where_it_is_apart_from_the_gradient():
     assert choose_weight_decay("adamw")[0] == 0.05
     assert choose_weight_decay("sgd")[0] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "widths", "attention"),
+    [("unet", None, "scse"), ("unet", (64, 32, 16, 16, 16), "scse"), ("unet", (64, 32, 16, 16, 8), "none"), ("fpn", None, "none")],
+)
+def test_attention_is_for_decoders_that_are_wide_enough(architecture, widths, attention):
+    assert choose_decoder_attention(architecture, widths)[0] == attention
+
+
+def test_deep_supervision_is_for_the_unet():
+    assert choose_deep_supervision("unet")[0] == 0.5
+    assert choose_deep_supervision("fpn")[0] == 0
 
 
 @pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])

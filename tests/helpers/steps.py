@@ -79,7 +79,7 @@ class KnownCosts:
         return self.cost
 
     def knows(self, config):
-        return True
+        return False
 
     def __enter__(self):
         return self

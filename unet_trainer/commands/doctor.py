@@ -39,6 +39,7 @@ MAX_CLASSES = 8  # in the line of class shares
 MAX_SETTING = 40  # characters of a key and its value beside its reason
 NUM_READ = 16  # files that are read to time the disk
 NUM_SAMPLES, SAMPLE_SECONDS = 32, 4.0  # that are prepared to time the loader
+OVER_BUDGET = 1.2  # a run that takes so many times its budget is told
 NUM_NAMED = 3  # files of a problem; `check` names more
 
 
@@ -293,7 +294,8 @@ def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
     from unet_trainer.config.training_choices import COMPILE_GAIN
 
     compiles = taken.compile_model
-    tried = dataclasses.replace(taken, compile_model=False) if is_fast else taken
+    # A trial has no time budget, which goes with num_epochs: auto only.
+    tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
     started, was_known = time.perf_counter(), probe.knows(tried)
     cost = probe(tried)
     seconds = COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started
@@ -363,6 +365,9 @@ def forecast_findings(
     if taken.early_stopping_patience is not None:
         detail += "; early stopping may end it sooner"
     findings = [Finding("ok", "Time", detail)]
+    if found.seconds > OVER_BUDGET * settings.budget():
+        detail += f"; more than time_budget: {taken.time_budget}, since a run has one epoch at least"
+        findings = [Finding("warning", "Time", detail, "a longer time_budget, a smaller image_size or a smaller encoder")]
     if found.memory:
         detail = f"{found.memory / 2**30:.1f} GiB of the {hardware.free_memory / 2**30:.1f} GiB that are free on the GPU"
         findings.append(Finding("ok", "Memory", detail))

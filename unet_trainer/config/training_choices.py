@@ -25,6 +25,7 @@ NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 step
 MIN_PASSES = 40  # over a large dataset
 MAX_VIEWS = 4_000_000
 NUM_EPOCHS = 100  # validations of a run, about
+MIN_EPOCHS = 5
 MIN_STEPS_PER_EPOCH = 10
 CPU_BUDGET = 3600.0  # seconds, where none is given
 GPU_ENCODER = "resnet34"
@@ -132,8 +133,10 @@ def plan_steps(
     per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
     if cost is None and budget is not None:  # the first epochs tell how many there can be
         per_epoch = min(per_epoch, MIN_STEPS_PER_EPOCH)
-    if cost is not None and num_val:  # validation may take a fifth of the time
-        per_epoch = max(per_epoch, min(steps, math.ceil(4 * num_val * cost.eval_seconds / cost.seconds)))
+    if cost is not None and num_val:  # validation may take a fifth of the time; half of it where there would be few epochs
+        val_steps = num_val * cost.eval_seconds / cost.seconds
+        most = max(steps // MIN_EPOCHS, math.ceil(val_steps))
+        per_epoch = max(per_epoch, min(steps, most, math.ceil(4 * val_steps)))
     per_epoch = max(per_epoch, accumulation_steps)
     if repeats is None:
         repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
@@ -148,10 +151,10 @@ def wanted_views(num_samples: int) -> int:
 
 
 def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: float) -> int:
-    """Augmented images that fit into the budget, with validation of up to a fifth of the time."""
+    """Augmented images that fit into the budget, with validation of a fifth of the time, or half of it for MIN_EPOCHS."""
     per_validation = num_val * cost.eval_seconds
-    for_training = budget - min(NUM_EPOCHS * per_validation, max(per_validation, 0.2 * budget))
-    return max(batch_size, int(max(for_training, 0.1 * budget) / cost.seconds) * batch_size)
+    for_validation = min(NUM_EPOCHS * per_validation, max(0.2 * budget, min(MIN_EPOCHS * per_validation, 0.5 * budget)))
+    return max(batch_size, int((budget - for_validation) / cost.seconds) * batch_size)
 
 
 def describe_seconds(seconds: float) -> str:
