@@ -279,11 +279,6 @@ def _decoder_contradictions(values: Mapping[str, Any]) -> list[str]:
             f"decoder_attention: scse needs decoder_channels of at least {MIN_ATTENTION_CHANNELS}; "
             f"got {to_plain(values['decoder_channels'])}"
         )
-    widths = values.get("decoder_channels")
-    if values.get("decoder_attention") == "scse" and widths and min(widths) < MIN_ATTENTION_WIDTH:
-        found.append(
-            f"decoder_attention: scse needs decoder_channels of {MIN_ATTENTION_WIDTH} or more; got {min(widths)}; use none"
-        )
     if values.get("deep_supervision", 0) not in ("auto", 0) and architecture != "unet":
         found.append(
             f"deep_supervision: got {values['deep_supervision']:g}; need 0 with architecture: {architecture}, it is for unet"

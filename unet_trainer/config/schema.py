@@ -18,7 +18,6 @@ MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 ARCHITECTURES = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt")  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
 WITH_ATTENTION = ("unet", "unetplusplus")
-MIN_ATTENTION_WIDTH = 16  # of a decoder stage: scse has a sixteenth of its channels inside
 MIN_ATTENTION_CHANNELS = 16  # scse squeezes the channels of a decoder stage by this factor
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 DEMO_DIR = "data/demo"
