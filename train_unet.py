@@ -93,8 +93,6 @@ def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     demo = {name: value for name, value in DEMO.items() if CONFIG.get(name, "auto") == "auto"} if is_demo else {}
     if str({**CONFIG, **given}.get("time_budget") or "null").lower() not in NULLS:
         demo.pop("num_epochs", None)  # the time decides it
-    if {**CONFIG, **given}.get("time_budget") not in (None, "null"):
-        demo.pop("num_epochs", None)
     return load_config({**CONFIG, **demo}, overrides)
 
 

@@ -18,8 +18,8 @@ from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
 from helpers.steps import everything, make_settings, same, take_step, tiny_components
 from train_unet import train
+from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import HardwareFacts
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights

@@ -95,7 +95,7 @@ def test_the_page_of_a_tiny_dataset_and_the_config_that_it_writes(tiny_config, t
     assert {"machine", "findings", "measurements", "settings", "config", "forecast"} <= content.keys()
     assert content["config"]["num_epochs"] == 5000
     assert content["forecast"]["seconds"] == pytest.approx(5000 * content["forecast"]["seconds_per_epoch"], rel=0.1)
-    assert run(*small, "--fast", "--write", file) == 0  # its own file may be written again
+    assert run(*small, "--fast", "--write", file) == 2  # it may have been edited since
     lines = file.read_text().splitlines()
     assert lines[:2] == [
         f"# python train_unet.py {file}",
@@ -110,26 +110,27 @@ def test_a_file_that_is_not_doctors_is_not_overwritten(machine, tmp_path, capsys
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 7\n")
     assert run("--write", file) == 2
-    assert capsys.readouterr().err == f"Error: --write: {file} exists and is not one of doctor's; name another file, or remove it\n"
+    assert capsys.readouterr().err == f"Error: --write: {file} exists; name another file, or remove it\n"
     assert file.read_text() == "seed: 7\n"
     assert run("--write", tmp_path) == 2
     assert machine == []  # answered before anything is measured
 
 
 def test_a_file_that_cannot_be_written_is_one_message(machine, tiny_config, tmp_path, capsys):
-    for option in ("--write", "--json"):
-        assert run(*words(tiny_config), option, tmp_path / "no/where") == 2
-        assert (
-            capsys.readouterr().err == f"Error: {option}: {tmp_path / 'no/where'} cannot be written (No such file or directory)\n"
-        )
+    assert run(*words(tiny_config), "--write", tmp_path / "no/where") == 2
+    assert capsys.readouterr().err == f"Error: --write: there is no folder {tmp_path / 'no'}\n"
+    assert machine == []  # answered before anything is measured
+    assert run(*words(tiny_config), "--json", tmp_path / "no/where") == 2
+    message = f"Error: --json: {tmp_path / 'no/where'} cannot be written (No such file or directory)\n"
+    assert capsys.readouterr().err == message
 
 
 def test_without_data_there_is_the_machine_alone(machine, tmp_path, capsys):
-    assert run(f"data_dir={tmp_path / 'nowhere'}", "--fast") == 0
+    assert run(f"data_dir={tmp_path / 'nowhere'}", "--fast") == 2
     out = capsys.readouterr().out
     assert "✓ GPU         none: training runs on the CPU (Some CPU, 2 cores)" in out
-    assert f"⚠ data_dir {tmp_path / 'nowhere'} does not exist, so that nothing" in " ".join(out.split())
-    assert out.endswith("The machine is ready, 1 warning.\n")
+    assert f"✗ data_dir {tmp_path / 'nowhere'} does not exist, so that nothing" in " ".join(out.split())
+    assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")
     assert run(f"data_dir={tmp_path / 'nowhere'}", "--write", tmp_path / "a.yaml") == 2
     assert not (tmp_path / "a.yaml").exists()
     assert machine == [False, True]  # --fast compiles nothing

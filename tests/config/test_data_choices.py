@@ -30,7 +30,10 @@ MEASURED = Measurements(
     told=UPRIGHT,
     told_in_views=FREE,
     has_sides=False,
+    chance=dict.fromkeys(FREE, 0.0),
+    chance_in_views=dict.fromkeys(FREE, 0.5),
 )
+SIZES = [(1000, 1000)]
 
 
 def measured(**values):
@@ -47,7 +50,7 @@ def parameters(transforms, name):
 
 @pytest.mark.parametrize(("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")])
 def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
-    assert choose_fit(measured(relative_structure=share))[0] == fit
+    assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
 def test_images_of_one_small_size_are_seen_as_they_are():

@@ -10,14 +10,14 @@ import pytest
 from helpers.project import FIXED_RECIPE
 from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
-from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.facts import TOO_LARGE, DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
 from unet_trainer.config.training_choices import (
     CPU_BUDGET,
     CPU_ENCODERS,
-    WANTED_VIEWS_ON_CPU,
+    WANTED_VIEWS,
     choose_class_weights,
     choose_num_workers,
     choose_number_format,
@@ -73,6 +73,8 @@ MEASURED = Measurements(
     told=UPRIGHT,
     told_in_views=FREE,
     has_sides=False,
+    chance=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
+    chance_in_views=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
 )
 STEP = StepCost(seconds=0.5, eval_seconds=0.01, memory=2**30)
 
@@ -286,7 +288,7 @@ def test_without_measurements_whole_images_are_resized_and_augmented_by_default(
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
     """An hour of steps of 8 images: 2.4 s a step give 12,000 images."""
     slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
-    assert CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS_ON_CPU
+    assert CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
     for index, (encoder, widths) in enumerate(CPU_ENCODERS):
         trials = Trials({name: enough if name == encoder else slow for name, _ in CPU_ENCODERS})
         settings = open_settings(measure_step=trials)
@@ -306,20 +308,58 @@ def test_on_a_slow_cpu_the_smallest_encoder_is_left():
 
 def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
     costs = {encoder: StepCost(0.1 / 4**index, 0.0, 0) for index, (encoder, _) in enumerate(CPU_ENCODERS)}
-    encoders = []
-    for budget in ("1h", "1m", "20s"):
-        settings = open_settings(measure_step=Trials(costs), time_budget=budget)
-        taken = settings.taken
-        encoders.append(taken.encoder)
+    for encoder, cost in costs.items():
+        seconds = math.ceil(WANTED_VIEWS / 8 * cost.seconds)
+        taken = open_settings(measure_step=Trials(costs), time_budget=f"{seconds}s").taken
+        assert taken.encoder == encoder
         num_steps = taken.num_epochs * (3 * taken.repeats // taken.batch_size)
-        assert num_steps * costs[taken.encoder].seconds <= 1.1 * settings.budget()
-    assert encoders == [encoder for encoder, _ in CPU_ENCODERS]
+        assert num_steps * cost.seconds <= 1.1 * seconds
 
 
-def test_an_encoder_that_cannot_be_measured_is_taken_with_the_reason():
-    settings = open_settings()
-    assert (settings.taken.encoder, settings.taken.decoder_channels) == ("resnet34", None)
-    assert settings.decisions["encoder"].reason == "its time could not be measured"
+@pytest.mark.parametrize(("cost", "reason"), [(None, "no step could be tried"), (TOO_LARGE, "memory is short")])
+def test_where_no_step_can_be_tried_a_cpu_gets_the_smallest_encoder(cost, reason):
+    settings = open_settings(measure_step=lambda config: cost)
+    assert (settings.taken.encoder, settings.taken.decoder_channels) == CPU_ENCODERS[-1]
+    assert settings.decisions["encoder"].reason == f"the smallest; {reason}"
+
+
+def test_an_encoder_that_memory_does_not_hold_gives_way_to_the_next():
+    trials = Trials({"resnet34": TOO_LARGE, **{encoder: STEP for encoder, _ in CPU_ENCODERS[1:]}})
+    assert open_settings(measure_step=trials).taken.encoder == CPU_ENCODERS[1][0]
+
+
+def test_a_small_budget_gets_a_smaller_encoder_on_a_gpu_too():
+    slow, fast = StepCost(1.0, 0.0, 2**30), StepCost(0.01, 0.0, 2**30)
+    trials = Trials({"resnet34": slow, "resnet18": fast})
+    gpu = dataclasses.replace(AMPERE, free_memory=2**33)
+    assert open_settings(gpu, measure_step=trials, time_budget="1m").taken.encoder == "resnet18"
+    assert open_settings(gpu, measure_step=trials).taken.encoder == "resnet34"
+
+
+@pytest.mark.parametrize(
+    ("values", "taken"),
+    [
+        ({"early_stopping_patience": 200}, {"early_stopping_patience": None}),
+        ({"warmup_epochs": 300}, {"warmup_epochs": 50.0}),
+        ({"batch_parts": 64}, {"batch_parts": 8}),
+    ],
+)
+def test_what_is_set_and_does_not_go_with_what_is_decided_gives_way_with_a_reason(values, taken):
+    settings = open_settings(measure_step=lambda config: StepCost(1e-4, 0.0, 0), **values)
+    ((name, value),) = taken.items()
+    assert settings.taken.num_epochs == 100
+    assert getattr(settings.taken, name) == value
+    assert settings.decisions[name].reason
+    load_config(settings.repeatable_dict())
+
+
+def test_a_pass_that_is_longer_than_the_budget_is_cut_into_epochs():
+    many = dataclasses.replace(DATASET, train_sizes=[(64, 64)] * 5000)
+    settings = open_settings(dataset=many, measure_step=lambda config: StepCost(0.5, 0.0, 0), time_budget="5m")
+    steps = int(5000 * settings.taken.repeats) // 8
+    assert settings.taken.repeats < 1
+    assert settings.taken.num_epochs * steps * 0.5 <= 300
+    assert settings.taken.num_epochs >= 5
 
 
 def test_an_encoder_whose_architecture_has_no_widths_is_chosen_alone():
@@ -338,10 +378,11 @@ def test_an_encoder_that_is_set_is_the_one_that_is_tried():
     ("answers", "batch_size", "tried"),
     [
         ({16: STEP}, 16, [16]),
-        ({16: None, 8: STEP}, 8, [16, 8]),
-        ({16: None, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
-        ({16: None, 8: None, 4: None, 2: STEP}, 2, [16, 8, 4, 2]),
-        ({16: None, 8: None, 4: None, 2: None, 1: None}, 16, [16, 8, 4, 2, 1]),  # no figure at all: not a matter of memory
+        ({16: TOO_LARGE, 8: STEP}, 8, [16, 8]),
+        ({16: TOO_LARGE, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
+        ({16: TOO_LARGE, 8: TOO_LARGE, 4: TOO_LARGE, 2: STEP}, 2, [16, 8, 4, 2]),
+        (dict.fromkeys((16, 8, 4, 2, 1), TOO_LARGE), 1, [16, 8, 4, 2, 1]),
+        ({16: None}, 16, [16]),  # it failed for another reason: a smaller batch would fail as well
     ],
 )
 def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried):
@@ -538,7 +579,8 @@ def test_crops_are_counted_for_fit_crop_alone():
         ([0.5, 0.5], (1.0, 1.0)),
         ([0.16, 0.01, 0.0256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median, 0.0256
         ([0.7, 0.3], (0.919, 1.136)),  # the median is 0.5
-        ([0.5, 0.4999, 0.0001], (1.0, 1.0, 5.0)),  # 4999^¼ = 8.4 is capped
+        ([0.5, 0.4999, 0.0001], (1.0, 1.0, 2.5)),  # 4999^¼ = 8.4 is capped
+        ([0.9, 1e-4, 1e-4], (0.4, 1.0, 1.0)),  # 9000^-¼ = 0.10 has a floor
         ([0.5, 0.5, 0.0], (1.0, 1.0, 1.0)),
         ([0.0, 0.0, 0.0], (1.0, 1.0, 1.0)),
     ],

@@ -73,6 +73,7 @@ class KnownCosts:
     def __init__(self, cost):
         self.cost = cost
         self.asked = []  # the configs
+        self.failure = "" if cost is not None else "of a test"
 
     def __call__(self, config):
         self.asked.append(config)

@@ -375,3 +375,33 @@ import unet_trainer.loading.augmentation
     environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stderr == "imported with 1\n"
+
+
+def hot_pixels(seed):
+    """16-bit values around 500, and one pixel at the end of the range."""
+    image = np.random.default_rng(seed).normal(500, 110, (32, 32, 1)).astype(np.float32)
+    image[0, 0] = 65535
+    return image
+
+
+def test_images_with_outliers_keep_their_contrast_under_the_jitter_of_a_list():
+    spec = ImageSpec(1, "uint16", (500.0,), (110.0,), 0.0, 65535.0)
+    jitter = {"IntensityJitter": {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 1.0}}
+    augmentation = build_augmentation([{"HorizontalFlip": {"p": 0.5}}, jitter], (32, 32), spec)
+    for seed in range(20):
+        image, _ = augmentation(hot_pixels(seed), np.zeros((32, 32), np.uint8), (0, seed))
+        assert 80 < np.std(image[1:]) < 140
+        assert 400 < np.median(image) < 600
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters", "message"),
+    [
+        (RGB_8BIT, {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 1.0}, "is for images that are not 8-bit"),
+        (ImageSpec(1, "uint16", (1.0,), (1.0,), 0.0, 9.0), {"brightness": 0.5}, "need brightness, contrast, noise, p"),
+        (ImageSpec(1, "uint16", (1.0,), (1.0,), 0.0, 9.0), None, "need brightness, contrast, noise, p"),
+    ],
+)
+def test_jitter_that_does_not_fit_is_answered(spec, parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        build_augmentation([{"IntensityJitter": parameters}], (32, 32), spec)

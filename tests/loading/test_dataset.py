@@ -339,3 +339,14 @@ def test_a_mask_that_is_resized_to_its_image_has_the_size_of_the_image(tmp_path)
     batch = Loader(dataset, 1, shuffle=False).read(0, 0)
     assert batch.mask_sizes == ((8, 8),)
     assert np.array_equal(batch.masks[0], mask.repeat(4, 0).repeat(4, 1))
+
+
+def test_epochs_that_share_a_pass_hold_every_sample_once():
+    batches = EpochBatches(12, 2, seed=3, shuffle=True, num_parts=3)
+    assert len(batches) == 2
+    seen = [index for epoch in range(3) for batch in range(2) for _, index in batches.keys(epoch, batch)]
+    assert sorted(seen) == list(range(12))
+    later = [index for epoch in range(3, 6) for batch in range(2) for _, index in batches.keys(epoch, batch)]
+    assert sorted(later) == list(range(12))
+    assert later != seen
+    assert {epoch for epoch, _ in batches.keys(4, 0)} == {4}

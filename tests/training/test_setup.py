@@ -12,6 +12,7 @@ from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
+from unet_trainer.config.training_choices import CPU_ENCODERS
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
@@ -225,7 +226,7 @@ def test_a_run_with_a_chosen_encoder_is_resumed_with_the_config_that_began_it(co
     config = dataclasses.replace(config, encoder="auto", decoder_channels=None, num_epochs="auto", batch_size="auto")
     train_and_save(config)
     chosen = load_config(folder / "config.yaml")
-    assert (chosen.encoder, chosen.decoder_channels) == ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16))
+    assert (chosen.encoder, chosen.decoder_channels) == CPU_ENCODERS[-1]
     costs.cost, costs.asked = StepCost(seconds=1e-6, eval_seconds=0.0, memory=0), []
     run = start(config, resume="run")
     assert (run.config.encoder, run.config.decoder_channels) == (chosen.encoder, chosen.decoder_channels)

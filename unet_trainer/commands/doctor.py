@@ -140,7 +140,8 @@ def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
         page.console.say("  (the built-in demo, made now)")
     if not data_dir.exists():
         detail = f"{data_dir} does not exist, so that nothing can be said of a run"
-        page.show("data", [Finding("warning", "data_dir", detail, "data_dir=FOLDER with images/ and masks/")])
+        level: Literal["problem", "warning"] = "problem" if "data_dir" in config.sources else "warning"
+        page.show("data", [Finding(level, "data_dir", detail, "data_dir=FOLDER with images/ and masks/")])
         return None
     with _problems_as_findings(page, "data"):
         report = build_dataset_report(config, page.console)
@@ -200,7 +201,8 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     hardware = build_hardware(config, Console(io.StringIO()))
     measured = measure(config, dataset, page.console)
     facts = dataset.facts(config.num_classes, measured)
-    page.show("data", measured_findings(measured, choose_fit(measured)[0] if config.fit == "auto" else config.fit))
+    fit = choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit
+    page.show("data", measured_findings(measured, fit))
     page.content["measurements"] = dataclasses.asdict(measured)
     with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
         settings = resolve(config, hardware, facts, announced(probe, page.console), _weights_on_this_machine)
@@ -398,15 +400,11 @@ def _say_verdict(page: Page) -> None:
 
 
 def check_may_write(path: Path) -> None:
-    """Raises UserError where a file stands that is not doctor's own."""
-    if not path.exists():
-        return
-    try:
-        head = path.read_text(encoding="utf-8", errors="replace").splitlines()[:3] if path.is_file() else []
-    except OSError as error:
-        raise UserError(f"--write: {path} cannot be read ({error.strerror})") from None
-    if not any(line.startswith(f"# {WRITTEN_BY}") for line in head):
-        raise UserError(f"--write: {path} exists and is not one of doctor's; name another file, or remove it")
+    """Raises UserError where something stands that would be lost, before minutes are spent on measuring."""
+    if path.exists():
+        raise UserError(f"--write: {path} exists; name another file, or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--write: there is no folder {path.absolute().parent}")
 
 
 def write_config(path: Path, settings: Settings) -> None:

@@ -10,28 +10,37 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Literal
 
-from unet_trainer.config.facts import Measurements
+from unet_trainer.config.facts import TOLD_SHARE, Measurements
 
 Fit = Literal["resize", "crop"]
 Size = tuple[int, int]  # height, width
 
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
+VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
 GPU_AREA, CPU_AREA = 512**2, 256**2  # of an image that is resized
 MAX_AREA = 1024**2  # where thin structures need more
 GPU_CROPS, CPU_CROPS = (256, 512), (128, 256)  # smallest and largest side of a crop
 CROP_STRUCTURES = 8  # a crop is as wide as so many structures
-MIN_SIDE = 64
+MIN_SIDE, MAX_SIDE = 64, 8192
 STRIDE = 32
 MAX_CROPS = 16  # of an image in an epoch
 WIDE_SPREAD = 2.5  # objects whose sizes differ by more than this factor are scaled further
 UPRIGHT_TURN = 5  # degrees
 BORDER_REFLECT_101 = 4  # OpenCV's code
+# Of images that are not 8-bit, in units of the data's standard deviation: albumentations would take them for 0 to 1.
+INTENSITY_JITTER = {
+    "default": {"IntensityJitter": {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 0.5}},
+    "strong": {"IntensityJitter": {"brightness": 0.8, "contrast": 0.3, "noise": 0.25, "p": 0.6}},
+}
 
 
-def choose_fit(measured: Measurements) -> tuple[Fit, str]:
+def choose_fit(measured: Measurements, sizes: Sequence[Size]) -> tuple[Fit, str]:
     if measured.relative_structure == 0:
         return "resize", "the masks that were measured hold one class only"
+    thinnest = measured.thickness * min(1.0, math.sqrt(MAX_AREA / median(height * width for height, width in sizes)))
+    if 0 < thinnest < VANISHING:
+        return "crop", f"structures {measured.thickness:.0f} pixels thin would vanish in a smaller image"
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
         return "resize", f"{share}: the model sees the whole image"
@@ -56,9 +65,9 @@ def choose_image_size(
         wanted_scale = min(1.0, MIN_THICKNESS / thickness, math.sqrt(MAX_AREA / (height * width)))
         scale = max(scale, wanted_scale if not on_cpu else min(wanted_scale, 2 * scale))
         reason += f", structures {thickness:.0f} pixels thin"
-    if scale == 1 and len(set(sizes)) == 1:
+    if scale == 1 and len(set(sizes)) == 1 and min(height, width) >= MIN_SIDE and max(height, width) <= MAX_SIDE:
         return (height, width), "the size of all images"
-    shape = tuple(max(MIN_SIDE, _rounded(side * scale)) for side in (height, width))
+    shape = tuple(min(max(MIN_SIDE, _rounded(side * scale)), MAX_SIDE) for side in (height, width))
     return (shape[0], shape[1]), reason
 
 
@@ -77,7 +86,7 @@ def count_tiles(length: int, tile: int) -> int:
     return 1 if length <= tile else 1 + math.ceil((length - tile) / (tile * 0.75))
 
 
-def choose_augmentation(measured: Measurements, fit: Fit, channels: int) -> tuple[tuple[Any, ...], str]:
+def choose_augmentation(measured: Measurements, fit: Fit, channels: int, is_8bit: bool = True) -> tuple[tuple[Any, ...], str]:
     """A list of albumentations transforms, and what was found in the data."""
     in_views = fit == "crop"
     is_upright = not measured.keeps_labels("vertical_flip", in_views)
@@ -93,6 +102,8 @@ def choose_augmentation(measured: Measurements, fit: Fit, channels: int) -> tupl
     scale = [0.7, 1.6] if measured.size_spread >= WIDE_SPREAD else [0.8, 1.25]
     affine = {"scale": scale, "translate_percent": [-0.1, 0.1], "rotate": [-degrees, degrees], "p": 0.9}
     transforms.append({"Affine": {**affine, "border_mode": BORDER_REFLECT_101}})
+    if not is_8bit:
+        return (*transforms, INTENSITY_JITTER["default"]), describe_symmetry(measured, fit)
     light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3), 2)
     transforms.append({"RandomBrightnessContrast": {"brightness_limit": light, "contrast_limit": light, "p": 0.6}})
     if channels == 3 and measured.has_colour:
@@ -105,7 +116,9 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     seen = "crops" if in_views else "images"
     share = measured.share_told("vertical_flip", in_views)
     up = f"{seen} have an up ({share:.0%} are told from their vertical mirror image)"
-    if measured.keeps_labels("vertical_flip", in_views):
+    if not measured.is_significant("vertical_flip", in_views) and share >= TOLD_SHARE:
+        up = f"too few {seen} to tell whether they have an up"
+    elif measured.keeps_labels("vertical_flip", in_views):
         turns = "and turned" if measured.keeps_labels("quarter_turn", in_views) else "but not turned"
         up = f"{seen} look alike upside down ({share:.0%} are told apart, as by chance) {turns}"
     sides = "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"

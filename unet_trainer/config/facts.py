@@ -21,6 +21,7 @@ class HardwareFacts:
     num_cores: int
     free_memory: int = 0  # bytes of the device that are free; on a CPU, of the host
     host_memory: int = 0  # bytes of the host that are free
+    has_slow_bfloat16: bool = False  # it computes bfloat16 in software
 
     @property
     def kind(self) -> str:
@@ -41,19 +42,18 @@ class Measurements:
     told: Mapping[str, float]  # transform → share of images in which the whole image can be told from its transform
     told_in_views: Mapping[str, float]  # the same of crops
     has_sides: bool  # two classes are mirror images of each other, as left and right are
+    chance: Mapping[str, float]  # transform → probability that so many are told although the transform changes nothing
+    chance_in_views: Mapping[str, float]
 
     def share_told(self, transform: str, in_views: bool) -> float:
         return (self.told_in_views if in_views else self.told)[transform]
 
     def keeps_labels(self, transform: str, in_views: bool) -> bool:
         """Whether images still look like this dataset's after a transform (of the whole image, or of crops)."""
-        share = self.share_told(transform, in_views)
-        return share < TOLD_SHARE or chance_of(round(share * self.num_pairs), self.num_pairs) > TOLD_CHANCE
+        return self.share_told(transform, in_views) < TOLD_SHARE or not self.is_significant(transform, in_views)
 
-
-def chance_of(num_told: int, num_images: int) -> float:
-    """The probability that so many or more are told by tossing a coin."""
-    return sum(math.comb(num_images, number) for number in range(num_told, num_images + 1)) / 2**num_images
+    def is_significant(self, transform: str, in_views: bool) -> bool:
+        return (self.chance_in_views if in_views else self.chance)[transform] <= TOLD_CHANCE
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,13 @@ class DatasetFacts:
 class StepCost:
     """One optimizer step of a model at one batch size, measured on the device."""
 
-    seconds: float
+    seconds: float  # infinite: memory does not hold the step
     eval_seconds: float  # of one image in validation
     memory: int  # bytes, peak
+
+    @property
+    def is_possible(self) -> bool:
+        return math.isfinite(self.seconds)
+
+
+TOO_LARGE = StepCost(math.inf, math.inf, 0)

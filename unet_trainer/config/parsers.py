@@ -191,6 +191,16 @@ def auto_or(parser: Parser) -> Parser:
     return parse
 
 
+def repeats(raw: Any) -> float:
+    """A whole number, or one part of so many: 0.25 is every fourth."""
+    value: float = number(above=0, maximum=100_000, example="4 or 0.25")(raw)
+    if value >= 1:
+        if value != int(value):
+            raise ValueError("need a whole number, or a share below 1, e.g. 4 or 0.25")
+        return int(value)
+    return 1 / round(1 / value)
+
+
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -46,7 +46,7 @@ class ResolvedConfig(Config):
     image_size: int | tuple[int, int]
     fit: Literal["resize", "crop"]
     crops_per_image: int
-    repeats: int
+    repeats: float
     num_workers: int
     cache: Literal["none", "ram", "disk"]
     loss: dict[str, float]
@@ -60,6 +60,16 @@ class ResolvedConfig(Config):
     early_stopping_patience: int | None
     use_amp: bool
     compile_model: bool
+
+    @property
+    def whole_repeats(self) -> int:
+        """Times that each image comes in an epoch; 1 where an epoch takes a share of them."""
+        return max(1, round(self.repeats))
+
+    @property
+    def epoch_parts(self) -> int:
+        """Epochs in which each image comes once."""
+        return max(1, round(1 / self.repeats))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,6 +172,7 @@ def resolve(
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
     _resolve_training(draft, hardware, dataset, costs)
+    _settle_contradictions(draft)
     taken = draft.filled()
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
     decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
@@ -218,7 +229,9 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
     draft.decide_if_open("image_mean", (dataset.mean, dataset.statistics_reason))
     draft.decide_if_open("image_std", (dataset.std, dataset.statistics_reason))
     measured = dataset.measurements
-    draft.decide_if_open("fit", ("resize", "nothing was measured") if measured is None else data.choose_fit(measured))
+    if measured is not None:
+        draft.decide_if_open("fit", data.choose_fit(measured, dataset.train_sizes))
+    draft.decide_if_open("fit", ("resize", "nothing was measured"))
     if draft.is_open("image_size"):
         on_cpu = hardware.kind == "cpu"
         draft.decide("image_size", *data.choose_image_size(draft["fit"], dataset.train_sizes, measured, on_cpu))
@@ -231,16 +244,30 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
     draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
 
 
+def _settle_contradictions(draft: _Draft) -> None:
+    """What was set and does not go with what was decided: a config would be refused for it."""
+    num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
+    if patience is not None and patience >= num_epochs:
+        draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
+    if draft["warmup_epochs"] >= num_epochs:
+        draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
+    if draft["batch_parts"] > draft["batch_size"]:
+        draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
+
+
 def _resolve_augmentation(draft: _Draft, dataset: DatasetFacts) -> None:
     measured = dataset.measurements
     if measured is None:
         draft.decide_if_open("augmentation", ("default", "nothing was measured"))
         return
     if draft.is_open("augmentation"):
-        draft.decide("augmentation", *data.choose_augmentation(measured, draft["fit"], dataset.channels))
+        is_8bit = dataset.bytes_per_value == 1
+        draft.decide("augmentation", *data.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
     name = draft["augmentation"]
     if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
         geometry, colour = data.named_augmentation(name, dataset.channels, is_upright=True)
+        if dataset.bytes_per_value > 1:
+            colour = [data.INTENSITY_JITTER[name]]
         found = data.describe_symmetry(measured, draft["fit"])
         draft.decide("augmentation", (*geometry, *colour), f"{name} without vertical flips and large turns: {found}")
 
@@ -261,19 +288,17 @@ def _resolve_step(
         return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if needs_cost else None
 
     costs: dict[int, StepCost | None] = {}
-    if draft.is_open("encoder") and on_cpu and is_planned:
-        costs[sizes[0]] = _choose_encoder_for_cpu(draft, hardware, _num_val_samples(draft, dataset), sizes[0], measure)
+    if draft.is_open("encoder") and is_planned and _budget(draft, hardware) is not None:
+        costs[sizes[0]] = _choose_encoder(draft, hardware, _num_val_samples(draft, dataset), sizes[0], measure)
     draft.decide_if_open("encoder", (training.GPU_ENCODER, "a GPU trains it fast" if not on_cpu else "num_epochs is set"))
     for size in sizes:
-        if size in costs:
-            break
-        costs[size] = measure(size)
-        if not needs_cost or on_cpu or _fits(costs[size], hardware):
+        cost = costs[size] if size in costs else measure(size)
+        costs[size] = cost
+        if cost is None or _fits(cost, hardware):  # None: not a matter of memory
             break
     if draft.is_open("batch_size"):
-        known = costs if any(cost is not None for cost in costs.values()) else {}
-        free_memory = 0 if on_cpu else hardware.free_memory
-        draft.decide("batch_size", *training.choose_batch_size(known, free_memory, sizes[0]))
+        known = {size: cost for size, cost in costs.items() if cost is not None}
+        draft.decide("batch_size", *training.choose_batch_size(known, 0 if on_cpu else hardware.free_memory, sizes[0]))
     return costs
 
 
@@ -282,26 +307,29 @@ def _batch_sizes_to_try(draft: _Draft, num_samples: int, on_cpu: bool) -> list[i
     if not draft.is_open("batch_size"):
         return [draft["batch_size"]]
     wanted = training.wanted_batch_size(num_samples, on_cpu)
-    if not draft.is_open("num_epochs"):  # the images of an epoch are not repeated
-        wanted = max(1, min(wanted, num_samples * (1 if draft.is_open("repeats") else draft["repeats"])))
+    if not (draft.is_open("num_epochs") and draft.is_open("repeats")):  # images are repeated only where both are open
+        wanted = max(1, min(wanted, int(num_samples * (1 if draft.is_open("repeats") else draft["repeats"]))))
     return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
 
 
-def _choose_encoder_for_cpu(
+def _choose_encoder(
     draft: _Draft, hardware: HardwareFacts, num_val: int, batch_size: int, measure: Callable[..., StepCost | None]
 ) -> StepCost | None:
     """The largest encoder that sees enough images in the budget; returns its cost."""
     budget = _budget(draft, hardware) or training.CPU_BUDGET
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
     for encoder, widths in training.CPU_ENCODERS:
-        model = {"encoder": encoder} | ({"decoder_channels": widths} if has_widths else {})
-        cost = measure(batch_size, **model)
-        reason, views = "its time could not be measured", 0
-        if cost is not None:
-            views = training.affordable_views(batch_size, cost, num_val, budget)
-            speed = f"{batch_size / cost.seconds:.1f} images/s on {hardware.num_cores} cores"
-            reason = f"{speed}: {views:,} images in {training.describe_seconds(budget)}"
-        if cost is None or views >= training.WANTED_VIEWS_ON_CPU:
+        cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
+        if cost is None or not cost.is_possible:
+            reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
+            if hardware.kind == "cpu":
+                continue
+            reason = "the usual one"  # a smaller batch may fit
+            break
+        views = training.affordable_views(batch_size, cost, num_val, budget)
+        speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {hardware.num_cores} cores" if hardware.kind == "cpu" else "")
+        reason = f"{speed}: {views:,} images in {training.describe_seconds(budget)}"
+        if views >= training.WANTED_VIEWS:
             break
     draft.decide("encoder", encoder, reason)
     if widths is not None and has_widths:
@@ -310,7 +338,9 @@ def _choose_encoder_for_cpu(
 
 
 def _fits(cost: StepCost | None, hardware: HardwareFacts) -> bool:
-    return cost is not None and (not hardware.free_memory or cost.memory <= training.MEMORY_SHARE * hardware.free_memory)
+    if cost is None or not cost.is_possible:
+        return False
+    return not hardware.free_memory or cost.memory <= training.MEMORY_SHARE * hardware.free_memory
 
 
 def _neutral(draft: _Draft) -> dict[str, Any]:
@@ -329,7 +359,13 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
         "compile_model": False,
         "cache": "none",
     }
-    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {"compile_model": False, "time_budget": None}
+    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {
+        "compile_model": False,
+        "time_budget": None,
+        "early_stopping_patience": None,
+        "warmup_epochs": 0.0,
+        "num_epochs": 1,
+    }
 
 
 def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:
@@ -355,16 +391,17 @@ def _budget(draft: _Draft, hardware: HardwareFacts) -> float | None:
 def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, costs: Mapping[int, StepCost | None]) -> None:
     num_samples, batch_size = _num_samples(draft, dataset), draft["batch_size"]
     cost = costs.get(batch_size)
+    cost = cost if cost is not None and cost.is_possible else None
     if draft.is_open("num_epochs"):
         num_val = _num_val_samples(draft, dataset)
         repeats = None if draft.is_open("repeats") else draft["repeats"]
         budget = _budget(draft, hardware)
         plan = training.plan_steps(num_samples, batch_size, draft["accumulation_steps"], cost, num_val, budget, repeats)
         draft.decide("num_epochs", plan.num_epochs, plan.reason)
-        num_batches = max(1, num_samples * plan.repeats // batch_size)
+        num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
         draft.decide_if_open("repeats", (plan.repeats, f"{num_batches:,} batches between two validations"))
     draft.decide_if_open("repeats", (1, "num_epochs is set"))
-    batches = max(1, num_samples * draft["repeats"] // batch_size)
+    batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = draft["num_epochs"] * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"]
     is_pretrained = draft["encoder_weights"] is not None
@@ -372,8 +409,7 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
     draft.decide_if_open("encoder_lr_factor", training.choose_encoder_lr_factor(is_pretrained))
     draft.decide_if_open("weight_decay", training.choose_weight_decay(draft["optimizer"]))
     draft.decide_if_open("ema_decay", training.choose_ema_decay(num_steps))
-    warmup = float(f"{training.WARMUP_SHARE * draft['num_epochs']:.2g}")
-    draft.decide_if_open("warmup_epochs", (warmup, f"{training.WARMUP_SHARE:.0%} of the epochs"))
+    draft.decide_if_open("warmup_epochs", training.choose_warmup(draft["num_epochs"]))
     draft.decide_if_open("early_stopping_patience", training.choose_patience(draft["num_epochs"]))
     draft.decide_if_open("compile_model", training.choose_compile(hardware, cost, num_steps))
     if draft.is_open("cache"):

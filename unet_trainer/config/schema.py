@@ -111,10 +111,11 @@ class Config:
         p.either(p.choice("auto"), p.integer(minimum=1, maximum=10_000, example="4")),
         "fit: crop takes this many crops of an image in an epoch; auto: as many as fit into an image of median size, at most 16",
     )
-    repeats: int | Auto = key(
+    repeats: float | Auto = key(
         "auto",
-        p.auto_or(p.integer(minimum=1, maximum=100_000, example="4")),
-        "times that each image (or each of its crops) comes in an epoch; auto: 1, or with num_epochs: auto enough for a small set",
+        p.auto_or(p.repeats),
+        "times that each image (or each of its crops) comes in an epoch, or the share of them that does: 0.25; auto: 1, or with "
+        "num_epochs: auto what gives epochs of a good length",
     )
     rare_class_crops: float = key(
         0.33, p.number(minimum=0, maximum=1, example="0.33"), "fit: crop centres this share of the crops on a pixel of a rare class"

@@ -18,7 +18,7 @@ from unet_trainer.config.schema import MIN_ATTENTION_CHANNELS
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 
 CLASS_BALANCE = 0.25  # power of a class's rarity
-MAX_CLASS_WEIGHT = 5.0  # relative to the median class: above it, a few pixels would dominate the loss
+MAX_CLASS_WEIGHT = 2.5  # relative to the median class, and the inverse of the least: beyond, a few pixels would dominate
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
 NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
@@ -29,13 +29,14 @@ MIN_EPOCHS = 5
 MIN_STEPS_PER_EPOCH = 10
 CPU_BUDGET = 3600.0  # seconds, where none is given
 GPU_ENCODER = "resnet34"
-# Encoders for a CPU, the best first, each with the widths of its decoder (None: the default's).
+# Encoders for CPUs and small budgets, the best first, each with the widths of its decoder (None: the default's).
 CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
     ("resnet34", None),
     ("resnet18", (128, 64, 48, 32, 16)),
     ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16)),
+    ("tu-mobilenetv3_small_050", (96, 48, 32, 16, 16)),
 )
-WANTED_VIEWS_ON_CPU = 12_000  # with fewer in the budget, a smaller encoder learns more
+WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
@@ -85,7 +86,8 @@ def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tup
         return None, "one class: the overlap loss counts its pixels alone"
     present = [share for share in class_shares if share > 0]
     middle = median(present) if present else 1.0
-    weights = [min((middle / share) ** CLASS_BALANCE, MAX_CLASS_WEIGHT) if share > 0 else 1.0 for share in class_shares]
+    low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
+    weights = [min(max((middle / share) ** CLASS_BALANCE, low), high) if share > 0 else 1.0 for share in class_shares]
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
@@ -108,7 +110,7 @@ class StepPlan:
     """How long a run trains: views are augmented images, a step takes a batch of them."""
 
     num_epochs: int
-    repeats: int  # of each image in an epoch
+    repeats: float  # of each image in an epoch; below 1 the share of the images that it has
     reason: str
 
 
@@ -119,7 +121,7 @@ def plan_steps(
     cost: StepCost | None,
     num_val: int,
     budget: float | None,
-    repeats: int | None = None,
+    repeats: float | None = None,
 ) -> StepPlan:
     """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds."""
     views = wanted_views(num_samples)
@@ -140,7 +142,9 @@ def plan_steps(
     per_epoch = max(per_epoch, accumulation_steps)
     if repeats is None:
         repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
-    steps_per_epoch = max(1, num_samples * repeats // batch_size)
+        if cost is not None and budget is not None and num_samples > 2 * per_epoch * batch_size:
+            repeats = 1 / (num_samples // (per_epoch * batch_size))  # a pass is longer than a good epoch
+    steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
     num_epochs = max(1, round(steps / steps_per_epoch))
     return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
 
@@ -166,9 +170,9 @@ def describe_seconds(seconds: float) -> str:
 def choose_batch_size(costs: Mapping[int, StepCost | None], free_memory: int, wanted: int) -> tuple[int, str]:
     """The wanted batch, or the largest smaller one that fits; `costs` holds None for a batch that memory did not hold."""
     limit = MEMORY_SHARE * free_memory if free_memory else math.inf
-    fitting = [size for size, cost in costs.items() if cost is not None and cost.memory <= limit]
+    fitting = [size for size, cost in costs.items() if cost is not None and cost.is_possible and cost.memory <= limit]
     if not costs:
-        return wanted, "the batch that the recipe was found at"
+        return wanted, "the usual batch; its step could not be tried" if wanted > 1 else "one image"
     if not fitting:
         return min(costs), "the smallest that was tried; memory is short"
     size = max(fitting)
@@ -206,14 +210,18 @@ def choose_weight_decay(optimizer: str) -> tuple[float, str]:
 
 def choose_ema_decay(num_steps: int) -> tuple[float, str]:
     decay = 1 - EMA_WINDOWS / max(num_steps, 2 * EMA_WINDOWS)
-    return round(min(decay, 0.9999), 5), f"averages over about a tenth of {num_steps:,} steps"
+    return round(min(decay, 0.9999), 5), f"averages over about a tenth of the run, {num_steps:,} steps long"
+
+
+def choose_warmup(num_epochs: int) -> tuple[float, str]:
+    return float(f"{WARMUP_SHARE * num_epochs:.2g}"), f"{WARMUP_SHARE:.0%} of the epochs"
 
 
 def choose_patience(num_epochs: int) -> tuple[int | None, str]:
     patience = max(5, round(PATIENCE_SHARE * num_epochs))
     if patience >= num_epochs:
-        return None, f"{num_epochs} epochs are too few to stop early"
-    return patience, "a third of the run, counted once the learning rate is low"
+        return None, "too few epochs to stop early"
+    return patience, f"{PATIENCE_SHARE:.0%} of the run, counted once the learning rate is low"
 
 
 def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ MAX_PIXELS = 2_000_000  # of a mask; a larger one is measured at a fraction
 GRID = 8  # cells along each side of the maps that symmetry is judged by
 VIEW = 256  # side of the crops for which symmetry is judged too, as a model that sees crops would
 NUM_VIEWS = 6  # of an image
-CACHE_FORMAT = 1
+NUM_TURNS = 4  # after which each transform is back at the original
+NUM_SHUFFLES = 400
+CACHE_FORMAT = 2
 
 
 # Each is applied to the last two axes of a map.
@@ -175,6 +178,8 @@ def _summarise(found: Sequence[_PairMeasurements]) -> Measurements:
     sizes = [size for one in found for size in one.object_sizes]
     low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
     class_maps = [one.class_map for one in found]
+    told, chance = _told_by_either(class_maps, [one.image_map for one in found])
+    told_in_views, chance_in_views = _told_by_either([one.view_map for one in found], [one.image_view_map for one in found])
     return Measurements(
         num_pairs=len(found),
         structure=float(largest[0]),
@@ -183,29 +188,47 @@ def _summarise(found: Sequence[_PairMeasurements]) -> Measurements:
         size_spread=float(high / max(low, 1.0)),
         brightness_spread=float(np.std([one.brightness for one in found])) if found else 0.0,
         has_colour=sum(one.has_colour for one in found) > len(found) / 2,
-        told=_told_by_both(class_maps, [one.image_map for one in found]),
-        told_in_views=_told_by_both([one.view_map for one in found], [one.image_view_map for one in found]),
+        told=told,
+        told_in_views=told_in_views,
         has_sides=_has_sides(class_maps),
+        chance=chance,
+        chance_in_views=chance_in_views,
     )
 
 
-def _told_by_both(class_maps: Sequence[Floats], image_maps: Sequence[Floats]) -> dict[str, float]:
-    """By the masks or by the images, whichever tells more."""
-    return {
-        name: max(share_told(class_maps, transform), share_told(image_maps, transform)) for name, transform in TRANSFORMS.items()
-    }
+def _told_by_either(class_maps: Sequence[Floats], image_maps: Sequence[Floats]) -> tuple[dict[str, float], dict[str, float]]:
+    """By the masks or by the images, whichever tells more; and the chance of that, for two trials."""
+    told, chance = {}, {}
+    for name, transform in TRANSFORMS.items():
+        share, probability = max((share_told(maps, transform) for maps in (class_maps, image_maps)), key=lambda found: found[0])
+        told[name], chance[name] = share, min(1.0, 2 * probability)
+    return told, chance
 
 
-def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> float:
-    """Share of the images that can be told from their transform by what the other images look like.
+def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
+    """Share of the images that can be told from their transform by what the other images look like; and the chance of that.
 
-    Each map minus its transform is compared with the mean of that difference over all other maps: where the transform leaves the
-    distribution as it is, half of the images agree with it, by chance.
+    Each map minus its transform is compared with the sum of that difference over all other maps: where the transform leaves the
+    distribution as it is, half of the images agree with it. The chance is that of a share at least as large when each image is
+    transformed at random, which then changes nothing.
     """
     if len(maps) < 2:
-        return 0.5
+        return 0.5, 1.0
     scale = np.std(maps, axis=0) + 1e-3
-    differences = np.stack([((one - transform(one)) / scale).ravel() for one in maps])
+    # Every image turned no, one, two and three times (a flip twice is none): the differences that it may show.
+    turned = [np.stack(maps) / scale]
+    for _ in range(NUM_TURNS):
+        turned.append(transform(turned[-1] * scale) / scale)
+    differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])  # turns, images, values
+    rng = np.random.default_rng(0)
+    shares = [_share_agreeing(differences[0])]
+    for _ in range(NUM_SHUFFLES):
+        chosen = rng.integers(0, NUM_TURNS, len(maps))
+        shares.append(_share_agreeing(differences[chosen, np.arange(len(maps))]))
+    return shares[0], sum(share >= shares[0] for share in shares) / len(shares)
+
+
+def _share_agreeing(differences: Floats) -> float:
     of_others = differences.sum(axis=0) - differences
     agreement = (differences * of_others).sum(axis=1)
     return float(np.mean(np.where(agreement == 0, 0.5, agreement > 0)))

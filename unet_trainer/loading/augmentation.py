@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.config.data_choices import named_augmentation
+from unet_trainer.config.data_choices import INTENSITY_JITTER, named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.images.image_files import Pixels
@@ -75,11 +75,14 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
         named = [_build_transform(item, problems) for item in [*geometry, *(colour if image_spec.is_8bit else [])]]
         jitter = None if image_spec.is_8bit else partial(_jitter, strength=JITTER[spec], mean=image_spec.mean, std=image_spec.std)
         return Augmentation([transform for transform in named if transform is not None], jitter)
-    transforms = [_build_transform(item, problems) for item in spec]
+    entries: list[Any] = list(spec)
+    strengths = [_build_jitter(item[JITTER_NAME], image_spec, problems) for item in entries if _is_jitter(item)]
+    transforms = [_build_transform(item, problems) for item in entries if not _is_jitter(item)]
     if problems:
         raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
     augmentation = Augmentation(
         [transform for transform in transforms if transform is not None],
+        partial(_jitter, strength=strengths[-1], mean=image_spec.mean, std=image_spec.std) if strengths else None,
         unit_range=None if image_spec.is_8bit else (image_spec.low, image_spec.high),
     )
     _try_out(augmentation, size, image_spec)
@@ -95,7 +98,27 @@ class Strength(NamedTuple):
     p: float
 
 
-JITTER = {"default": Strength(0.5, 0.2, 0.0, 0.5), "strong": Strength(0.8, 0.3, 0.25, 0.6)}
+JITTER = {name: Strength(**entry["IntensityJitter"]) for name, entry in INTENSITY_JITTER.items()}
+
+
+JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
+
+
+def _is_jitter(item: Any) -> bool:
+    return isinstance(item, dict) and JITTER_NAME in item
+
+
+def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
+    """The strength of a list's own entry for images that are not 8-bit."""
+    values = parameters if isinstance(parameters, dict) else {}
+    numbers = [value for value in values.values() if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
+    if image_spec.is_8bit:
+        problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
+    elif set(values) != set(Strength._fields) or len(numbers) < len(values):
+        problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
+    else:
+        return Strength(**{name: float(value) for name, value in values.items()})
+    return Strength(0.0, 0.0, 0.0, 0.0)
 
 
 def _jitter(

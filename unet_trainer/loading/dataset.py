@@ -150,17 +150,19 @@ def _enclosing(sizes: Sequence[Size]) -> Size:
 
 
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index)."""
+    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples."""
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool, num_parts: int = 1) -> None:
         self.num_samples = num_samples
+        self.num_parts = num_parts
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle  # training: shuffled, without the last partial batch, so that shapes are static
         self._last: tuple[int, np.ndarray] | None = None  # epoch and its order, of the last call
 
     def __len__(self) -> int:
-        return self.num_samples // self.batch_size if self.shuffle else -(-self.num_samples // self.batch_size)
+        num_samples = self.num_samples // self.num_parts
+        return num_samples // self.batch_size if self.shuffle else -(-num_samples // self.batch_size)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
         """The samples of one batch of an epoch."""
@@ -172,7 +174,10 @@ class EpochBatches:
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(self.num_samples)
-        return np.random.default_rng([self.seed, ORDER_STREAM, epoch]).permutation(self.num_samples)
+        one_pass, part = divmod(epoch, self.num_parts)
+        order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.num_samples)
+        length = self.num_samples // self.num_parts
+        return order[part * length : (part + 1) * length]
 
 
 @dataclass

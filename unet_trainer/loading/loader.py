@@ -25,9 +25,10 @@ class Loader:
         shuffle: bool,
         pool: WorkerPool | None = None,
         timeout: float | None = None,
+        num_parts: int = 1,
     ) -> None:
         self.dataset = dataset
-        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle)
+        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle, num_parts)
         self.assembler = BatchAssembler(dataset, self.batches)
         self.pool = pool
         self.number = 0 if pool is None else pool.add(self.assembler)

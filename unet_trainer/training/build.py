@@ -85,7 +85,8 @@ def build_hardware(config: Config, console: Console) -> HardwareFacts:
     hardware = inspect_hardware(device)
     host_memory = free_host_memory()
     free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
-    hardware = dataclasses.replace(hardware, free_memory=free_memory, host_memory=host_memory)
+    is_slow = device.type == "cpu" and not cpu_computes_bfloat16()
+    hardware = dataclasses.replace(hardware, free_memory=free_memory, host_memory=host_memory, has_slow_bfloat16=is_slow)
     cores = f", {counted(hardware.num_cores, 'core')}" if device.type == "cpu" else ""
     console.fact("Device", f"{device} ({hardware.name}{cores}), torch {torch.__version__}")
     return hardware
@@ -101,7 +102,7 @@ def _say_precision(settings: Settings, hardware: HardwareFacts, console: Console
     if number_format != "float32":
         console.say(f"Mixed Precision Training: {number_format}")
         console.say(f"✓ AMP enabled with {number_format}: {reason}")
-        if hardware.kind == "cpu" and not cpu_computes_bfloat16():
+        if hardware.has_slow_bfloat16:
             console.warn("this CPU has no bfloat16 instructions: it works, several times slower than use_amp=false")
         return
     tf32 = " with TF32 matrix products" if hardware.kind == "cuda" and config.allow_tf32 else ""
@@ -143,10 +144,13 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     return dataclasses.replace(earlier, rule=f"as the run began, {table}")
 
 
-def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console) -> Settings:
-    """Decides what the config leaves open, and says it."""
+def build_settings(
+    config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console, resumes: bool = False
+) -> Settings:
+    """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them."""
     cache = Path(config.checkpoint_dir) / ".cache"
-    facts = dataset.facts(config.num_classes, measure(config, dataset, console) if depends_on_measurements(config) else None)
+    needs_measuring = depends_on_measurements(config) and not resumes
+    facts = dataset.facts(config.num_classes, measure(config, dataset, console) if needs_measuring else None)
     with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
         settings = resolve(config, hardware, facts, announced(probe, console), partial(find_weights, console=console))
         cost = known_cost(probe, settings.taken)
@@ -155,7 +159,7 @@ def build_settings(config: Config, hardware: HardwareFacts, dataset: CheckedData
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     _say_decisions(settings, console)
-    if config.resume is None:  # a run that goes on has its settings
+    if not resumes:
         _say_hints(review(settings, hardware, facts, cost), console)
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
@@ -207,7 +211,10 @@ def announced(probe: StepProbe, console: Console) -> MeasureStep:
         if not was_said and not probe.knows(config):
             console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
             was_said = True
-        return probe(config)
+        cost = probe(config)
+        if cost is None:
+            console.note(f"the step could not be tried ({probe.failure}); the plan is a guess")
+        return cost
 
     return call
 
@@ -255,8 +262,8 @@ def _numbers(values: Sequence[float]) -> str:
 def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[SegmentationDataset, SegmentationDataset]:
     """The samples for training and for validation."""
     train_tiling, val_tiling = _build_tilings(config, dataset)
-    if len(train_tiling) < config.batch_size:
-        most = len(train_tiling)
+    most = len(train_tiling) // config.epoch_parts
+    if most < config.batch_size:
         raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
     train_dataset, val_dataset = (
@@ -282,7 +289,7 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
     pool = WorkerPool(config.num_workers, device) if config.num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
     return Loaders(
-        build_loader(train_dataset, config.batch_size, shuffle=True),
+        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts),
         build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )
@@ -305,12 +312,14 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
     """How samples are taken for training and for validation."""
     size, split = config.shape, dataset.split
     if config.fit == "resize":
-        return WholeImages(size, len(split.train), config.repeats), WholeImages(size, len(split.val), native_masks=True)
+        return WholeImages(size, len(split.train), config.whole_repeats), WholeImages(size, len(split.val), native_masks=True)
     _, masks = dataset.facts_of(split.train)
     val_images, _ = dataset.facts_of(split.val)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
     rare_ids = [[class_id for class_id in class_ids(mask, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks]
-    crops = RandomCrops(size, len(masks), config.crops_per_image * config.repeats, rare_ids, config.rare_class_crops, config.seed)
+    crops = RandomCrops(
+        size, len(masks), config.crops_per_image * config.whole_repeats, rare_ids, config.rare_class_crops, config.seed
+    )
     return crops, tile_images([image.size for image in val_images], size)
 
 

@@ -18,6 +18,7 @@ from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolve import ResolvedConfig, Settings, decoded_bytes
 from unet_trainer.config.schema import is_demo_dir
+from unet_trainer.system.console import counted
 from unet_trainer.system.findings import Finding
 
 MIN_STEPS = 1000  # of the optimizer: with fewer a model is seldom done learning
@@ -60,7 +61,7 @@ class _Case:
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the run."""
-        batches = max(1, self.num_samples * self.taken.repeats // self.taken.batch_size)
+        batches = max(1, int(self.num_samples * self.taken.repeats) // self.taken.batch_size)
         return self.taken.num_epochs * math.ceil(batches / self.taken.accumulation_steps)
 
     @property
@@ -90,6 +91,9 @@ def _memory(case: _Case) -> Finding | None:
 
 
 def _mixed_precision(case: _Case) -> Finding | None:
+    if case.gave("use_amp") and case.taken.use_amp and case.hardware.has_slow_bfloat16:
+        detail = f"true is several times slower here: {case.hardware.name} has no bfloat16 instructions"
+        return Finding("warning", "use_amp", detail, "use_amp: auto")
     if not case.gave("use_amp") or case.taken.use_amp or not training.choose_use_amp(case.hardware)[0]:
         return None
     detail = f"false leaves the 16-bit units of {case.hardware.name} unused: it would train faster, in about half the memory"
@@ -111,7 +115,7 @@ def _thin_structures(case: _Case) -> Finding | None:
         f"{measured.thickness * scale:.1f} pixels, and below {data.MIN_THICKNESS:.0f} the model loses them"
     )
     wanted = data.MIN_THICKNESS / measured.thickness
-    if data.choose_fit(measured)[0] == "crop" or wanted > 1:
+    if data.choose_fit(measured, case.facts.train_sizes)[0] == "crop" or wanted > 1:
         return Finding("warning", name, detail, "fit: crop with image_size: auto")
     sides = [math.ceil(side * wanted / data.STRIDE) * data.STRIDE for side in case.median_size]
     return Finding("warning", name, detail, f"image_size: {value_text(sides)}")
@@ -178,28 +182,30 @@ def _few_steps(case: _Case) -> Finding | None:
     config, num_steps = case.taken, case.num_steps
     if not case.gave("num_epochs") or num_steps >= MIN_STEPS:
         return None
+    few = f"{counted(config.num_epochs, 'epoch')} are {counted(num_steps, 'optimizer step')}, too few to learn much"
+    if case.hardware.kind == "cpu" and case.cost is None:  # what there is time for is not known
+        return Finding("warning", "num_epochs", few, "num_epochs: auto")
     budget = training.CPU_BUDGET if case.hardware.kind == "cpu" else None
     if config.time_budget is not None:
         budget = seconds_of(config.time_budget)
     num_val = len(case.facts.val_sizes)
     plan = training.plan_steps(case.num_samples, config.batch_size, config.accumulation_steps, case.cost, num_val, budget)
-    batches = max(1, case.num_samples * plan.repeats // config.batch_size)
+    batches = max(1, int(case.num_samples * plan.repeats) // config.batch_size)
     planned = plan.num_epochs * math.ceil(batches / config.accumulation_steps)
     if planned < 1.5 * num_steps:
         return None
-    detail = f"{config.num_epochs} epochs are {num_steps:,} optimizer steps, too few to learn much; auto takes {planned:,}"
-    return Finding("warning", "num_epochs", detail, "num_epochs: auto")
+    return Finding("warning", "num_epochs", f"{few}; auto takes {planned:,}", "num_epochs: auto")
 
 
 def _average(case: _Case) -> Finding | None:
     decay = case.taken.ema_decay
     if not case.gave("ema_decay") or decay is None:
         return None
-    span = 1 / (1 - decay)
-    if span <= MAX_EMA_SHARE * case.num_steps:
+    span, wanted = 1 / (1 - decay), training.choose_ema_decay(case.num_steps)[0]
+    if span <= MAX_EMA_SHARE * case.num_steps or decay <= wanted:  # of a few steps, half is the least
         return None
     detail = f"{decay:g} averages over {span:,.0f} steps of a run of {case.num_steps:,}: the average still holds untrained weights"
-    return Finding("warning", "ema_decay", detail, f"ema_decay: {training.choose_ema_decay(case.num_steps)[0]}")
+    return Finding("warning", "ema_decay", detail, f"ema_decay: {wanted}")
 
 
 def _enlarged(case: _Case) -> Finding | None:

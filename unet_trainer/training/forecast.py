@@ -39,20 +39,21 @@ def forecast(
     num_cores: int,
     start_seconds: float = 0.0,
 ) -> Forecast:
-    """Sample counts are those of an epoch. `start_seconds` come once: compiling, filling a cache.
+    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache.
 
     With a time budget, the epochs are those that the run will find to have time for.
     """
     is_cached = config.cache != "none"
     train_seconds = sample.augment_seconds + (0.0 if is_cached else sample.read_seconds)
     val_seconds = 0.0 if is_cached else sample.val_seconds
-    num_batches = num_train_samples // config.batch_size
+    num_batches = num_train_samples // config.epoch_parts // config.batch_size
     per_step = with_loading(cost.seconds, config.batch_size * train_seconds, config, num_cores)
     per_val_sample = with_loading(cost.eval_seconds, val_seconds, config, num_cores)
     per_epoch = num_batches * per_step + num_val_samples * per_val_sample
     num_epochs = config.num_epochs
     if config.time_budget is not None:
-        most = math.ceil(wanted_views(num_train_samples // config.repeats) / num_train_samples)
+        once = num_train_samples // config.whole_repeats
+        most = math.ceil(wanted_views(once) * config.epoch_parts / num_train_samples)
         num_epochs = max(1, min(most, int((seconds_of(config.time_budget) - start_seconds) / per_epoch)))
     return Forecast(start_seconds + num_epochs * per_epoch, per_epoch, num_epochs, cost.memory)
 

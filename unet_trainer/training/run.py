@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from unet_trainer.config.resolve import ResolvedConfig, Settings
-from unet_trainer.config.training_choices import wanted_views
+from unet_trainer.config.training_choices import choose_ema_decay, choose_patience, choose_warmup, wanted_views
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
@@ -102,7 +102,7 @@ class Run:
         recent = [row["seconds"] for row in state.history[1:][-NUM_RECENT:] or state.history]
         left = self.settings.budget() - self.startup_seconds - state.seconds
         samples = len(self.loaders.train.dataset)
-        most = math.ceil(wanted_views(samples // self.config.repeats) / samples)
+        most = math.ceil(wanted_views(samples // self.config.whole_repeats) * self.config.epoch_parts / samples)
         possible = max(state.epoch, min(most, state.epoch + int(left / mean(recent))))
         is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
         if possible == planned or (is_near and state.epoch > 1):
@@ -111,7 +111,25 @@ class Run:
             self.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
         self.settings.change(f"as many as {self.settings.asked.time_budget} have time for", num_epochs=possible)
         state.learning_rate.num_epochs = possible
+        if abs(possible - planned) > NOTED_SHARE * planned:
+            self._follow_plan(possible)
         self.checkpointer.write_config()
+
+    def _follow_plan(self, num_epochs: int) -> None:
+        """Warm-up, patience and average for another number of epochs, where they were left open."""
+        state, asked = self.state, self.settings.asked
+        if asked.early_stopping_patience == "auto":
+            patience, reason = choose_patience(num_epochs)
+            self.settings.change(reason, early_stopping_patience=patience)
+        if asked.warmup_epochs == "auto":
+            warmup, reason = choose_warmup(num_epochs)
+            self.settings.change(reason, warmup_epochs=warmup)
+            state.learning_rate.num_warmup_steps = round(warmup * state.learning_rate.steps_per_epoch)
+        if asked.ema_decay == "auto" and state.ema is not None:
+            decay, reason = choose_ema_decay(state.learning_rate.num_steps)
+            self.settings.change(reason, ema_decay=decay)
+            state.ema.decay = decay
+            self.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
     def save_epoch(self, row: Row, improved: bool) -> None:
         best = self.state.eval_segmenter if improved else None

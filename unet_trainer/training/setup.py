@@ -54,7 +54,7 @@ def set_up(config: Config, session: Session) -> Run:
 
     hardware = build_hardware(config, console)
     dataset = build_dataset(config, console, folder)
-    settings = build_settings(config, hardware, dataset, console)
+    settings = build_settings(config, hardware, dataset, console, resumes=earlier is not None)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     device = torch.device(hardware.device)
     loaders = build_loaders(settings.taken, dataset, device, console)

@@ -26,8 +26,7 @@ import torch
 
 import unet_trainer
 from unet_trainer.config.dump import as_dict
-from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.load import load_config
+from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.resolve import ResolvedConfig
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.images.image_spec import ImageSpec
@@ -35,11 +34,13 @@ from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.atomic_files import write_text_atomically
-from unet_trainer.system.console import Console
+from unet_trainer.system.console import Console, first_line
+from unet_trainer.training.out_of_memory import is_out_of_memory
 from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
 COMPILE_SECONDS = 420.0
+MAX_AGE_SECONDS = 86_400.0  # of the file of costs: the machine may have been busy when they were measured
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
 # The settings that the cost of a step depends on.
 COST_KEYS = (
@@ -72,7 +73,7 @@ class StepProbe:
             answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
             self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
             if self.failure:
-                return None
+                return TOO_LARGE if answer.get("out_of_memory") else None
             self._known[key] = answer
             self._write_cache()
         return StepCost(**self._known[key])
@@ -144,7 +145,9 @@ class StepProbe:
 
 def _read_cache(path: Path | None) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        if path is None or time.time() - path.stat().st_mtime > MAX_AGE_SECONDS:
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return {key: value for key, value in content.items() if _is_cost(value)}
     return {}
@@ -211,12 +214,11 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            config = load_config(request["config"])
-            resolved = ResolvedConfig(**{name: getattr(config, name) for name in FIELDS})
+            # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
+            resolved = ResolvedConfig(**{name: field.metadata["parse"](request["config"][name]) for name, field in FIELDS.items()})
             answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
         except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
-            answer = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
-            del error
+            answer = {"failure": f"{type(error).__name__}: {first_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         answers.write(json.dumps(answer) + "\n")
