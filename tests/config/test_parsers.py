@@ -195,6 +195,23 @@ def test_a_time_without_its_unit_or_of_no_length_is_refused(raw):
     assert need(p.duration, raw) == "need a time with its unit, e.g. 10m, 2h or 1h30m"
 
 
+@pytest.mark.parametrize(("raw", "value"), [(1, 1), ("4", 4), (4.0, 4), (0.25, 0.25), ("0.3", 1 / 3), (0.9, 1), (1e-3, 1e-3)])
+def test_repeats_are_whole_or_one_part_of_so_many(raw, value):
+    found = p.repeats(raw)
+    assert found == value
+    assert p.repeats(found) == found
+
+
+@pytest.mark.parametrize("raw", [0, -1, "many", None, True, 100_001, 1e-320])
+def test_repeats_are_more_than_none_and_not_without_end(raw):
+    assert need(p.repeats, raw) == "need a number at least 1e-05 and at most 100000, e.g. 4 or 0.25"
+
+
+@pytest.mark.parametrize("raw", [1.5, "2.25"])
+def test_repeats_above_one_are_whole(raw):
+    assert need(p.repeats, raw) == "need a whole number, or a share below 1, e.g. 4 or 0.25"
+
+
 def test_listing_is_a_tuple_and_names_the_wrong_item():
     parser = p.listing(p.integer(minimum=32, example="512"), example="[512, 768]", minimum=2, maximum=2)
     assert parser(["64", 96]) == (64, 96)

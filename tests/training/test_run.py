@@ -269,6 +269,41 @@ def test_small_differences_change_the_plan_in_its_last_epochs_alone(tiny_data, t
     assert said(run).count("were planned") == 1  # the first change alone was worth a line
 
 
+def test_an_epoch_of_a_share_of_the_images_counts_as_that(tiny_data, tmp_path, monkeypatch):
+    KnownCosts(None).install(monkeypatch)
+    run = make_run(tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=0.5)
+    assert len(run.loaders.train) == 2  # of 5 images
+    epochs_of(run, 1e-4)
+    assert run.config.num_epochs == 19200
+
+
+OPEN = {"early_stopping_patience": "auto", "warmup_epochs": "auto", "ema_decay": "auto"}
+
+
+def test_what_is_open_follows_another_plan(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **OPEN)
+    assert (run.config.early_stopping_patience, run.config.warmup_epochs, run.config.ema_decay) == (6, 0.6, 0.9)
+    epochs_of(run, 10.0)  # 10 epochs of 5 steps
+    assert (run.config.early_stopping_patience, run.config.warmup_epochs, run.config.ema_decay) == (5, 0.3, 0.8)
+    assert (run.state.ema.decay, run.state.learning_rate.num_warmup_steps) == (0.8, 2)
+    assert "\nema_decay: 0.8  # decided: " in (run.checkpointer.folder / "config.yaml").read_text()
+
+
+def test_what_is_set_follows_no_plan(tiny_data, tmp_path, monkeypatch):
+    settings = {"early_stopping_patience": 7, "warmup_epochs": 1.0, "ema_decay": 0.95}
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **settings)
+    epochs_of(run, 10.0)
+    assert run.config.num_epochs == 10
+    assert {name: getattr(run.config, name) for name in settings} == settings
+    assert (run.state.ema.decay, run.state.learning_rate.num_warmup_steps) == (0.95, 5)
+
+
+def test_a_plan_that_changes_little_changes_nothing_else(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **OPEN)
+    epochs_of(run, 5.5)  # 94.5 s are left
+    assert (run.config.num_epochs, run.config.early_stopping_patience, run.state.ema.decay) == (18, 6, 0.9)
+
+
 def test_without_a_budget_epochs_are_as_many_as_planned(run, tiny_data, tmp_path, monkeypatch):
     epochs_of(run, 1e6)
     assert run.config.num_epochs == 3

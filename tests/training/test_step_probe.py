@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import sys
+import time
 
 import pytest
 import torch
 
 from helpers.steps import CPU_FACTS, make_settings
-from unet_trainer.config.facts import StepCost
+from unet_trainer.config.dump import as_dict
+from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.training import step_probe
 from unet_trainer.training.step_probe import COST_KEYS, StepProbe, measure_step
@@ -147,6 +150,34 @@ def test_a_child_that_does_not_answer_costs_the_figure_alone(script, failure, ch
     assert not cache.exists()
 
 
+def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(child, tmp_path):
+    cache = tmp_path / "step_costs.json"
+    answer = {"failure": "OutOfMemoryError: CUDA out of memory", "out_of_memory": True}
+    child(f"import json, sys\nfor line in sys.stdin: print(json.dumps({answer!r}), flush=True)")
+    with probe(cache) as measure:
+        assert measure(config()) == TOO_LARGE
+        assert measure.failure == "OutOfMemoryError: CUDA out of memory"
+    assert not cache.exists()  # there may be more memory the next time
+
+
+def test_the_child_tells_memory_from_other_failures(monkeypatch, capfd):
+    errors = [torch.OutOfMemoryError("CUDA out of memory\nand more"), ValueError("shapes do not match")]
+
+    def fail(*arguments):
+        raise errors.pop(0)
+
+    monkeypatch.setattr(step_probe, "measure_step", fail)
+    request = json.dumps({"config": as_dict(config()), "image": RGB_8BIT.to_dict()}) + "\n"
+    monkeypatch.setattr(step_probe.sys, "stdin", io.StringIO(request * 2))
+    monkeypatch.setattr(step_probe.os, "dup2", lambda *descriptors: None)  # the output of this process stays as it is
+    step_probe.main()
+    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert answers == [
+        {"failure": "OutOfMemoryError: CUDA out of memory", "out_of_memory": True},
+        {"failure": "ValueError: shapes do not match", "out_of_memory": False},
+    ]
+
+
 def test_a_child_that_hangs_is_ended(child, monkeypatch):
     monkeypatch.setattr(step_probe, "ANSWER_SECONDS", 0.2)
     started = child("import time; time.sleep(1000)")
@@ -274,6 +305,19 @@ def test_a_damaged_file_of_costs_is_ignored_and_written_anew(damage, child, tmp_
         assert not measure.knows(config())
         assert measure(config()) == StepCost(**COST)
     assert cache.read_text() == written
+
+
+def test_costs_of_the_day_before_are_measured_again(child, tmp_path):
+    """The machine may have been busy."""
+    cache = tmp_path / "step_costs.json"
+    child(ANSWER)
+    with probe(cache) as measure:
+        measure(config())
+    now = time.time()
+    os.utime(cache, (now, now - step_probe.MAX_AGE_SECONDS + 1000))
+    assert probe(cache).knows(config())
+    os.utime(cache, (now, now - step_probe.MAX_AGE_SECONDS - 1000))
+    assert not probe(cache).knows(config())
 
 
 def test_a_file_of_costs_that_is_not_text_is_ignored(tmp_path):

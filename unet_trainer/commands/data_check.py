@@ -31,7 +31,6 @@ from unet_trainer.system.console import Console, counted
 
 NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
 NUM_PICTURES = 24
-RARE_SHARE = 0.05  # of the pixels: a class below it asks for class_weights
 # Settings of the data that are repeated in the lines to paste if they are not the defaults.
 DATA_KEYS = (
     "image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern", "val_fraction", "num_folds", "fold", "fit",
@@ -117,10 +116,6 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
         lines.append(f"mask_values: {json.dumps(report.coding.mask_values).replace(chr(34), '')}")
         if report.coding.ignore_value is not None:
             lines.append(f"ignore_value: {report.coding.ignore_value}")
-        shares = class_shares(report.masks, report.coding, max(2, config.num_classes))
-        rarest = min((share for share in shares if share > 0), default=1.0)
-        if rarest < RARE_SHARE:
-            lines.append(f"class_weights: auto  # the rarest class has {rarest:.2%} of the pixels")
     if report.images:
         height, width = (0, 0) if config.image_size == "auto" else as_shape(config.image_size)
         middle = np.median([image.height * image.width for image in report.images])

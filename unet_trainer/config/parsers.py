@@ -193,7 +193,7 @@ def auto_or(parser: Parser) -> Parser:
 
 def repeats(raw: Any) -> float:
     """A whole number, or one part of so many: 0.25 is every fourth."""
-    value: float = number(above=0, maximum=100_000, example="4 or 0.25")(raw)
+    value: float = number(minimum=1e-5, maximum=100_000, example="4 or 0.25")(raw)
     if value >= 1:
         if value != int(value):
             raise ValueError("need a whole number, or a share below 1, e.g. 4 or 0.25")

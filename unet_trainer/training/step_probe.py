@@ -209,20 +209,22 @@ def _time(call: Any, device: torch.device, warm_up: int) -> float:
 
 def main() -> None:
     """The child: a request a line, an answer a line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print must not disturb the answers
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
-            resolved = ResolvedConfig(**{name: field.metadata["parse"](request["config"][name]) for name, field in FIELDS.items()})
-            answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
-        except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
-            answer = {"failure": f"{type(error).__name__}: {first_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # libraries that print must not disturb the answers
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
+                resolved = ResolvedConfig(
+                    **{name: field.metadata["parse"](request["config"][name]) for name, field in FIELDS.items()}
+                )
+                answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
+            except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
+                answer = {"failure": f"{type(error).__name__}: {first_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
 
 
 if __name__ == "__main__":
