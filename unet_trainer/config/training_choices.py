@@ -142,10 +142,11 @@ def plan_steps(
     per_epoch = max(per_epoch, accumulation_steps)
     if repeats is None:
         repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
-        if cost is not None and budget is not None and num_samples > 2 * per_epoch * batch_size:
-            repeats = 1 / (num_samples // (per_epoch * batch_size))  # a pass is longer than a good epoch
+        if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
+            repeats = 1 / math.ceil(num_samples / (per_epoch * batch_size))  # a pass is longer than a good epoch
     steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
-    num_epochs = max(1, round(steps / steps_per_epoch))
+    is_limited = views < wanted_views(num_samples)  # then no more epochs than there is time for
+    num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
     return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
 
 
