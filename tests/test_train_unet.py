@@ -36,7 +36,6 @@ from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.model.network import build_network
 from unet_trainer.runs.history import COLUMNS
-from unet_trainer.training import build
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -128,7 +127,9 @@ EVERYTHING = {
 @pytest.fixture
 def costs(monkeypatch):
     """Four steps of 8 images, in two epochs: what a very slow CPU has time for in an hour."""
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: (None, "no network: random weights"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: (None, "no network: random weights")
+    )
     monkeypatch.setattr(training_choices, "MIN_STEPS_PER_EPOCH", 2)
     return KnownCosts(StepCost(seconds=900.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
 
@@ -153,7 +154,9 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(t
     with pytest.raises(KeyboardInterrupt):
         train(config, run_name="broken", on_epoch=stop_after(1))
     costs.asked.clear()
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+    )
     assert train(config, run_name="broken", resume="auto").run_dir == tmp_path / "broken"
     assert weights_digest(tmp_path / "broken") == weights_digest(straight.run_dir)
     assert timeless_rows(tmp_path / "broken") == timeless_rows(straight.run_dir)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 
 import pytest
 
 from helpers.project import TINY_MODEL
+from helpers.steps import silent_console, take_step
 from train_unet import main
 from unet_trainer.commands import step_timing
+from unet_trainer.commands.step_timing import build_step
 from unet_trainer.config.load import load_config
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console
-from unet_trainer.training import build
-from unet_trainer.training.build import build_step
 from unet_trainer.training.step import TrainStep
 
 
@@ -71,10 +72,17 @@ def test_out_of_memory_is_one_message(monkeypatch):
 
 def test_the_command_times_the_step_of_its_config(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(build, "build_step", lambda config, console: (config, "a batch"))
+    monkeypatch.setattr(step_timing, "build_step", lambda config, console: (config, "a batch"))
     monkeypatch.setattr(step_timing, "time_step", lambda config, batch, console: seen.append((config.batch_size, batch)))
     assert main(["bench", "--step", "batch_size=6"]) == 0
     assert seen == [(6, "a batch")]
     with pytest.raises(SystemExit):
         main(["bench", "--step", "--quick"])
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_step_can_be_built_without_a_dataset(tiny_config):
+    components, batch = build_step(load_config({**tiny_config, "data_dir": "no/such/folder"}), silent_console())
+    assert batch.images.shape == (4, 32, 32, 3)
+    components.set_training_mode(0)
+    assert math.isfinite(take_step(components.train_step, batch).loss())

@@ -25,8 +25,9 @@ from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.system.console import Console
-from unet_trainer.training.build import build_dataset, build_loaders, build_settings
+from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.components import Loaders
+from unet_trainer.training.settings import build_settings
 
 SIDE = 48
 NUM_PAIRS = 8

@@ -13,8 +13,9 @@ from unet_trainer.config.load import load_config
 from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Signals
-from unet_trainer.training.build import build_dataset, build_loaders, build_settings
+from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.run import Run
+from unet_trainer.training.settings import build_settings
 
 # A row of metrics.csv as an epoch fills it.
 ROW = {

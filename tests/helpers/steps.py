@@ -90,7 +90,7 @@ class KnownCosts:
 
     def install(self, monkeypatch):
         """From here on, settings are decided with these costs."""
-        monkeypatch.setattr("unet_trainer.training.build.StepProbe", lambda *arguments: self)
+        monkeypatch.setattr("unet_trainer.training.settings.StepProbe", lambda *arguments: self)
         return self
 
 

@@ -12,8 +12,9 @@ from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements,
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.system.console import Console
-from unet_trainer.training.build import build_dataset, build_hardware, build_settings
+from unet_trainer.training.build import build_dataset
 from unet_trainer.training.config_review import CHECKS, review
+from unet_trainer.training.settings import build_hardware, build_settings
 
 GIB = 2**30
 A100 = HardwareFacts(

@@ -138,13 +138,17 @@ def test_changed_settings_are_told_and_take_effect(config, capsys):
 
 
 def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resumed(config, folder, monkeypatch, capsys):
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: ("imagenet", "on this machine"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: ("imagenet", "on this machine")
+    )
     config = dataclasses.replace(config, encoder_weights="auto")
     train_and_save(config)
     written = (folder / "config.yaml").read_text()
     assert "\nencoder_weights: imagenet  # decided: on this machine\n" in written
     assert "\nencoder_lr_factor: 0.2  # decided: pretrained weights: they change less than those of the decoder\n" in written
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+    )
     run = start(config, resume="run")
     assert (run.config.encoder_weights, run.config.encoder_lr_factor) == ("imagenet", 0.2)
     assert len(run.state.optimizer.param_groups) == 4
@@ -235,10 +239,14 @@ def test_a_run_with_a_chosen_encoder_is_resumed_with_the_config_that_began_it(co
 
 
 def test_a_run_that_found_no_weights_stays_without(config, monkeypatch):
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: (None, "no network: random weights"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: (None, "no network: random weights")
+    )
     config = dataclasses.replace(config, encoder_weights="auto")
     train_and_save(config)
-    monkeypatch.setattr(build, "choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights"))
+    monkeypatch.setattr(
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+    )
     run = start(config, resume="run")
     assert (run.config.encoder_weights, run.config.encoder_lr_factor) == (None, 1.0)
 

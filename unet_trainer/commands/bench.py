@@ -70,8 +70,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     config = read_config_words(given.words, script)  # before torch, numpy and OpenCV are loaded, so that a typo is answered at once
     console = Console()
     if given.step:
-        from unet_trainer.commands.step_timing import time_step
-        from unet_trainer.training.build import build_step
+        from unet_trainer.commands.step_timing import build_step, time_step
 
         time_step(*build_step(config, console), console)
         return EXIT_DONE

@@ -192,8 +192,9 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     from unet_trainer.config.data_choices import choose_fit
     from unet_trainer.config.resolve import resolve
     from unet_trainer.model.network import check_encoder_name
-    from unet_trainer.training.build import announced, build_datasets, build_hardware, known_cost, measure
+    from unet_trainer.training.build import build_datasets
     from unet_trainer.training.config_review import review
+    from unet_trainer.training.settings import announced, build_hardware, known_cost, measure
     from unet_trainer.training.step_probe import StepProbe
 
     if config.encoder != "auto":

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+import torch
+
+from unet_trainer.config.facts import DatasetFacts
+from unet_trainer.config.resolve import resolve
+from unet_trainer.config.schema import Config, as_shape
+from unet_trainer.config.training_choices import REFERENCE_BATCH
+from unet_trainer.datasets.image_kind import IMAGENET_REASON
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.loading.dataset import Batch
+from unet_trainer.model.network import check_encoder_name
+from unet_trainer.model.precision import set_backends
+from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console, first_line
+from unet_trainer.training.build import build_components_with_weights, compile_components, random_batches
 from unet_trainer.training.components import Components
 from unet_trainer.training.out_of_memory import is_out_of_memory, out_of_memory_message, peak_memory_gib
+from unet_trainer.training.settings import build_hardware, say_precision
 from unet_trainer.training.state import EpochMetrics
 
+NO_DATA_SIZE = (512, 512)  # of images, where the config leaves it to the data
 NUM_ROUNDS = 5
 ROUND_SECONDS = 0.3
 NUM_WARM_UP = 10  # on a GPU: kernels are searched, memory is allocated, CUDA graphs are recorded
@@ -26,6 +42,37 @@ class StepTime(NamedTuple):
     fastest: float
     slowest: float
     peak_gib: float  # 0 on a CPU
+
+
+def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
+    """The step of a config without its data, on random RGB images, to be timed."""
+    if config.encoder != "auto":
+        check_encoder_name(config.encoder)
+    hardware = build_hardware(config, console)
+    size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
+    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size])
+    batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
+    compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
+    fixed = dataclasses.replace(
+        config,
+        in_channels=3,
+        class_weights=None,
+        image_size=size,
+        batch_size=batch_size,
+        num_epochs=1,
+        time_budget=None,
+        compile_model=compiles,
+        encoder_weights=None if config.encoder_weights == "auto" else config.encoder_weights,
+    )
+    settings = resolve(fixed, hardware, facts)
+    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
+    say_precision(settings, hardware, console)
+    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)
+    if settings.taken.compile_model:
+        console.say("Compiling the step ...")
+        compile_components(settings, components, None, console, "nothing was begun")
+    return components, random_batches(settings.taken, components, None)[0]
 
 
 def time_step(components: Components, batch: Batch, console: Console) -> StepTime:

@@ -1,4 +1,4 @@
-"""Config → the parts of a run: device, dataset, loaders, model, steps. Says which choices it made for the user, and why."""
+"""Config → the parts of a run: dataset, loaders, model, steps."""
 
 from __future__ import annotations
 
@@ -12,28 +12,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.data_choices import describe_symmetry
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
-from unet_trainer.config.resolve import MeasureStep, ResolvedConfig, Settings, resolve
-from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
+from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.config.training_choices import (
-    REFERENCE_BATCH,
     choose_encoder_lr_factor,
     choose_learning_rate,
-    choose_number_format,
 )
-from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, describe_classes
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.datasets.class_statistics import class_ids, class_shares
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.image_kind import IMAGENET_REASON
-from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import file_stamp
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.images.image_files import DataError
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import Batch, PairSize, SegmentationDataset
@@ -48,65 +42,22 @@ from unet_trainer.model.optimizer import build_learning_rate, build_optimizer
 from unet_trainer.model.precision import (
     Numerics,
     build_scaler,
-    choose_device,
-    cpu_computes_bfloat16,
-    inspect_hardware,
-    set_backends,
 )
-from unet_trainer.model.pretrained import choose_encoder_weights, is_here
-from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
+from unet_trainer.model.pretrained import is_here
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.findings import Finding
-from unet_trainer.system.resources import count_cores, free_host_memory
+from unet_trainer.system.resources import count_cores
 from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders
-from unet_trainer.training.config_review import review
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward
 from unet_trainer.training.finite_guard import MAX_BAD_STEPS
 from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
 from unet_trainer.training.state import EpochMetrics, TrainState
 from unet_trainer.training.step import TrainStep, build_train_forward
-from unet_trainer.training.step_probe import StepProbe
-
-MAX_HINTS = 3
-MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
-NO_DATA_SIZE = (512, 512)  # of images, where a step is timed without data
 
 MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
-
-
-def build_hardware(config: Config, console: Console) -> HardwareFacts:
-    """The device that the config names, ready to compute."""
-    device = choose_device(config.device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
-    hardware = inspect_hardware(device)
-    host_memory = free_host_memory()
-    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
-    is_slow = device.type == "cpu" and not cpu_computes_bfloat16()
-    hardware = dataclasses.replace(hardware, free_memory=free_memory, host_memory=host_memory, has_slow_bfloat16=is_slow)
-    cores = f", {counted(hardware.num_cores, 'core')}" if device.type == "cpu" else ""
-    console.fact("Device", f"{device} ({hardware.name}{cores}), torch {torch.__version__}")
-    return hardware
-
-
-def _say_precision(settings: Settings, hardware: HardwareFacts, console: Console) -> None:
-    config, number_format, asked = settings.taken, settings.taken.number_format, settings.asked
-    reason = settings.decisions["amp_dtype" if config.use_amp else "use_amp"].reason
-    if not reason:
-        reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
-    if asked.use_amp and number_format != asked.amp_dtype and not (asked.use_amp == "auto" and number_format == "float32"):
-        console.warn(reason)
-    if number_format != "float32":
-        console.say(f"Mixed Precision Training: {number_format}")
-        console.say(f"✓ AMP enabled with {number_format}: {reason}")
-        if hardware.has_slow_bfloat16:
-            console.warn("this CPU has no bfloat16 instructions: it works, several times slower than use_amp=false")
-        return
-    tf32 = " with TF32 matrix products" if hardware.kind == "cuda" and config.allow_tf32 else ""
-    console.say(f"Mixed Precision Training: off, float32{tf32} ({reason})")
 
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
@@ -142,121 +93,6 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
             f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
         )
     return dataclasses.replace(earlier, rule=f"as the run began, {table}")
-
-
-def build_settings(
-    config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console, resumes: bool = False
-) -> Settings:
-    """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them."""
-    cache = Path(config.checkpoint_dir) / ".cache"
-    needs_measuring = depends_on_measurements(config) and not resumes
-    facts = dataset.facts(config.num_classes, measure(config, dataset, console) if needs_measuring else None)
-    with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
-        settings = resolve(config, hardware, facts, announced(probe, console), partial(find_weights, console=console))
-        cost = known_cost(probe, settings.taken)
-    _say_precision(settings, hardware, console)
-    _say_dataset(settings.taken, dataset, console)
-    if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
-        console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
-    _say_decisions(settings, console)
-    if not resumes:
-        _say_hints(review(settings, hardware, facts, cost), console)
-    if config.num_workers == "auto":
-        num_workers = settings.taken.num_workers
-        who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
-        console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
-    if config.class_weights == "auto" and settings.taken.class_weights is not None:
-        weights = zip(class_names(config), settings.taken.class_weights, strict=True)
-        console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
-    return settings
-
-
-def depends_on_measurements(config: Config) -> bool:
-    """Whether a setting is open that what lies in the images and masks decides."""
-    return "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
-
-
-def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measurements:
-    num_ids = max(2, config.num_classes)
-    _, masks = dataset.facts_of(dataset.split.train)
-    common_id = int(np.argmax(class_shares(masks, dataset.coding, num_ids)))
-    cache = Path(config.checkpoint_dir) / ".cache"
-    with console.bar("Measuring structures and symmetry:", min(len(masks), MAX_PAIRS), keep=False) as bar:
-        return measure_dataset(dataset.split.train, dataset.coding, num_ids, common_id, count_cores(), bar.tick, cache)
-
-
-def find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
-    """The weights of encoder_weights: auto, fetched if that is quick."""
-    return choose_encoder_weights(encoder, console.say)
-
-
-def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
-    """The cost of the uncompiled step, if it was measured before."""
-    eager = dataclasses.replace(config, compile_model=False)
-    return probe(eager) if probe.knows(eager) else None
-
-
-def _say_hints(hints: Sequence[Finding], console: Console) -> None:
-    """Those worth most."""
-    for hint in hints[:MAX_HINTS]:
-        console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
-
-
-def announced(probe: StepProbe, console: Console) -> MeasureStep:
-    """The probe, announced once: it takes seconds."""
-    was_said = False
-
-    def call(config: ResolvedConfig) -> StepCost | None:
-        nonlocal was_said
-        if not was_said and not probe.knows(config):
-            console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
-            was_said = True
-        cost = probe(config)
-        if cost is None:
-            console.note(f"the step could not be tried ({probe.failure}); the plan is a guess")
-        return cost
-
-    return call
-
-
-def _say_decisions(settings: Settings, console: Console) -> None:
-    lines = settings.describe()
-    if lines:
-        console.say("Decided from the data and this machine (a value in the config is always kept):")
-    for name, value, reason in lines:
-        shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}…"
-        console.say(f"  {name}: {shown}  ({reason})")
-
-
-def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
-    split, (height, width) = dataset.split, config.shape
-    console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
-    how = f"→ {width}×{height}"
-    if config.fit == "crop":
-        how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"
-    statistics = "normalised with ImageNet's statistics"
-    if dataset.statistics_reason != IMAGENET_REASON:
-        mean, std = _numbers(config.image_mean), _numbers(config.image_std)
-        statistics = f"normalised with mean {mean}, std {std} ({dataset.statistics_reason})"
-    console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
-    console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
-    for notice in dataset.notices:
-        console.note(notice)
-    unused = [
-        name
-        for name, neutral in (("crops_per_image", 1), ("rare_class_crops", FIELDS["rare_class_crops"].default))
-        if getattr(config, name) != neutral
-    ]
-    if config.fit == "resize" and unused:
-        verb = "is" if len(unused) == 1 else "are"
-        console.note(f"{' and '.join(unused)} {verb} for fit: crop; with fit: resize there are no crops")
-    absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
-    if absent:
-        console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
 
 
 def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[SegmentationDataset, SegmentationDataset]:
@@ -486,37 +322,6 @@ def fit_into_memory(attempt: Callable[[], None], settings: Settings, components:
         # Not in the handler, where the error still holds the memory of the step.
         components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
         release_device_memory(components.numerics.device, settings.taken.compile_model)
-
-
-def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
-    """The step of a config without its data, on random RGB images, to be timed."""
-    if config.encoder != "auto":
-        check_encoder_name(config.encoder)
-    hardware = build_hardware(config, console)
-    size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
-    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size])
-    batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
-    compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
-    fixed = dataclasses.replace(
-        config,
-        in_channels=3,
-        class_weights=None,
-        image_size=size,
-        batch_size=batch_size,
-        num_epochs=1,
-        time_budget=None,
-        compile_model=compiles,
-        encoder_weights=None if config.encoder_weights == "auto" else config.encoder_weights,
-    )
-    settings = resolve(fixed, hardware, facts)
-    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
-    _say_precision(settings, hardware, console)
-    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
-    components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)
-    if settings.taken.compile_model:
-        console.say("Compiling the step ...")
-        compile_components(settings, components, None, console, "nothing was begun")
-    return components, _random_batch(settings.taken, RGB_8BIT, settings.taken.batch_size)
 
 
 def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:

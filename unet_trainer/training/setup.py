@@ -26,15 +26,14 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.training.build import (
     build_components_with_weights,
     build_dataset,
-    build_hardware,
     build_loaders,
-    build_settings,
     compile_components,
     try_components,
 )
 from unet_trainer.training.resume_messages import adapt_to_changes, say_already_finished, say_resumed
 from unet_trainer.training.run import Run
 from unet_trainer.training.session import Session
+from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
 
 

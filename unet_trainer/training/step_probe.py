@@ -35,6 +35,7 @@ from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import Console, first_line
+from unet_trainer.training.build import build_components, compile_components_once, random_batches
 from unet_trainer.training.out_of_memory import is_out_of_memory
 from unet_trainer.training.state import EpochMetrics
 
@@ -161,8 +162,6 @@ def _is_cost(value: Any) -> bool:
 
 def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     """Takes steps of a config on random images; raises what they raise."""
-    from unet_trainer.training.build import build_components, compile_components_once, random_batches
-
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
