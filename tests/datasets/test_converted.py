@@ -71,7 +71,7 @@ def test_a_damaged_index_only_costs_time(tmp_path, source):
 
 
 def test_a_source_that_is_missing_and_a_folder_that_cannot_be_written_are_told(tmp_path, source):
-    with pytest.raises(DataError, match="gone.json: No such file"):
+    with pytest.raises(DataError, match=r"gone\.json: No such file"):
         open_files(tmp_path).write("a", [source.parent / "gone.json"], Maker())
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(DataError, match=r"cannot be written .*kept under checkpoint_dir"):
