@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 
 import pytest
 
@@ -401,6 +402,29 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
         assert not is_cut
         num_paired += 1
     assert num_paired > 15  # refusing everything would pass too
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_paired_beside_skipped_files_is_paired_correctly(tmp_path, seed):
+    """Masks of some of the images only, with random affixes that do not run into the numbers."""
+    chooser = random.Random(seed)
+    num_paired = 0
+    for case in range(60):
+        cores = random_stems(chooser)
+        affixes = [affix for affix in chooser.choice([WORDS, AFFIXES]) if not re.search(r"^\d|\d$", affix)]
+        start, end, mask_start, mask_end = chooser.choices(affixes, k=4)
+        truth = {f"{start}{core}{end}": f"{mask_start}{core}{mask_end}" for core in cores}
+        kept = chooser.sample(sorted(truth), chooser.randint(1, len(truth)))
+        folder = tmp_path / str(case)
+        touch(folder / "images", *(f"{stem}.jpg" for stem in truth))
+        touch(folder / "masks", *(f"{truth[stem]}.png" for stem in kept))
+        try:
+            found = dict(stems(found_in(folder, unpaired="skip").pairs))
+        except DataError:
+            continue
+        assert found.items() <= truth.items(), (cores, start, end, mask_start, mask_end, kept)
+        num_paired += len(found)
+    assert num_paired > 30
 
 
 # Image and mask side by side

@@ -118,6 +118,11 @@ def test_what_images_and_masks_share_after_the_name_is_not_removed():
     assert rule == Rule(("", "_left8bit"), ("", "_gt"))
 
 
+def test_masks_of_some_of_the_images_pair_up_though_they_share_more():
+    match = best_match(files("s1_01", "s1_02", "s2_01", "s2_02"), files("s1_01_mask", "s1_02_mask"), IMAGES)
+    assert [(image.stem, mask.stem) for image, mask in match.pairs] == [("s1_01", "s1_01_mask"), ("s1_02", "s1_02_mask")]
+
+
 # Marks, endings, extensions
 
 

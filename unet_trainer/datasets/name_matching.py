@@ -121,7 +121,7 @@ def mask_marks(stem: str) -> list[str]:
 
 
 def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None) -> Match:
-    """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most.
+    """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most by whole words.
 
     `preferred`: the rule of the training pairs, which comes first for those of validation.
     """
@@ -131,7 +131,20 @@ def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path
     rules += _shared_affixes([file.stem for file in images], [file.stem for file in masks])
     rules += [rule._replace(ignores_padding=True) for rule in rules]
     matches = [match_names(images, masks, rule) for rule in rules]
-    return next((match for match in matches if match.is_complete), max(matches, key=lambda match: len(match.pairs)))
+    complete = next((match for match in matches if match.is_complete), None)
+    return complete or max((match for match in matches if _keeps_words_whole(match)), key=lambda match: len(match.pairs))
+
+
+def _keeps_words_whole(match: Match) -> bool:
+    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common may be more:
+    of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
+    sides = ((match.rule.image, [image for image, _ in match.pairs]), (match.rule.mask, [mask for _, mask in match.pairs]))
+    return all(
+        (not prefix or SEPARATOR.match(prefix[-1]) or file.stem.removeprefix(prefix)[:1].isdigit())
+        and (not suffix or SEPARATOR.match(suffix[0]) or file.stem.removesuffix(suffix)[-1:].isdigit())
+        for (prefix, suffix), files in sides
+        for file in files
+    )
 
 
 def is_channel_folder(folder: Path) -> bool:
@@ -189,8 +202,19 @@ def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[Rule]:
     """Rules that remove the common prefix and suffix of all masks; then those of all images as well."""
     mask_affixes = _affixes(set(masks), MASK_AFFIXES)
     both = Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes)
-    rules = (Rule(("", ""), mask_affixes), both, _without_shared(both))
+    rules = (Rule(("", ""), mask_affixes), both, _without_shared(both), *_one_sided(both))
     return [rule for rule in dict.fromkeys(rules) if rule != Rule() and not _hides_numbers(rule)]
+
+
+def _one_sided(rule: Rule) -> list[Rule]:
+    """Rules that remove suffixes only, and prefixes only: masks of some of the images may share more than all images do."""
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = rule.image, rule.mask
+    return [
+        Rule(("", ""), ("", mask_suffix)),
+        Rule(("", image_suffix), ("", mask_suffix)),
+        Rule(("", ""), (mask_prefix, "")),
+        Rule((image_prefix, ""), (mask_prefix, "")),
+    ]
 
 
 def _without_shared(rule: Rule) -> Rule:

@@ -12,8 +12,9 @@ NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
 MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
 MAX_GROUP = 0.8  # of the images may be in one group: the others have to train or validate
-# One group for each folder, then by what stands before the last number, the first, second and third separator, the second number.
+# By what stands before the last underscore, the last number, the first, second and third separator, the second number.
 NAME_PATTERNS = (
+    r"([^/]+)_[^/_]+$",
     r"([^/]+)[-_. ]\d+\.[^./]+$",
     r"([^/]*[^/\d])\d+\.[^./]+$",
     r"(?:^|/)([^-_. /]+)[-_. ][^/]*$",

@@ -52,7 +52,7 @@ def _note(neighbours: Neighbours, alike: Sequence[str], fix: str, settings: dict
     else:
         share, chance = likeness.by_number if neighbours.is_sequence else likeness.by_group[settings["group_pattern"]]
         what = "in the numbering" if neighbours.is_sequence else "by name"
-        shares = f"the most similar one is a neighbour in {share:.0%} (chance: {chance:.0%})"
+        shares = f"the most similar image is a neighbour in {share:.0%} of cases (chance: {chance:.0%})"
         why = f"images are like their neighbours {what} ({names}): {shares}"
         if likeness.neighbour_iou is not None and likeness.other_iou is not None and neighbours.is_sequence:
             why += f", and copying a neighbour's mask scores IoU {likeness.neighbour_iou:.2f} (another's {likeness.other_iou:.2f})"
@@ -77,7 +77,8 @@ def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fract
 def describe_neighbours_across(likeness: Likeness) -> str:
     """The note for a split that the data gives."""
     share, chance = likeness.by_number
+    often = f"in {share:.0%} of cases (chance: {chance:.0%})"
     return (
-        f"validation images are like their neighbours in train: the most similar training image is the one before or after in the "
-        f"numbering in {share:.0%} (chance: {chance:.0%}); val_iou shows how well the model knows these sequences, not new ones"
+        "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
+        f"numbering {often}; val_iou shows how well the model knows these sequences, not new ones"
     )

@@ -170,9 +170,9 @@ def _from_class_folders(
     classes: Mapping[str, Sequence[tuple[File, File]]],
     part: Part,
 ) -> PartPairs:
-    """Folders of masks that are classes, readers, or batches: in the last case no image has a mask in two of them."""
+    """Folders of masks that are classes (as in the training data), readers, or batches: then no image has a mask in two of them."""
     names, parts, place = sorted(classes), class_parts(classes), folders[0].masks
-    if search.names_are_given(names):
+    if search.classes or search.names_are_given(names):
         return _merge_classes(search, folders, images, parts, names, part)
     if all(len(each.files) == 1 for each in parts):
         if len(names) > 1:

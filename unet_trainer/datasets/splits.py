@@ -13,7 +13,7 @@ import numpy as np
 
 from unet_trainer.datasets.name_patterns import in_order, places_of
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.problems import Question, first_few
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import counted
 
@@ -210,7 +210,7 @@ def _split_into_blocks(
         raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
     num_pairs = len(found.pairs)
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
-        raise DataError(_describe_too_few(found.pairs, num_pairs, num_folds))
+        raise _too_few_for_blocks(num_pairs)
     places = places_of([pair.name for pair in found.pairs])
     order = in_order(places)
     if num_folds is None:
@@ -233,7 +233,7 @@ def _split_into_blocks(
     rest = [order[position] for position in range(num_pairs) if position not in val and position not in around]
     train = sorted(index for index in rest if digests[index] not in validating)
     if not train:
-        raise DataError(_describe_too_few(found.pairs, num_pairs, num_folds))
+        raise _too_few_for_blocks(num_pairs)
     left_out = [found.pairs[index] for index in rest if digests[index] in validating]
     unused = tuple(found.pairs[order[position]] for position in sorted(around))
     notices = _describe_left_out(left_out)
@@ -247,6 +247,11 @@ def _split_into_blocks(
         found.test,
         (*unused, *left_out),
     )
+
+
+def _too_few_for_blocks(num_pairs: int) -> Question:
+    text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
+    return Question(text, {"split": "random"})
 
 
 def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:

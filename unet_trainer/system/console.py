@@ -75,9 +75,8 @@ class FaultTolerantStream:
 
     def write(self, text: str) -> int:
         try:
-            for written in (text, readable(text)):
-                with contextlib.suppress(UnicodeEncodeError):
-                    return self.stream.write(written)
+            with contextlib.suppress(UnicodeEncodeError):
+                return self.stream.write(readable(text))
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
