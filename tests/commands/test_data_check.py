@@ -263,3 +263,42 @@ def test_problems_and_questions_are_counted(num_problems, said, check, data):
     for index in range(num_problems):
         (data / f"images/{index}.png").write_bytes(b"")
     assert f"This data cannot be trained on yet: {said}\n" in check("num_classes=1")[1]
+
+
+# Layouts
+
+
+def test_test_data_and_what_to_skip_are_in_the_report_and_in_the_lines_to_paste(check, data):
+    for folder in ("images", "masks"):
+        (data / "test" / folder).mkdir(parents=True)
+        shutil.copy(next((data / folder).iterdir()), data / "test" / folder / "90.png")
+    sorted((data / "masks").iterdir())[-1].unlink()
+    code, said, report = check()
+    assert (code, report["num_test"], report["advised"]) == (2, 1, {})
+    assert ", 1 test kept for evaluate (" in said
+    assert 'unpaired: "skip"' in report["config"]
+    code, said, report = check(
+        *(line.replace(": ", "=").replace('"', "") for line in report["config"] if line.startswith("unpaired"))
+    )
+    assert (code, report["num_train"] + report["num_val"]) == (0, 9)
+
+
+def test_names_of_classes_are_in_the_lines_to_paste(tmp_path, capsys):
+    data = tmp_path / "data"
+    for folder in ("images", "masks/sea", "masks/whale"):
+        (data / folder).mkdir(parents=True)
+    for index in range(4):
+        pixels = np.random.default_rng(index).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        assert cv2.imwrite(str(data / f"images/{index}.png"), pixels)
+        for number, name in enumerate(("sea", "whale")):
+            mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+            mask[4 + 9 * number : 12 + 9 * number, 5:30] = 255
+            assert cv2.imwrite(str(data / f"masks/{name}/{index}.png"), mask)
+    words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}"]
+    main(words)
+    lines = capsys.readouterr().out.rpartition("settings:\n")[2]
+    pasted = yaml.safe_load(lines)
+    assert (pasted["num_classes"], pasted["class_names"]) == (3, ["background", "sea", "whale"])
+    (tmp_path / "mine.yaml").write_text("\n".join(line.strip() for line in lines.splitlines()))
+    assert main(["check", str(tmp_path / "mine.yaml"), f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
+    assert "whale" in capsys.readouterr().out

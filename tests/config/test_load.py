@@ -267,6 +267,10 @@ def test_long_value_is_cut_in_the_message():
         ({"fold": 1}, "fold: got 1; need num_folds to be set"),
         ({"num_folds": 5, "fold": 5}, "fold: got 5; need 0 to 4"),
         (
+            {"split": "blocks", "group_pattern": "(a)"},
+            "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out",
+        ),
+        (
             {"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]},
             "decoder_channels: not for architecture: fpn; only for unet, unetplusplus, manet",
         ),

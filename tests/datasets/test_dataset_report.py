@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -406,6 +407,87 @@ def test_given_statistics_from_0_to_1_for_8_bit_images_give_a_notice(data):
     notice = "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"
     assert data.report(image_mean=[0.5, 0.5, 0.5], image_std=[0.2, 0.2, 0.2]).notices == [notice]
     assert data.report(image_mean=[128, 128, 128], image_std=[50, 50, 50]).notices == []
+
+
+# Neighbours, classes and test data
+
+
+def write_video(data, count, first=0, name="frame"):
+    """A window that moves over a scene."""
+    for index in range(6):
+        for folder in ("images", "masks"):
+            (data.folder / folder / f"{index}.png").unlink(missing_ok=True)
+    scene = cv2.resize(noise(0), (WIDTH * 8, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    for index in range(count):
+        assert cv2.imwrite(str(data.folder / f"images/{name}{first + index:03d}.png"), scene[:, 4 * index : 4 * index + WIDTH])
+        assert cv2.imwrite(str(data.folder / f"masks/{name}{first + index:03d}.png"), square())
+
+
+def test_a_video_gives_a_notice_with_a_line_that_ends_it(data):
+    write_video(data, 40)
+    report = data.report()
+    (notice,) = report.notices
+    assert notice.startswith("images are like their neighbours in the numbering (frame020, frame021, frame022): ")
+    assert notice.endswith(":\n  split: blocks")
+    assert report.advised == {"split": "blocks"}
+    mended = data.report(**report.advised)
+    (notice,) = mended.notices
+    assert notice.endswith("pairs between the blocks of train and val left out, as a gap")
+    assert (mended.advised, len(mended.split.val)) == ({}, 8)
+
+
+def test_a_given_split_that_cuts_a_video_gives_a_notice(data):
+    write_video(data, 40)
+    for kind in ("images", "masks"):
+        for part in ("train", "val"):
+            (data.folder / part / kind).mkdir(parents=True)
+        for index, path in enumerate(sorted((data.folder / kind).iterdir())):
+            path.rename(data.folder / ("val" if index in range(10, 30, 2) else "train") / kind / path.name)
+        (data.folder / kind).rmdir()
+    (notice,) = data.report().notices
+    assert notice.startswith("validation images are like their neighbours in train: ")
+
+
+def test_groups_end_the_notice(data):
+    write_video(data, 40)
+    assert data.report(group_pattern=r"frame(\d\d)").notices == []
+
+
+def test_a_resumed_run_is_not_told_again(data):
+    write_video(data, 20)
+    config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints)})
+    found = find_dataset(config)
+    given = FoundPairs(
+        tuple(replace(pair, part="val" if index % 5 == 0 else "train") for index, pair in enumerate(found.pairs)), ""
+    )
+    assert build_dataset_report(config, Console(io.StringIO()), given).notices == []
+
+
+def test_what_was_found_besides_pairs_is_in_the_report(data):
+    for name in ("images", "masks"):
+        (data.folder / "test" / name).mkdir(parents=True)
+        (data.folder / "test" / name / "90.png").write_bytes(b"not even an image")
+    (data.folder / "masks/5.png").unlink()
+    report = data.report(unpaired="skip")
+    assert report.notices == [f"1 image without a mask left out (unpaired: skip), e.g. {data.folder / 'images/5.png'}"]
+    assert [pair.name for pair in report.split.test] == ["90"]  # training reads none of it
+    assert report.blocking_message == ""
+
+
+def test_problems_of_converted_masks_name_the_users_files(data):
+    """A file for each class, of another size than the image."""
+    for index in range(6):
+        (data.folder / f"masks/{index}.png").unlink()
+        for name in ("sea", "whale"):
+            (data.folder / "masks" / name).mkdir(exist_ok=True)
+            size = (HEIGHT, WIDTH) if index else (HEIGHT + 8, WIDTH)
+            assert cv2.imwrite(
+                str(data.folder / f"masks/{name}/{index}.png"), square(size=size) if name == "sea" else np.zeros(size, np.uint8)
+            )
+    report = data.report(num_classes=3)
+    assert only_problem(report).lines == (
+        f"{data.folder / 'masks/sea/0.png'} and 1 more: 30×28, its image {data.folder / 'images/0.png'} is 30×20",
+    )
 
 
 # A split that is given

@@ -863,6 +863,16 @@ def test_images_of_several_sequences_pair_up_inside_each(tmp_path):
     assert found.rule == "*/images/ + */masks/ in 2 folders, paired like 001 ↔ 001_m"
 
 
+def test_unpaired_images_of_sequences_are_named_with_all_their_folders(tmp_path):
+    for name in ("seq1", "seq2"):
+        touch(tmp_path / name / "images", "001.png", "002.png", "003.png")
+        touch(tmp_path / name / "masks", "001.png", "002.png")
+    message = found_in(tmp_path).blocking_message
+    assert (
+        f"2 images without a mask in {tmp_path / '*' / 'masks'} (such as 003.png): {tmp_path / 'seq1/images/003.png'}, " in message
+    )
+
+
 def test_a_folder_of_one_image_and_one_mask_is_a_pair_whatever_their_names(tmp_path):
     for case, image, mask in (("p1", "scan", "outline"), ("p2", "photo", "final")):
         touch(tmp_path / case / "images", f"{image}.png")

@@ -206,4 +206,6 @@ def test_several_kinds_of_masks_are_named_the_ones_to_train_on_first():
 def test_one_kind_of_masks_is_not_several():
     assert mask_kinds(files("a", "b"), files("a_x", "b_x")) == {}
     assert mask_kinds(files("a", "b", "c"), files("a_x", "b_x", "c_x", "a_y")) == {}
+    assert mask_kinds(files("a", "b"), files("a_x", "b_y")) == {}
+    assert mask_kinds(files("a", "b", "c", "d", "e"), files("a_x", "a_y")) == {"_x": 1, "_y": 1}
     assert mask_kinds(files("a", "b"), files("a", "b", "a_y", "b_y")) == {"": 2, "_y": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 import threading
@@ -18,6 +19,7 @@ from helpers.steps import everything, make_batch, make_settings, same, small_com
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import HardwareFacts
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs import checkpoint_file
 from unet_trainer.runs import checkpointer as module
@@ -481,6 +483,16 @@ def test_a_rolled_back_state_is_saved_without_the_settings(checkpointer, tmp_pat
     checkpointer.save_state(with_config=False)
     checkpointer.finish()
     assert names(tmp_path) == ["last.pt"]
+
+
+def test_split_csv_names_pairs_for_test_and_unused_ones_too(checkpointer, tmp_path):
+    pairs = [Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in ("d", "K\udce4fer")]
+    checkpointer.split = dataclasses.replace(checkpointer.split, test=pairs[:1], unused=pairs[1:])
+    checkpointer.write_split()
+    assert (tmp_path / "split.csv").read_bytes().splitlines()[-2:] == [
+        b"d.png,d.png,test,,d",
+        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer",
+    ]
 
 
 def test_split_csv_names_the_pairs_of_each_part(checkpointer, tmp_path):

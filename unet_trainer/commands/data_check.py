@@ -112,10 +112,13 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
     """What to paste into a config for this data."""
     lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
     given, defaults = {**as_dict(config), **report.found.suggested}, as_dict(Config())
-    if config.class_names is None and report.found.class_names and report.found.num_classes == config.num_classes:
+    num_classes = config.num_classes
+    if report.found.class_names and "num_classes" not in config.sources:
+        num_classes = len(report.found.class_names)
+    if report.found.class_names and config.class_names is None and num_classes == len(report.found.class_names):
         given["class_names"] = list(report.found.class_names)
     lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
-    lines.append(f"num_classes: {config.num_classes}")
+    lines.append(f"num_classes: {num_classes}")
     if report.coding is not None:
         lines.append(f"mask_values: {json.dumps(report.coding.mask_values).replace(chr(34), '')}")
         if report.coding.ignore_value is not None:

@@ -176,19 +176,22 @@ def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Ma
 def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
 
-    The kinds that most images have, those to train on first; empty if there are not several.
+    Kinds that are common, those to train on first; empty if no image has several.
     """
     _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
     endings = [suffix[found.start() :] for found in SEPARATOR.finditer(suffix)]
     cores = {(image.folder, image.stem.removesuffix(ending)) for image in images for ending in ("", *endings)}
     counts: dict[str, int] = defaultdict(int)
+    with_mask = set()
     for mask in masks:
         ends = [*(found.start() for found in SEPARATOR.finditer(mask.stem)), len(mask.stem)]
         end = next((end for end in reversed(ends) if (mask.folder, mask.stem[:end]) in cores), None)
         if end is not None:
             counts[mask.stem[end:]] += 1
-    common = {kind: count for kind, count in counts.items() if 2 * count > len(images)}
-    return dict(sorted(common.items(), key=lambda item: (_rank_kind(item[0]), item[0]))) if len(common) > 1 else {}
+            with_mask.add((mask.folder, mask.stem[:end]))
+    common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
+    has_several = sum(common.values()) > len(with_mask)
+    return dict(sorted(common.items(), key=lambda item: (_rank_kind(item[0]), item[0]))) if has_several else {}
 
 
 def _rank_kind(kind: str) -> int:

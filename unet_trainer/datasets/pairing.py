@@ -204,7 +204,8 @@ def describe_unpaired(match: Match, image_folder: Path, mask_folder: Path, mask_
     else:
         lines.append("no rule pairs any of them (same names, a common prefix or suffix, zeros before numbers)")
     if images:
-        wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{mask_suffix}.png"
+        ending = mask_suffix if mask_suffix.lower() in IMAGE_EXTENSIONS else f"{mask_suffix}.png"
+        wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{ending}"
         paths = [str(image.path) for image in images]
         lines.append(f"{counted(len(paths), 'image')} without a mask in {mask_folder} (such as {wanted}): {first_few(paths)}")
     if masks:

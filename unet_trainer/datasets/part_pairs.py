@@ -258,15 +258,24 @@ def _match_of(images: Sequence[File], pairs: Sequence[tuple[File, File]]) -> Mat
 
 def _describe_unpaired(search: Search, found: PartPairs) -> None:
     """Adds the message about files without a partner; with unpaired: skip, they are counted and left out."""
-    match, folders = found.match, found.folders[0]
+    match, (images, masks) = found.match, _shown(found.folders)
     if match.is_complete:
         return
     if search.config.unpaired == "skip" and found.pairs:
         files = [*match.images, *match.masks]
         search.notices.append(f"{describe_counts(match)} left out (unpaired: skip), e.g. {files[0].path}")
         return
-    found.message = describe_unpaired(match, folders.images, folders.masks, search.config.mask_suffix)
-    found.problems = unpaired_problems(match, folders.images, folders.masks)
+    found.message = describe_unpaired(match, images, masks, search.config.mask_suffix)
+    found.problems = unpaired_problems(match, images, masks)
+
+
+def _shown(folders: Sequence[Folders]) -> tuple[Path, Path]:
+    """How messages name the folders of images and masks: those of several sequences with a star."""
+    first = folders[0]
+    if len(folders) == 1:
+        return first.images, first.masks
+    around = first.images.parent.parent
+    return around / "*" / first.images.name, around / "*" / first.masks.name
 
 
 def describe_counts(match: Match) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -130,7 +131,7 @@ def _cache_key(role: str, path: Path) -> str:
 
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
-    name = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
 
 
