@@ -134,6 +134,16 @@ def test_one_folder_a_class_becomes_masks_of_class_ids(data, find):
     )
 
 
+def test_classes_that_cover_every_pixel_leave_no_background(data, find):
+    write_whales(data, whale=(0, 1, 2))
+    for index in range(3):
+        write(data / f"masks/sea/{index}.png", np.full((SIDE, SIDE), 255, np.uint8))
+    for _ in range(2):  # also when the masks were merged before
+        found = find()
+        assert (found.class_names, found.num_classes) == (("sea", "whale"), 2)
+        assert sorted(np.unique(read_mask(found.pairs[1].mask))) == [1, 2]
+
+
 def test_class_names_set_the_order_and_thereby_what_wins(data, find):
     write_whales(data)
     found = find(class_names=["background", "whale", "sea"], num_classes=3)

@@ -11,7 +11,7 @@ from unet_trainer.datasets.layouts import Folders, Part, find_layout
 from unet_trainer.datasets.name_matching import Rule
 from unet_trainer.datasets.pairing import list_images, ways_out
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
-from unet_trainer.datasets.part_pairs import PartPairs, Search, describe_counts, pair_part
+from unet_trainer.datasets.part_pairs import PartPairs, Search, class_names, describe_counts, pair_part
 from unet_trainer.datasets.problems import Problem, with_choices
 from unet_trainer.datasets.split_lists import PLACE, SplitLists, find_split_lists
 from unet_trainer.images.image_files import DataError
@@ -67,6 +67,7 @@ def _found(search: Search, pairs: Sequence[Pair], rule: str, parts: Sequence[Par
         advice, choices = ways_out(len(pairs), describe_counts(both))
         messages.append(with_choices(f"  {advice}", choices))
         suggested = choices[0] if choices else {}
+    names = class_names(search)
     return FoundPairs(
         tuple(pairs),
         rule,
@@ -74,8 +75,8 @@ def _found(search: Search, pairs: Sequence[Pair], rule: str, parts: Sequence[Par
         tuple(problem for part in parts for problem in part.problems),
         test=tuple(test),
         notices=tuple(search.notices),
-        class_names=("background", *search.classes) if search.classes else None,
-        num_classes=len(search.classes) + 1 if search.classes else None,
+        class_names=names,
+        num_classes=len(names) if names else None,
         suggested=suggested,
     )
 

@@ -160,10 +160,16 @@ class MaskMerger:
         self._counts[name] = {
             "overlap": int(overlap.sum()) if overlap is not None else 0,
             "grey": num_grey,
+            "background": int((merged.pixels == 0).sum()),
             "areas": {class_name: int(is_class.sum()) for class_name, is_class in read.items()},
             "shared": {pair: count for pair, count in shared.items() if count},
         }
         return merged.pixels
+
+    @property
+    def has_background(self) -> bool:
+        """Whether some pixels belong to no class."""
+        return any(self._counts.get(name, {}).get("background", 1) for name in self._used)
 
     def notices(self) -> list[str]:
         counted = [self._counts.get(name, {}) for name in self._used]
@@ -215,5 +221,7 @@ class _Canvas:
         if mask.shape != self.pixels.shape:
             (height, width), (first_height, first_width) = mask.shape, self.pixels.shape
             raise _UnusableFile(f"{path}: {width}×{height}, the other masks of this image are {first_width}×{first_height}")
-        has_greys = mask.dtype == np.uint8 and mask.max() > SOFT_EDGE and np.count_nonzero(np.bincount(mask.ravel())) > 2
-        return mask > (SOFT_EDGE if has_greys else 0), bool(has_greys)
+        is_object = mask > 0
+        highest = mask.max()
+        has_greys = mask.dtype == np.uint8 and highest > SOFT_EDGE and bool((is_object != (mask == highest)).any())
+        return (mask > SOFT_EDGE if has_greys else is_object), has_greys

@@ -43,6 +43,7 @@ class Search:
     console: Console | None = None
     notices: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)  # where each class has its files: their names, without the background
+    has_background: bool = False  # some pixels belong to none of them
 
     def converted(self, kind: str, settings: object = None) -> ConvertedFiles:
         checkpoint_dir = Path(self.config.checkpoint_dir).absolute()  # split.csv names these files
@@ -226,6 +227,7 @@ def _merge(
                 )
             tick()
     merger.save()
+    search.has_background |= merger.has_background
     search.notices += merger.notices()
     readings = merger.two_readings()
     if readings is not None and not search.names_are_given(classes):
@@ -239,6 +241,13 @@ def _merge(
         found.problems += (problem,)
         found.message = "\n".join(text for text in (found.message, describe_problems([problem], NUM_NAMED)) if text)
     return found
+
+
+def class_names(search: Search) -> tuple[str, ...] | None:
+    """By class id, where each class has its files."""
+    if not search.classes:
+        return None
+    return ("background", *search.classes) if search.has_background else tuple(search.classes)
 
 
 def _as_classes(names: Sequence[str]) -> dict[str, object]:
