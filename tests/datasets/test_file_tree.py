@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unet_trainer.datasets.file_tree import list_files, subfolders
+from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders
 
 
 def touch(root, *names):
@@ -52,6 +52,11 @@ def test_data_beside_checkpoints_in_one_folder_is_searched(tmp_path):
     touch(tmp_path, ".scan/0.json", "check/data.png", "images/a.png", "run/config.yaml", "run/split.csv", "run/samples/b.png")
     assert listed(tmp_path) == ["images/a.png"]
     assert [path.name for path in subfolders(tmp_path)] == ["images"]
+
+
+def test_images_in_the_folder_itself_are_told_from_those_below(tmp_path):
+    touch(tmp_path, "sub/a.png", ".b.png", "notes.txt")
+    assert (holds_images(tmp_path), holds_images(tmp_path / "sub"), holds_images(tmp_path / "none")) == (False, True, False)
 
 
 def test_a_folder_that_is_not_there_has_no_files(tmp_path):

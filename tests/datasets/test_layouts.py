@@ -161,6 +161,14 @@ def test_sequences_may_be_divided_into_train_val_and_test(tmp_path):
     assert layout.parts == "folders train and val"
 
 
+def test_a_folder_with_images_and_masks_beside_images_is_no_sequence(tmp_path):
+    """A backup beside the data."""
+    for name in ("a.jpg", "a_mask.png"):
+        (tmp_path / name).touch()
+    fill(tmp_path, "backup/images", "backup/masks")
+    assert [folders.images for folders in find_layout(tmp_path, None, None).train] == [tmp_path]
+
+
 def test_the_2018_data_science_bowl_is_known_by_its_folders(tmp_path):
     fill(tmp_path, "stage1_train/0a/images", "stage1_train/0a/masks", "stage1_test/1b/images")
     layout = find_layout(tmp_path, None, None)

@@ -105,6 +105,18 @@ def test_two_kinds_of_light_are_no_groups(dataset, tmp_path):
     assert found(dataset(frames), tmp_path) is None
 
 
+def test_kinds_of_objects_that_look_alike_are_no_groups(dataset, tmp_path):
+    """Leaves of a species on paper of one colour, twenty each: whoever splits by species validates on unknown ones."""
+    rng, frames = np.random.default_rng(0), []
+    for kind in range(6):
+        paper = rng.uniform(0, 255, 3)
+        frames += [
+            (f"{chr(97 + kind)}_{chr(97 + number)}", (smooth_noise(rng) * 0.2 + paper * 0.8).astype(np.uint8))
+            for number in range(20)
+        ]
+    assert found(dataset(frames), tmp_path) is None
+
+
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     """No file is read: there is none."""
     pairs = [Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"]

@@ -37,6 +37,15 @@ def list_files(folder: Path, without: Collection[Path] = ()) -> list[Path]:
     return sorted(found)
 
 
+def holds_images(folder: Path) -> bool:
+    """Whether image files lie in the folder itself."""
+    try:
+        files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    except OSError:
+        return False
+    return any(path.suffix.lower() in IMAGE_EXTENSIONS for path in files)
+
+
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones and those that this program writes."""
     try:

@@ -13,7 +13,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from unet_trainer.datasets.file_tree import list_files, subfolders
+from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders
 from unet_trainer.datasets.name_matching import best_match, mask_marks, name_files
 from unet_trainer.datasets.problems import Question, first_few
 from unet_trainer.images.image_files import DataError
@@ -194,7 +194,7 @@ def _add_parts_below(folder: Path, kind: Kind, value: str, slots: _Slots) -> Non
 def _find_sequences(root: Path, image_dir: str | None, mask_dir: str | None) -> _Sequences:
     """Finds seq1/images/ + seq1/masks/, seq2/images/ + ..., in root and in train/, val/ and test/."""
     places = [
-        ("", root),
+        *([] if holds_images(root) else [("", root)]),
         *((part, folder) for folder in subfolders(root) for part, kind in [_meaning(folder.name)] if part and not kind),
     ]
     found: _Sequences = {}

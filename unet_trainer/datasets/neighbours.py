@@ -46,7 +46,7 @@ NEAR = 2  # images before and after one that count as its neighbours
 SIDE, MASK_SIDE = 16, 64  # of the thumbnails that are compared
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
-MIN_GROUPS = 5  # fewer groups may be alike because of the place or the camera
+MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
 CACHE_FORMAT = 1
 
@@ -105,13 +105,19 @@ def find_neighbours(pairs: Sequence[Pair], data_dir: Path, coding: MaskCoding | 
     alike = [
         grouping
         for grouping in groupings
-        if likeness.is_alike(likeness.by_group[grouping.pattern]) and (is_sequence or len(set(grouping.groups)) >= MIN_GROUPS)
+        if likeness.is_alike(likeness.by_group[grouping.pattern]) and (is_sequence or _are_subjects(grouping))
     ]
     if not alike and not is_sequence:
         return None
     most = max((likeness.by_group[grouping.pattern][0] for grouping in alike), default=0.0)
     alike = [grouping for grouping in alike if likeness.by_group[grouping.pattern][0] >= FINE_SHARE * most]
     return Neighbours(tuple(sorted(alike, key=lambda grouping: -len(set(grouping.groups)))), likeness, is_sequence)
+
+
+def _are_subjects(grouping: Grouping) -> bool:
+    """Whether groups that are alike are patients or scenes, and not kinds of objects: there are many, of few images each."""
+    num_groups = len(set(grouping.groups))
+    return num_groups >= MIN_GROUPS and len(grouping.groups) / num_groups <= MAX_MEAN_SIZE
 
 
 def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: Reader) -> Likeness | None:
