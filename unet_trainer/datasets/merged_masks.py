@@ -223,5 +223,5 @@ class _Canvas:
             raise _UnusableFile(f"{path}: {width}×{height}, the other masks of this image are {first_width}×{first_height}")
         is_object = mask > 0
         highest = mask.max()
-        has_greys = mask.dtype == np.uint8 and highest > SOFT_EDGE and bool((is_object != (mask == highest)).any())
+        has_greys = mask.dtype == np.uint8 and int(highest) > SOFT_EDGE and bool((is_object != (mask == highest)).any())
         return (mask > SOFT_EDGE if has_greys else is_object), has_greys
