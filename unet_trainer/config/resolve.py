@@ -39,6 +39,7 @@ class ResolvedConfig(Config):
     encoder_weights: str | None
     decoder_attention: Literal["none", "scse"]
     deep_supervision: float
+    cutmix: float
     encoder_lr_factor: float
     in_channels: int
     image_mean: tuple[float, ...]

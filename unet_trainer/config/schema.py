@@ -141,6 +141,12 @@ class Config:
         p.either(p.choice("auto", "none", "default", "strong"), p.transform_list),
         "auto: by the symmetry of the data; none, default, strong, or a list of albumentations transforms",
     )
+    cutmix: float | Auto = key(
+        "auto",
+        p.auto_or(p.number(minimum=0, maximum=1, example="0.5")),
+        "share of the training images that get a rectangle of another image of the batch; auto: 0.5 where augmentation is auto and "
+        "images come often; 0: none",
+    )
     num_workers: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4")),
