@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "configs").iterdir())
 BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
 FLOAT32 = {"use_amp": False}
 PROMISES = {
-    "fast": {"batch_size": 16, **BFLOAT16, "compile_model": True, "decoder_attention": "none", "deep_supervision": 0},
+    "fast": {"batch_size": 16, **BFLOAT16, "compile_model": True},
     "production": {**BFLOAT16, "grad_clip": 1.0, "on_oom": "shrink"},
     "max_batch": {"batch_size": 32, **BFLOAT16, "compile_model": True},
     "low_memory": {"batch_size": 4, **BFLOAT16, "accumulation_steps": 4},
