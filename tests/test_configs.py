@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -111,3 +112,12 @@ def test_file_says_in_a_comment_what_it_is_for(file):
     second_line = file.read_text(encoding="utf-8").splitlines()[1]
     assert second_line.startswith("# ")
     assert second_line.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["fast", "production", "max_batch", "low_memory", "older_gpu", "stable"])
+def test_a_preset_says_what_it_gave_as_the_page_on_quality_has_it(name):
+    header = read(name).splitlines()[:4]
+    said = next(match for line in header if (match := re.fullmatch(r"# On DRIVE: Dice (0\.\d+) after (\d+ of \d+) .*", line)))
+    page = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{name}` \| (0\.\d+) \| (\d+ of \d+)", page, re.MULTILINE)
+    assert said.groups() == row.groups()

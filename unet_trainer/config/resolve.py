@@ -27,6 +27,8 @@ from unet_trainer.config.training_choices import NumberFormat
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 # Decided like the others, and said in lines of their own.
+# Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
+PLAIN = {"crops_per_image": 1, "decoder_attention": "none", "deep_supervision": 0.0, "encoder_lr_factor": 1.0, "cutmix": 0.0}
 SAID_ELSEWHERE = ("device", "num_workers", "mask_values", "ignore_value", "in_channels", "image_mean", "image_std", "class_weights")
 
 MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
@@ -147,12 +149,12 @@ class Settings:
         return {name: [decision.source, decision.reason] for name, decision in self.decisions.items()}
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Key, value and reason of each setting that was left open and is not said elsewhere."""
+        """Key, value and reason of each setting that was left open, does something, and is not said elsewhere."""
         taken = as_dict(self.taken)
         return [
             (name, value_text(taken[name]), decision.reason)
             for name, decision in self.decisions.items()
-            if decision.source == "decided" and name not in SAID_ELSEWHERE
+            if decision.source == "decided" and name not in SAID_ELSEWHERE and not (name in PLAIN and taken[name] == PLAIN[name])
         ]
 
 
