@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.images.image_files import read_image, read_mask
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding

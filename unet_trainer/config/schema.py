@@ -55,7 +55,10 @@ class Config:
     mask_suffix: str = key(
         "",
         p.word_or_empty,
-        "what a mask's name has after the image's name, if it is not found by itself: _mask pairs a.jpg with a_mask.png",
+        "what a mask's name has after the image's name, if it is not found by itself: _mask pairs a.jpg with a_mask.png; or the masks' extension: .png",
+    )
+    unpaired: Literal["error", "skip"] = key(
+        "error", p.choice("error", "skip"), "images without a mask and masks without an image: error, or skip: left out and counted"
     )
     num_classes: int = key(
         1,
@@ -75,6 +78,11 @@ class Config:
     )
     val_fraction: float = key(
         0.2, p.number(above=0, below=1, example="0.2"), "share of the pairs held out for validation when there is no val/ folder"
+    )
+    split: Literal["random", "blocks"] = key(
+        "random",
+        p.choice("random", "blocks"),
+        "random: by seed, with the classes in proportion; blocks: for videos and slices, runs of neighbours in the order of their names, with a gap",
     )
     split_file: str | None = key(
         None,
