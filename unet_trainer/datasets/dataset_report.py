@@ -6,12 +6,15 @@ Training and `check` both use this report: a dataset that passes check can be tr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from unet_trainer.config.facts import DatasetFacts, Measurements
-from unet_trainer.config.schema import Config, id_names
+from unet_trainer.config.schema import FIELDS, Config, id_names
+from unet_trainer.datasets.annotation_formats import describe_other_files, find_annotations
 from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
@@ -67,6 +70,8 @@ class DatasetReport:
             self.statistics_reason,
             self.split,
             tuple(self.notices),
+            self.found.num_classes,
+            self.found.class_names,
         )
 
 
@@ -83,6 +88,8 @@ class CheckedDataset:
     statistics_reason: str
     split: Split
     notices: Sequence[str]
+    num_classes: int | None = None  # if annotations say it
+    class_names: tuple[str, ...] | None = None  # likewise
 
     def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
         """The scanned facts of some of the pairs, in their order."""
@@ -116,14 +123,17 @@ def _facts_of(
     return [images[index] for index in indices], [masks[index] for index in indices]
 
 
-def find_dataset(config: Config) -> FoundPairs:
-    """The pairs of data_dir, by its folders or by split_file; raises DataError where they cannot be found."""
+def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
+    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
+
+    Masks are drawn from annotations here; the console shows how far that is.
+    """
     data_dir = Path(config.data_dir)
     if not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
     if config.split_file is None:
-        found = find_in_folders(config, data_dir)
+        found = _find_masks_or_annotations(config, data_dir, console)
     else:
         found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
         if config.group_pattern and any(pair.group for pair in found.pairs):
@@ -131,14 +141,54 @@ def find_dataset(config: Config) -> FoundPairs:
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
 
 
+def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
+    """Masks in folders come first; where there are none, annotations are looked for."""
+    try:
+        found = find_in_folders(config, data_dir)
+    except DataError as error:
+        show_bar = None if console is None else partial(console.bar, keep=False)
+        drawn = find_annotations(
+            data_dir, Path(config.checkpoint_dir), config.image_dir, config.mask_dir, config.class_names, show_bar
+        )
+        if drawn is not None:
+            return drawn
+        others = describe_other_files(data_dir)
+        if not others:
+            raise
+        raise DataError(f"{error}{others}") from None
+    if not found.blocking_message:
+        return found
+    return replace(found, blocking_message=found.blocking_message + describe_other_files(data_dir))
+
+
+def settle_classes(config: Config, found: FoundPairs | CheckedDataset) -> Config:
+    """The config with the number and the names of classes that annotations say, where it leaves them open."""
+    if found.num_classes is None:
+        return config
+    values: dict[str, Any] = {}
+    if "num_classes" not in config.sources and config.num_classes == FIELDS["num_classes"].default:
+        values["num_classes"] = found.num_classes
+    num_classes = values.get("num_classes", config.num_classes)
+    if config.class_names is None and found.class_names is not None:
+        names = found.class_names
+        if num_classes == 2 and len(names) == 1:  # one class as two ids
+            names = ("background", *names)
+        if len(names) == num_classes:
+            values["class_names"] = names
+    sources: Mapping[str, str] = {**config.sources, **dict.fromkeys(values, "annotations")}
+    return replace(config, **values, sources=sources) if values else config
+
+
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
-    report = DatasetReport(found or find_dataset(config))
+    report = DatasetReport(found or find_dataset(config, console))
+    config = settle_classes(config, report.found)
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
         facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
     report.problems += report.found.problems
+    report.notices += report.found.notices
     _keep_readable(report, facts, config.resize_masks)
     if not report.pairs:
         return report
@@ -225,7 +275,11 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         return
     try:
         counts, are_16bit = total_counts(report.masks), all(mask.is_16bit for mask in report.masks)
-        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
+        if config.mask_values == "auto" and config.num_classes == report.found.num_classes:  # drawn, so that the ids are known
+            void = IGNORED if config.ignore_value is None and IGNORED in counts else config.ignore_value
+            coding = MaskCoding(tuple(range(max(2, config.num_classes))), 0, void, "class ids, from the annotations")
+        else:
+            coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
     except DataError as error:
         report.questions.append(f"{error}\n  {describe_rarest_values(report.pairs, report.masks)}")
         return

@@ -43,6 +43,9 @@ class FoundPairs:
     rule: str
     blocking_message: str = ""  # why they cannot be trained on; empty if every file has its partner
     problems: tuple[Problem, ...] = ()  # the same, file by file
+    class_names: tuple[str, ...] | None = None  # if what the masks were made from says them
+    num_classes: int | None = None  # likewise
+    notices: tuple[str, ...] = ()  # what the user should know
 
     @property
     def is_divided(self) -> bool:

@@ -79,20 +79,22 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     if not table.is_file():
         return None
     try:
+        now = find_dataset(config, console)  # first: it draws masks again that are gone
+    except DataError:
+        now = None  # what was added may not pair up yet
+    try:
         earlier = read_split_csv(table, Path(config.data_dir))
     except DataError as error:
         raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
-    try:
-        now = find_dataset(config)
-    except DataError:
-        return earlier  # what was added may not pair up yet
+    if now is None:
+        return earlier
     known = {pair.image for pair in earlier.pairs}
     added = [pair for pair in now.pairs if pair.image not in known]
     if added:
         console.note(
             f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
         )
-    return dataclasses.replace(earlier, rule=f"as the run began, {table}")
+    return dataclasses.replace(earlier, rule=f"as the run began, {table}", num_classes=now.num_classes, class_names=now.class_names)
 
 
 def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[SegmentationDataset, SegmentationDataset]:
