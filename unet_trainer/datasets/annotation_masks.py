@@ -45,7 +45,7 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     NO_AREA: ("point, line or box in space", "points, lines or boxes in space", "left out: without an area"),
     LINE: ("line", "lines", "drawn 10 pixels wide, as the tool does"),
     RECTANGLE: ("rectangle", "rectangles", "filled, as the tool does: the mask has its corners, not the object's outline"),
-    IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as their class, below all objects"),
+    IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as part of its class, below all objects"),
     NO_PIXEL: ("object", "objects", "without a pixel: smaller than one, or outside of the image"),
 }
 

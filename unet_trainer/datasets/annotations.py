@@ -82,14 +82,16 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file; raises DataError with one sentence."""
     try:
         size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise DataError(
-                f"{path} has {size / 2**30:.1f} GiB; annotation files of up to {MAX_FILE_BYTES // 2**30} GiB are read: "
-                "divide it, for example into train and val"
-            )
-        return json.loads(path.read_bytes())
+        data = path.read_bytes() if size <= MAX_FILE_BYTES else b""
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    if size > MAX_FILE_BYTES:
+        raise DataError(
+            f"{path} has {size / 2**30:.1f} GiB; annotation files of up to {MAX_FILE_BYTES / 2**30:g} GiB are read: "
+            "divide it, for example into train and val"
+        )
+    try:
+        return json.loads(data)
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
     except (ValueError, RecursionError, MemoryError) as error:

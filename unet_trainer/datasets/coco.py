@@ -39,7 +39,10 @@ MIN_NUMBERS = 6  # of a polygon: three points
 def is_coco(content: object) -> bool:
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         return False
-    return isinstance(content.get("annotations"), list) and isinstance(content.get("categories"), list)
+    annotations = content.get("annotations")
+    if not isinstance(annotations, list) or not isinstance(content.get("categories"), list):
+        return False
+    return not (annotations and isinstance(annotations[0], dict) and "segments_info" in annotations[0])  # COCO panoptic
 
 
 def read_coco(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIndex, data_dir: Path) -> Annotations:

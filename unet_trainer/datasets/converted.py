@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from unet_trainer.system.atomic_files import write_atomically, write_text_atomic
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 
 FORMAT = 1
+FEW = 8  # files for which starting child processes does not pay
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Converted:
     path: Path
     facts: Any = None
     problem: str = ""
+
+
+_Answer = tuple[Any, str, str]  # facts, the problem of the sources, and why the file cannot be written
 
 
 class ConvertedFiles:
@@ -84,8 +88,7 @@ class ConvertedFiles:
             else:
                 waiting.append(index)
 
-        def convert(index: int, _: ReadStderr) -> tuple[Any, str, str]:
-            """Facts, the problem of the sources, and the reason why the file cannot be written."""
+        def convert(index: int, _: ReadStderr) -> _Answer:
             try:
                 pixels, facts = conversions[index].make()
             except DataError as error:
@@ -97,7 +100,8 @@ class ConvertedFiles:
             return facts, "", ""
 
         try:
-            with contextlib.closing(forked_map(convert, waiting, num_workers)) as answers:
+            answers = forked_map(convert, waiting, num_workers) if len(waiting) > FEW else _one_by_one(convert, waiting)
+            with contextlib.closing(answers):
                 for position, answer in answers:
                     index = waiting[position]
                     if isinstance(answer, Crash):
@@ -117,6 +121,13 @@ class ConvertedFiles:
         """After the last file: what was written is found again at the next start."""
         with contextlib.suppress(OSError):  # then it is written anew
             write_text_atomically(self._index, json.dumps({"stamps": self._known, "facts": self._facts}))
+
+
+def _one_by_one(
+    convert: Callable[[int, ReadStderr], _Answer], items: Sequence[int]
+) -> Generator[tuple[int, _Answer | Crash], None, None]:
+    for position, item in enumerate(items):
+        yield position, convert(item, lambda: "")
 
 
 def _write(path: Path, pixels: Pixels) -> None:

@@ -71,6 +71,8 @@ class _Reader:
                 while chunk := file.read(CHUNK):
                     parser.Parse(chunk, False)
                 parser.Parse(b"", True)
+        except DataError:
+            raise
         except OSError as error:
             raise DataError(f"{self.path} cannot be read ({error.strerror})") from None
         except (expat.ExpatError, LookupError, ValueError) as error:  # the last two for an unknown encoding
@@ -106,6 +108,8 @@ def xml_root(path: Path) -> str:
     try:
         with path.open("rb") as file:
             parser.Parse(file.read(65536), False)
+    except DataError:
+        raise
     except (OSError, expat.ExpatError, LookupError, ValueError):
         pass
     return reader.root
@@ -219,11 +223,12 @@ def _runs(text: str) -> list[int]:
 
 def _number(attributes: Mapping[str, str], name: str, default: float | None = None) -> float:
     if name not in attributes and default is not None:
-        return default
+        return float(default)
     try:
-        return as_number(float(attributes.get(name, "")), name)
+        number = float(attributes.get(name, ""))
     except ValueError:
         raise EntryError(f"{name} is {show(attributes.get(name))}; need a number") from None
+    return as_number(number, name)
 
 
 def _whole(attributes: Mapping[str, str], name: str, default: float | None = None) -> int:

@@ -113,7 +113,7 @@ def read_yolo_seg(found: Mapping[Path, Sequence[Path]], index: ImageIndex, data_
     unlabelled = [image for image in index.files if image not in labels]
     if unlabelled:
         notices.append(
-            f"{counted(len(unlabelled), 'image')} without a label file count as all background, as in YOLO: "
+            f"all background, as in YOLO: {counted(len(unlabelled), 'image')} without a label file, "
             f"{first_few(image.name for image in unlabelled)}"
         )
     return Annotations("YOLO", files, classes, order, images, True, "the smaller object is on top", notices)
@@ -202,9 +202,10 @@ def _read_shape(words: Sequence[str], names: Sequence[str], height: int, width: 
     if len(words) == BOX_NUMBERS + 1:
         raise EntryError("four numbers, a box, among polygons, and a box is no mask; draw its outline, or remove it")
     try:
-        points = check_points([float(word) for word in words[1:]], "the line")
+        numbers = [float(word) for word in words[1:]]
     except ValueError:
         raise EntryError(f"{show(' '.join(words))}; need a class and numbers") from None
+    points = check_points(numbers, "the line")
     if len(points) < 3:
         return Shape(label, None, SHORT)
     if abs(points).max() > FURTHEST:
