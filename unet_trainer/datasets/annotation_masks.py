@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,9 @@ def draw_masks(
         _describe(annotations, is_divided, num_test),
         describe_problems(found, NUM_NAMED),
         found,
-        classes if len(classes) == 1 else ("background", *classes),
-        1 if len(classes) == 1 else len(classes) + 1,
-        (*annotations.notices, *_notices(annotations, images, drawn, index)),
+        class_names=classes if len(classes) == 1 else ("background", *classes),
+        num_classes=1 if len(classes) == 1 else len(classes) + 1,
+        notices=(*annotations.notices, *_notices(annotations, images, drawn, index)),
     )
 
 
@@ -178,10 +179,7 @@ def _refuse_twice(images: Sequence[AnnotatedImage]) -> None:
 def _unique_names(pairs: Sequence[Pair]) -> list[Pair]:
     """Pairs of a.jpg and a.png have their extensions in their names."""
     counts = Counter(pair.name for pair in pairs)
-    return [
-        pair if counts[pair.name] == 1 else Pair(f"{pair.name}{pair.image.suffix}", pair.image, pair.mask, pair.part, pair.group)
-        for pair in pairs
-    ]
+    return [pair if counts[pair.name] == 1 else replace(pair, name=f"{pair.name}{pair.image.suffix}") for pair in pairs]
 
 
 def _describe(annotations: Annotations, is_divided: bool, num_test: int) -> str:
