@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
@@ -51,10 +52,10 @@ def test_a_rectangle_of_whole_pixels_has_exactly_these():
     assert patch.num_pixels == 12
 
 
-def test_at_half_pixels_the_left_and_upper_edge_count_and_the_right_and_lower_do_not():
-    """Edges at 0.5 and 2.5 pass through centres: 0 and 1 are in, 2 is out."""
+def test_at_half_pixels_the_right_and_lower_edge_count_and_the_left_and_upper_do_not():
+    """Edges at 0.5 and 2.5 pass through centres: 0 is out, 1 and 2 are in."""
     patch = fill_polygon(polygon((0.5, 0.5), (2.5, 0.5), (2.5, 2.5), (0.5, 2.5)), 4, 4)
-    assert on_image(patch, 4, 4) == ["##..", "##..", "....", "...."]
+    assert on_image(patch, 4, 4) == ["....", ".##.", ".##.", "...."]
 
 
 def test_a_centre_just_inside_counts_and_one_just_outside_does_not():
@@ -63,8 +64,8 @@ def test_a_centre_just_inside_counts_and_one_just_outside_does_not():
 
 
 def test_a_triangle_by_hand():
-    """Right angle at the origin, both legs 4: row y has the centres x + 0.5 < 4 - (y + 0.5)."""
-    assert on_image(fill_polygon(polygon((0, 0), (4, 0), (0, 4)), 4, 4), 4, 4) == ["###.", "##..", "#...", "...."]
+    """Right angle at the origin, both legs 4: row y has the centres x + 0.5 ≤ 4 - (y + 0.5)."""
+    assert on_image(fill_polygon(polygon((0, 0), (4, 0), (0, 4)), 4, 4), 4, 4) == ["####", "###.", "##..", "#..."]
 
 
 def test_the_direction_and_the_first_point_do_not_matter():
@@ -119,7 +120,7 @@ def inside_by_definition(points, height, width):
         for column in range(width):
             x, y, is_inside = column + 0.5, row + 0.5, False
             for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
-                if (y0 <= y) != (y1 <= y) and x0 + (y - y0) * (x1 - x0) / (y1 - y0) <= x:
+                if (y0 < y) != (y1 < y) and x0 + (y - y0) * (x1 - x0) / (y1 - y0) < x:
                     is_inside = not is_inside
             image[row, column] = is_inside
     return ["".join("#" if pixel else "." for pixel in row) for row in image]
@@ -147,6 +148,19 @@ def test_pycocotools_agrees_to_within_a_pixel_of_the_border():
         outline = draw_line(np.vstack([points, points[:1]]), 2.0, 100, 120)  # up to a pixel away from it
         assert ours.sum() > 20
         assert not ((ours != theirs) & (whole_image(outline, 100, 120) == 0)).any()
+
+
+def test_pycocotools_agrees_exactly_where_outlines_pass_through_centres():
+    """The contours of masks, from pixel to pixel: on which side a centre on the edge lies is the same."""
+    mask_utils = pytest.importorskip("pycocotools.mask", reason="pycocotools is not installed")
+    noise = cv2.GaussianBlur(np.random.default_rng(2).random((90, 110)), (0, 0), 4)
+    contours, _ = cv2.findContours((noise > np.median(noise)).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    outlines = [contour[:, 0].astype(np.float64) + 0.5 for contour in contours if len(contour) > 2]
+    assert len(outlines) > 5
+    for outline in outlines:
+        (encoded,) = mask_utils.frPyObjects([outline.ravel().tolist()], 90, 110)
+        theirs = fill_runs(decompress_runs(encoded["counts"].decode()), 90, 110)
+        assert (whole_image(fill_polygon(outline, 90, 110), 90, 110) == whole_image(theirs, 90, 110)).all()
 
 
 def test_a_circle_has_the_centres_within_its_radius():

@@ -94,6 +94,13 @@ def test_an_empty_label_file_and_none_are_background_and_said(folder):
     )
 
 
+def test_edges_through_centres_are_as_exact_as_in_pixels(folder):
+    """From 3.5 to 8.5 of 11 columns, as shares that are not exact: 3.5 is out, 8.5 is in."""
+    folder.image("a.png", 11, 2)
+    folder.write("a.txt", " ".join(["0", *(f"{x / 11!r} {y}" for x, y in ((3.5, 0), (8.5, 0), (8.5, 1), (3.5, 1)))]))
+    assert folder.masks() == {"a": ["00001111100"] * 2}
+
+
 def test_boxes_are_no_masks(folder):
     folder.image("images/a.jpg")
     folder.write("labels/a.txt", "0 0.5 0.5 0.2 0.2\n0 0.1 0.1 0.05 0.05\n")

@@ -34,6 +34,7 @@ MAX_LABEL_BYTES = 64 * 2**20
 MAX_NAMES_BYTES = 2**20
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
 BOX_NUMBERS = 4
+DECIMALS = 6  # of a pixel; shares of an image are not exact
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
@@ -210,4 +211,5 @@ def _read_shape(words: Sequence[str], names: Sequence[str], height: int, width: 
         return Shape(label, None, SHORT)
     if abs(points).max() > FURTHEST:
         raise EntryError(f"{show(float(abs(points).max()))} is no share of the image; need numbers from 0 to 1, not pixels")
-    return Shape(label, fill_polygon(points * (width, height), height, width))
+    outline = (points * (width, height)).round(DECIMALS)  # 0.7 × 10 is 7, not 6.999…
+    return Shape(label, fill_polygon(outline, height, width))
