@@ -141,9 +141,7 @@ def test_many_masks_are_drawn_in_child_processes_with_a_bar(folder, drawn):
 
 def test_an_image_that_is_annotated_twice_is_refused(folder):
     folder.write("again.json", {"shapes": [], "imagePath": "a.png"})
-    with pytest.raises(
-        DataError, match=r"a\.png is annotated twice: .*a\.json and .*again\.json; remove one of them, or set mask_dir"
-    ):
+    with pytest.raises(DataError, match=r"a\.png is annotated twice: a\.json and again\.json; remove one of them, or set mask_dir"):
         folder.find()
 
 
@@ -152,9 +150,7 @@ def test_an_image_that_cannot_be_read_is_a_problem_of_its_own(folder):
     found = folder.find()
     assert [pair.name for pair in found.pairs] == ["a", "c"]
     (line,) = found.problems[0].lines
-    assert line.startswith(
-        f"{folder.path}/b.json: {folder.path}/b.png: a pointer of git-lfs, not the file itself; run git lfs pull"
-    )
+    assert line.startswith("b.json: the file b.png: a pointer of git-lfs, not the file itself; run git lfs pull")
 
 
 def test_a_decompression_bomb_gets_no_mask(folder):
@@ -190,7 +186,7 @@ def test_a_mask_has_the_size_of_its_image(folder):
     ids, notes = draw_mask(annotated(folder.path / "a.png", None, Shape("cat", patch)), {"cat": 5}, False)
     assert ids.tolist() == [[5, 5, 0, 0]] * 3
     assert notes == {}
-    with pytest.raises(EntryError, match=r"annotated at 3×4, and .*a\.png has 4×3 pixels$"):
+    with pytest.raises(EntryError, match=r"annotated at 3×4, and the file a\.png has 4×3 pixels$"):
         draw_mask(annotated(folder.path / "a.png", (4, 3)), {}, False)
 
 

@@ -129,7 +129,7 @@ def test_an_image_without_annotations_is_background_one_without_a_file_and_one_t
     found = folder.find()
     assert folder.masks() == {"images/a": ["1111"] * 3, "images/b": ["0000"] * 3}
     assert found.notices == (
-        f"1 image of coco.json not in {folder.path}, left out: gone.jpg",
+        "1 image of coco.json without a readable file left out: gone.jpg",
         "1 image without any annotation counts as all background: b.jpg",
         "1 image file that no annotation names left out: images/c.jpg",
     )
@@ -220,9 +220,9 @@ def test_a_box_among_outlines_is_refused_with_its_entry_and_the_others_are_found
     assert [pair.name for pair in found.pairs] == ["a"]
     assert found.blocking_message == (
         "1 annotations that cannot be used:\n"
-        f"  {folder.path}/coco.json, image 'b.png': annotation 2: a box without an outline, and a box is no mask; draw its outline, "
+        "  coco.json, image 'b.png': annotation 2: a box without an outline, and a box is no mask; draw its outline, "
         "or remove it\n"
-        "  Fix: correct these entries, or remove them"
+        "  Fix: correct these entries, or their image files, or remove them"
     )
 
 
@@ -231,7 +231,7 @@ def test_another_size_than_that_of_the_file_is_refused_by_name(folder):
     folder.image("b.png", 5, 3)
     folder.write("coco.json", coco([(1, "a.png", 4, 3), (2, "b.png", 4, 3)], [(1, 1, [box(0, 0, 1, 1)])]))
     (line,) = folder.find().problems[0].lines
-    assert line == f"{folder.path}/coco.json, image 'b.png': annotated at 4×3, and {folder.path}/b.png has 5×3 pixels"
+    assert line == "coco.json, image 'b.png': annotated at 4×3, and the file b.png has 5×3 pixels"
 
 
 def test_without_a_size_that_of_the_file_counts(folder):
@@ -298,7 +298,7 @@ def test_a_wrong_outline_is_refused_with_its_entry(folder, segmentation, reason)
     folder.write("coco.json", json.dumps(coco(images, [(1, 1, [box(0, 0, 1, 1)]), (2, 1, segmentation)])))
     found = folder.find()
     (line,) = found.problems[0].lines
-    assert re.fullmatch(rf".*coco\.json, image 'b\.png': annotation 2: {reason}.*", line)
+    assert re.fullmatch(rf"coco\.json, image 'b\.png': annotation 2: {reason}.*", line)
     assert line in found.blocking_message
 
 
@@ -310,7 +310,7 @@ def test_a_name_that_leads_out_of_the_folder_finds_only_files_inside(folder, tmp
     )
     found = folder.find()
     assert [pair.image for pair in found.pairs] == [folder.path / "a.png"]
-    assert found.notices[0].startswith(f"2 images of coco.json not in {folder.path}, left out: ../secret.png, ")
+    assert found.notices[0].startswith("2 images of coco.json without a readable file left out: ../secret.png, ")
 
 
 def test_no_image_at_all_is_an_error_that_names_some(folder):

@@ -147,7 +147,7 @@ def test_images_without_a_file_and_without_shapes(folder):
     folder.image("images/b.png")
     folder.write("annotations.xml", document(image("a.png", polygon()), image("b.png"), image("gone.png")))
     found = folder.find()
-    assert f"1 image of annotations.xml not in {folder.path}, left out: gone.png" in found.notices
+    assert "1 image of annotations.xml without a readable file left out: gone.png" in found.notices
     assert "1 image without any annotation counts as all background: b.png" in found.notices
     folder.write("annotations.xml", document(image("gone.png", polygon())))
     with pytest.raises(DataError, match=r"annotations\.xml \(CVAT\) lists 1 image, and no such file is in .*: gone\.png"):
@@ -208,7 +208,7 @@ def test_a_wrong_shape_is_refused_with_its_entry(folder, shape, reason):
 
 @pytest.mark.parametrize(("text", "reason"), [
     (document(image("a.png", polygon()))[:-30], "is not valid XML .*; was it cut off"),
-    (document('<image id="0" width="4" height="3"></image>'), "image 1: it has no name"),
+    (document('<image id="0" width="4" height="3"></image>'), "image 'number 1': it has no name"),
     (document(image("a.png", width=0)), "image 'a.png': width is 0; need a whole number"),
     (document(image("a.png", height="many")), "image 'a.png': height is 'many'; need a number"),
     (document(image("a.png", polygon()), meta="<meta><task><labels><label><name>a\nb\t</name></label><label><name></name></label></labels></task></meta>"),

@@ -499,7 +499,7 @@ def test_what_annotations_leave_out_is_a_notice_and_what_is_wrong_a_problem(tmp_
     dataset.image(5, noise(5)[:10])
     report = dataset.report()
     assert "1 image file that no annotation names left out: images/6.png" in report.notices
-    assert f"annotated at 30×20, and {dataset.folder}/images/5.png has 30×10 pixels" in report.blocking_message
+    assert "annotations.json, image '5.png': annotated at 30×20, and the file 5.png has 30×10 pixels" in report.blocking_message
     assert len(report.pairs) == 5
 
 

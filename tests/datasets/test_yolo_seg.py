@@ -112,7 +112,7 @@ def test_boxes_are_no_masks(folder):
     folder.write("labels/b.txt", f"{LEFT}\n0 0.5 0.5 0.2 0.2\n")
     lines = folder.find().problems[0].lines if folder.write("labels/a.txt", LEFT) else ()
     assert lines == (
-        f"{folder.path}/labels/b.txt: line 2: four numbers, a box, among polygons, and a box is no mask; draw its outline, or remove it",
+        "labels/b.txt: line 2: four numbers, a box, among polygons, and a box is no mask; draw its outline, or remove it",
     )
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_line_is_refused_with_its_number(folder, line, reason):
     folder.write("labels/b.txt", f"{LEFT}\n\n{line}\n")
     folder.write("data.yaml", "names: [cat]")
     (found,) = folder.find().problems[0].lines
-    assert found == f"{folder.path}/labels/b.txt: line 3: {reason}"
+    assert found == f"labels/b.txt: line 3: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     if not kinds:
         return None
     if not index.files:
-        raise DataError(f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images")
+        others = describe_other_files(index.root)
+        raise DataError(f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images{others}")
     if by_kind["COCO"]:
         return read_coco(by_kind["COCO"], index, data_dir)
     if by_kind["LabelMe"]:

@@ -39,7 +39,7 @@ from unet_trainer.system.resources import count_cores
 
 NUM_NAMED = 20  # problems in a message
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
-FIX = "correct these entries, or remove them"
+FIX = "correct these entries, or their image files, or remove them"
 # Shapes in words, for one and for several, and what is done with them.
 NOTES: Mapping[str, tuple[str, str, str]] = {
     SHORT: ("outline", "outlines", "of fewer than 3 points left out"),
@@ -152,13 +152,13 @@ def _image_size(path: Path) -> tuple[int, int]:
             return size
         height, width, _ = decode_image(data).shape
     except ReadError as error:
-        raise EntryError(f"{path}: {error}") from None
+        raise EntryError(f"the file {path.name}: {error}") from None
     return height, width
 
 
 def _describe_sizes(image: AnnotatedImage, size: tuple[int, int]) -> str:
     assert image.size is not None
-    text = f"annotated at {image.size[1]}×{image.size[0]}, and {image.image} has {size[1]}×{size[0]} pixels"
+    text = f"annotated at {image.size[1]}×{image.size[0]}, and the file {image.image.name} has {size[1]}×{size[0]} pixels"
     if image.size == size[::-1] and headers.is_turned(read_bytes(image.image)):
         text += " (rotated by its EXIF orientation; the annotation is not)"
     return text

@@ -27,6 +27,7 @@ MAX_FILE_BYTES = 2**30
 MAX_SIDE, MAX_PIXELS = 2**20, 2**30
 MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continent
 MAX_NAME = 100  # characters
+MAX_SHOWN, MAX_PATH = 60, 250  # characters of a value and of a file's name in a message
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 
 BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
@@ -108,13 +109,22 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise DataError(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8'})") from None
 
 
-def show(value: object) -> str:
+def show(value: object, most: int = MAX_SHOWN) -> str:
     """A value for a message, on one line and not long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
         return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def entry_name(path: Path, data_dir: Path, name: str) -> str:
+    """An image in an annotation file, for a message: coco.json, image 'a.png'."""
+    return f"{relative(path, data_dir)}, image {show(name, MAX_PATH)}"
+
+
+def relative(path: Path, data_dir: Path) -> str:
+    return str(path.relative_to(data_dir) if path.is_relative_to(data_dir) else path)
 
 
 def as_list(value: object, what: str) -> list[Any]:

@@ -24,6 +24,8 @@ from unet_trainer.datasets.annotations import (
     as_size,
     check_points,
     choose_classes,
+    entry_name,
+    relative,
     show,
 )
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
@@ -47,7 +49,7 @@ def is_coco(content: object) -> bool:
 
 def read_coco(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIndex, data_dir: Path) -> Annotations:
     """The annotations of one or several COCO files; raises DataError."""
-    names = ", ".join(_relative(path, data_dir) for path, _ in files)
+    names = ", ".join(relative(path, data_dir) for path, _ in files)
     declared: dict[str, None] = {}
     used: set[str] = set()
     images: list[AnnotatedImage] = []
@@ -67,13 +69,9 @@ def read_coco(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIndex
             "put the images there, or set image_dir to their folder"
         )
     if missing:
-        notices.append(f"{counted(len(missing), 'image')} of {names} not in {index.root}, left out: {first_few(missing)}")
+        notices.append(f"{counted(len(missing), 'image')} of {names} without a readable file left out: {first_few(missing)}")
     classes, unused = choose_classes(declared, used, "COCO", names)
     return Annotations("COCO", names, classes, "by category id", images, True, "the smaller object is on top", notices + unused)
-
-
-def _relative(path: Path, data_dir: Path) -> str:
-    return str(path.relative_to(data_dir) if path.is_relative_to(data_dir) else path)
 
 
 class _CocoFile:
@@ -137,7 +135,7 @@ class _CocoFile:
             listed.add(identity)
             if not isinstance(name, str) or not name:
                 raise self._error("image", number, f"file_name is {show(name)}; need a text")
-            where = f"{self.path}, image {show(name)}"
+            where = entry_name(self.path, data_dir, name)
             try:
                 has_size = (entry.get("height"), entry.get("width")) != (None, None)
                 size = as_size(entry.get("height"), entry.get("width")) if has_size else None

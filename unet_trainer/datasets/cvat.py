@@ -27,6 +27,8 @@ from unet_trainer.datasets.annotations import (
     as_size,
     check_points,
     choose_classes,
+    entry_name,
+    relative,
     show,
 )
 from unet_trainer.datasets.image_lookup import ImageIndex, part_in, part_of_file
@@ -117,7 +119,7 @@ def xml_root(path: Path) -> str:
 
 def read_cvat(files: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotations:
     """The annotations of one or several CVAT files; raises DataError."""
-    names = ", ".join(str(path.relative_to(data_dir) if path.is_relative_to(data_dir) else path) for path in files)
+    names = ", ".join(relative(path, data_dir) for path in files)
     declared: dict[str, None] = {}
     used: set[str] = set()
     images: list[AnnotatedImage] = []
@@ -134,7 +136,8 @@ def read_cvat(files: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annot
         except EntryError as error:
             raise DataError(f"{path}: {error}") from None
         for number, found in enumerate(reader.images):
-            annotated, name = _read_image(path, number, found, index, part_of_file(path, data_dir, by_name=True), used)
+            where = entry_name(path, data_dir, found.attributes.get("name") or f"number {number + 1}")
+            annotated, name = _read_image(path, where, found, index, part_of_file(path, data_dir, by_name=True), used)
             if annotated is None:
                 missing.append(name)
             else:
@@ -146,19 +149,18 @@ def read_cvat(files: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annot
         )
     notices = []
     if missing:
-        notices.append(f"{counted(len(missing), 'image')} of {names} not in {index.root}, left out: {first_few(missing)}")
+        notices.append(f"{counted(len(missing), 'image')} of {names} without a readable file left out: {first_few(missing)}")
     classes, unused = choose_classes([*declared, *sorted(used)], used, "CVAT", names)
     order, rule = "in the order of the labels", "the higher z_order, then the later shape, is on top"
     return Annotations("CVAT", names, classes, order, images, False, rule, notices + unused)
 
 
 def _read_image(
-    path: Path, number: int, found: _Image, index: ImageIndex, part: str, used: set[str]
+    path: Path, where: str, found: _Image, index: ImageIndex, part: str, used: set[str]
 ) -> tuple[AnnotatedImage | None, str]:
     """The annotated image, None if its file is missing, and its name. Adds the labels of its filled shapes to `used`."""
     attributes = found.attributes
     name = attributes.get("name", "")
-    where = f"{path}, image {show(name) if name else number + 1}"
     try:
         if not name:
             raise EntryError("it has no name")

@@ -28,6 +28,7 @@ from unet_trainer.datasets.annotations import (
     choose_classes,
     decode_base64,
     decode_bitmap,
+    relative,
     show,
 )
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
@@ -37,6 +38,7 @@ from unet_trainer.images.image_files import DataError, Pixels
 from unet_trainer.system.console import counted
 
 LINE_WIDTH = 10.0  # pixels
+WITHOUT_AREA = ("point", "points")
 FIRST_NAMED = 3
 
 
@@ -50,14 +52,15 @@ def read_labelme(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIn
     missing: list[str] = []
     used: set[str] = set()
     for path, content in files:
+        where = relative(path, data_dir)
         try:
             shapes = [as_dict(shape, f"shape {number + 1}") for number, shape in enumerate(content["shapes"])]
             labels = [as_name(shape.get("label"), f"label of shape {number + 1}") for number, shape in enumerate(shapes)]
             has_size = (content.get("imageHeight"), content.get("imageWidth")) != (None, None)
             size = as_size(content.get("imageHeight"), content.get("imageWidth")) if has_size else None
         except EntryError as error:
-            raise DataError(f"{path}: {error}") from None
-        used |= set(labels)
+            raise DataError(f"{where}: {error}") from None
+        used |= {label for label, shape in zip(labels, shapes, strict=True) if shape.get("shape_type") not in WITHOUT_AREA}
         part = part_of_file(path, data_dir, by_name=False)
         name = content["imagePath"]
         image = index.find(name, path.parent, part) if isinstance(name, str) else None
@@ -66,7 +69,7 @@ def read_labelme(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIn
             missing.append(f"{path.name} ({name if isinstance(name, str) else 'no imagePath'})")
             continue
         read = partial(_read_shapes, shapes, labels)
-        images.append(AnnotatedImage(image, part or index.part_of(image), (path,), str(path), size, len(shapes), read))
+        images.append(AnnotatedImage(image, part or index.part_of(image), (path,), where, size, len(shapes), read))
     names = f"{counted(len(files), 'JSON file')} such as {files[0][0].name}"
     if not images:
         raise DataError(
@@ -91,7 +94,7 @@ def _read_shapes(shapes: Sequence[Mapping[str, Any]], labels: Sequence[str], hei
 def _read_shape(shape: Mapping[str, Any], label: str, height: int, width: int) -> Shape:
     kind = shape.get("shape_type") or "polygon"  # old files have no shape_type
     points = as_points(shape.get("points"), "points")
-    if kind in ("point", "points"):
+    if kind in WITHOUT_AREA:
         return Shape(label, None, NO_AREA)
     if kind == "mask":
         _need(points, 2, kind)

@@ -32,6 +32,7 @@ from unet_trainer.datasets.annotations import (
     choose_classes,
     decode_base64,
     decode_bitmap,
+    relative,
     show,
 )
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
@@ -71,12 +72,13 @@ def read_supervisely(
     missing: list[str] = []
     used: set[str] = set()
     for path, content in files:
+        where = relative(path, data_dir)
         try:
             objects = [as_dict(item, f"object {number + 1}") for number, item in enumerate(content["objects"])]
             labels = [as_name(item.get("classTitle"), f"classTitle of object {number + 1}") for number, item in enumerate(objects)]
             size = as_size(content["size"].get("height"), content["size"].get("width"))
         except EntryError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{where}: {error}") from None
         used |= {label for label, item in zip(labels, objects, strict=True) if item.get("geometryType") in FILLED}
         dataset = path.parent.parent
         part = part_of_file(path, data_dir, by_name=False)
@@ -85,7 +87,7 @@ def read_supervisely(
             missing.append(path.name)
             continue
         read = partial(_read_shapes, objects, labels)
-        images.append(AnnotatedImage(image, part or index.part_of(image), (path,), str(path), size, len(objects), read))
+        images.append(AnnotatedImage(image, part or index.part_of(image), (path,), where, size, len(objects), read))
     names = f"{counted(len(files), 'JSON file')} such as {files[0][0].name}"
     if not images:
         raise DataError(

@@ -22,6 +22,7 @@ from unet_trainer.datasets.annotations import (
     check_points,
     choose_classes,
     read_text,
+    relative,
     show,
 )
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
@@ -97,7 +98,7 @@ def read_yolo_seg(found: Mapping[Path, Sequence[Path]], index: ImageIndex, data_
             num_boxes += len(words) == BOX_NUMBERS + 1
         num_lines += len(lines)
         part = _part_by_yaml(image, folders) or index.part_of(image)
-        where = str(image if path is None else path)
+        where = relative(path or image, data_dir)
         read = partial(_read_shapes, path, names)
         images.append(AnnotatedImage(image, part, () if path is None else (path,), where, None, len(lines), read))
     files = f"{counted(len(labels), 'text file')} such as {min(labels.values()).name}"
