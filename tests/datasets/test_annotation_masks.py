@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from unet_trainer.datasets.annotation_masks import draw_mask
 from unet_trainer.datasets.annotations import AnnotatedImage, EntryError, Shape
 from unet_trainer.datasets.rasterize import box_corners, fill_polygon
 from unet_trainer.images.image_files import DataError, read_mask
+from unet_trainer.system.console import Console
 
 BOXES = {"cat": [[0, 0], [4, 0], [4, 1], [0, 1]], "dog": [[0, 1], [4, 1], [4, 2], [0, 2]]}
 
@@ -124,16 +127,13 @@ def test_many_masks_are_drawn_in_child_processes_with_a_bar(folder, drawn):
         write_labels(folder, str(number), "cat")
     steps = []
 
-    class Bar:
-        def tick(self):
-            steps.append(1)
+    class Terminal(Console):
+        @contextmanager
+        def bar(self, label, total, keep=True):
+            steps.append((label, total))
+            yield SimpleNamespace(tick=lambda: steps.append(1))
 
-    @contextmanager
-    def show_bar(label, total):
-        steps.append((label, total))
-        yield Bar()
-
-    found = folder.find(show_bar=show_bar)
+    found = folder.find(console=Terminal(io.StringIO()))
     assert steps == [("Drawing masks from annotations:", 15), *[1] * 15]
     assert drawn == []  # not in this process
     assert len(folder.masks()) == len(found.pairs) == 15

@@ -157,7 +157,8 @@ def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
         ("valid0_jpg.rf.0a1b2c.jpg", "val"),
     ]
     assert (found.num_classes, found.class_names, found.notices) == (1, ("cell",), ())
-    assert "1 image of test not used; as they are divided into train and val" in found.rule
+    assert [(pair.image.name, pair.part) for pair in found.test] == [("test0_jpg.rf.0a1b2c.jpg", "test")]
+    assert found.rule.endswith("as they are divided into train and val")
 
 
 def test_cocos_own_folder(folder):

@@ -17,6 +17,7 @@ from unet_trainer.datasets.class_statistics import class_ids
 from unet_trainer.datasets.dataset_report import build_dataset_report, describe_sizes, find_dataset, settle_classes
 from unet_trainer.datasets.image_kind import ImageKind
 from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import Question
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
 from unet_trainer.system.console import Console
@@ -539,6 +540,20 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path):
     dataset = Dataset(tmp_path)
     (dataset.folder / "images/3.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert "images/3.png: a pointer of git-lfs, not the file itself; run git lfs pull" in dataset.report().blocking_message
+
+
+def test_where_masks_can_be_chosen_from_annotations_that_are_not_read_are_no_matter(tmp_path):
+    dataset = Dataset(tmp_path)
+    (dataset.folder / "labels").mkdir()
+    for path in (dataset.folder / "masks").iterdir():
+        shutil.copy(path, dataset.folder / "labels")
+    (dataset.folder / "broken.json").write_text("{")
+    with pytest.raises(Question, match=r"mask_dir: 2 folders in .* could hold the masks"):
+        dataset.report()
+    shutil.rmtree(dataset.folder / "labels")
+    shutil.rmtree(dataset.folder / "masks")
+    with pytest.raises(DataError, match=r"1 annotation file that cannot be read:\n  .*broken\.json is not valid JSON"):
+        dataset.report()
 
 
 def test_an_archive_is_told_to_be_unpacked(tmp_path):

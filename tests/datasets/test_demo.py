@@ -17,7 +17,7 @@ from helpers.project import ROOT
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.class_statistics import total_counts
 from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
-from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.images.image_files import read_image, read_mask
 from unet_trainer.images.mask_coding import build_coding

@@ -143,7 +143,7 @@ def test_train_and_val_folders_divide_the_data(folder):
         folder.write(f"{part}/a.json", labelme("a.jpg", [shape("cat", BOX)]))
     found = folder.find()
     assert [(pair.name, pair.part) for pair in found.pairs] == [("train/a", "train"), ("val/a", "val")]
-    assert "1 image of test not used" in found.rule
+    assert [(pair.name, pair.part) for pair in found.test] == [("test/a", "test")]
 
 
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder, tmp_path):

@@ -8,24 +8,23 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.datasets.annotation_masks import ShowBar, draw_masks
+from unet_trainer.datasets.annotation_masks import draw_masks
 from unet_trainer.datasets.annotations import Annotations, read_json
 from unet_trainer.datasets.coco import is_coco, read_coco
 from unet_trainer.datasets.cvat import read_cvat, xml_root
+from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.image_lookup import ImageIndex
 from unet_trainer.datasets.labelme import is_labelme, read_labelme
-from unet_trainer.datasets.layouts import list_files
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.supervisely import is_supervisely, is_supervisely_meta, read_supervisely
 from unet_trainer.datasets.yolo_seg import find_labels, looks_like_labels, read_yolo_seg
 from unet_trainer.images.foreign_formats import describe_file
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import Console, counted
 
 EXTENSIONS = frozenset([".json", ".xml", ".txt", ".ndjson", ".jsonl"])
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
@@ -36,13 +35,17 @@ MAX_LISTED = 3  # kinds of files that are no images
 Content = tuple[Path, Mapping[str, Any]]
 
 
+class UnknownAnnotations(DataError):
+    """There are annotations, none of them of a format that is read."""
+
+
 def find_annotations(
     data_dir: Path,
     checkpoint_dir: Path,
     image_dir: str | None = None,
     mask_dir: str | None = None,
     class_names: Sequence[str] | None = None,
-    show_bar: ShowBar | None = None,
+    console: Console | None = None,
 ) -> FoundPairs | None:
     """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises DataError.
 
@@ -59,18 +62,7 @@ def find_annotations(
     images = [path for path in list_files(image_root) if not path.resolve().is_relative_to(skipped)]
     index = ImageIndex(image_root, images)
     annotations = _read(texts, index, data_dir)
-    if annotations is None:
-        return None
-
-    def no_bar(label: str, total: int) -> Any:
-        return nullcontext(_NoBar())
-
-    return draw_masks(annotations, index, data_dir, checkpoint_dir, class_names, show_bar or no_bar)
-
-
-class _NoBar:
-    def tick(self) -> None:
-        """Nothing is shown."""
+    return None if annotations is None else draw_masks(annotations, index, data_dir, checkpoint_dir, class_names, console)
 
 
 def _list_annotations(place: Path, checkpoint_dir: Path) -> list[Path]:
@@ -103,15 +95,16 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     ]
     if len(kinds) > 1:
         raise DataError(f"mask_dir: annotations of {' and '.join(kinds)} in {data_dir}; set mask_dir to the folder or file of one")
-    if broken and (kinds or not unknown):
-        raise DataError(f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED]))
-    if unknown and not kinds:
-        raise DataError(unknown[0])
+    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
     if not kinds:
+        if unknown or broken:
+            raise UnknownAnnotations(unknown[0] if unknown else cannot)
         return None
+    if broken:
+        raise DataError(cannot)
     if not index.files:
-        others = describe_other_files(index.root)
-        raise DataError(f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images{others}")
+        text = f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images"
+        raise DataError("\n  ".join([text, *describe_other_files(index.root)]))
     if by_kind["COCO"]:
         return read_coco(by_kind["COCO"], index, data_dir)
     if by_kind["LabelMe"]:
@@ -208,8 +201,8 @@ def _first_with_text(labels: Mapping[Path, Sequence[Path]]) -> list[Path]:
     return list(islice(with_text, NUM_LOOKED_AT))
 
 
-def describe_other_files(folder: Path) -> str:
-    """What the files are that could hold images and are not read, a line for each kind; empty if there are none."""
+def describe_other_files(folder: Path) -> list[str]:
+    """What the files are that could hold images and are not read, a line for each kind."""
     kinds: Counter[str] = Counter()
     examples: dict[str, Path] = {}
     num_looked_at = 0
@@ -227,6 +220,4 @@ def describe_other_files(folder: Path) -> str:
             if what:
                 kinds[what] += 1
                 examples.setdefault(what, path.relative_to(folder))
-    return "".join(
-        f"\n  {counted(number, 'file')} such as {examples[what]}: {what}" for what, number in kinds.most_common(MAX_LISTED)
-    )
+    return [f"{counted(number, 'file')} such as {examples[what]}: {what}" for what, number in kinds.most_common(MAX_LISTED)]

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +27,14 @@ from unet_trainer.datasets.annotations import (
 )
 from unet_trainer.datasets.converted import Conversion, Converted, ConvertedFiles
 from unet_trainer.datasets.image_lookup import ImageIndex
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, path_in
+from unet_trainer.datasets.layouts import Part
+from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.image_files import DataError, Pixels, ReadError, decode_image, read_bytes, refuse_bomb
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.system.console import Bar, counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
 NUM_NAMED = 20  # problems in a message
@@ -50,25 +50,64 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     NO_PIXEL: ("object", "objects", "without a pixel: smaller than one, or outside of the image"),
 }
 
-ShowBar = Callable[[str, int], AbstractContextManager[Bar]]  # label and number of steps → a progress bar
-
 
 def draw_masks(
     annotations: Annotations,
     index: ImageIndex,
     data_dir: Path,
     checkpoint_dir: Path,
-    class_names: Sequence[str] | None,
-    show_bar: ShowBar,
+    class_names: Sequence[str] | None = None,
+    console: Console | None = None,
 ) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
     _refuse_twice(annotations.images)
     classes = order_by_setting(annotations, class_names)
-    ids = {name: number for number, name in enumerate(classes, start=1)}
+    drawn = _draw(annotations, classes, index, data_dir, checkpoint_dir, console)
     parts = {image.part for image in annotations.images}
-    is_divided = {"train", "val"} <= parts
-    has_test = "test" in parts and len(parts) > 1
-    images = [image for image in annotations.images if not (has_test and image.part == "test")]
+    is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
+    pairs: list[Pair] = []
+    test: list[Pair] = []
+    problems: list[str] = []
+    test_problems: list[str] = []
+    for image, mask in zip(annotations.images, drawn, strict=True):
+        is_test = has_test and image.part == "test"
+        if mask.problem:
+            (test_problems if is_test else problems).append(f"{image.where}: {mask.problem}")
+            continue
+        divided: Part = "val" if image.part == "val" else "train"
+        part: Part | None = "test" if is_test else divided if is_divided else None
+        name = str(Path(path_in(index.root, image.image)).with_suffix(""))
+        (test if is_test else pairs).append(Pair(name, image.image, mask.path, part, mask_origin=image.where))
+    found = (Problem("annotations", "annotations that cannot be used", tuple(problems), FIX),) if problems else ()
+    if not pairs:
+        raise DataError(describe_problems(found, NUM_NAMED) or f"{annotations.files} has no image to train on")
+    notices = [*annotations.notices, *_notices(annotations, drawn, index)]
+    if test_problems:
+        notices.append(f"{counted(len(test_problems), 'test image')} left out: {first_few(test_problems, 3)}")
+    text = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
+    return FoundPairs(
+        tuple(sorted(_unique_names(pairs), key=lambda pair: pair.name)),
+        f"{text}; as they are divided into train and val" if is_divided else text,
+        describe_problems(found, NUM_NAMED),
+        found,
+        test=tuple(sorted(_unique_names(test), key=lambda pair: pair.name)),
+        class_names=classes if len(classes) == 1 else ("background", *classes),
+        num_classes=1 if len(classes) == 1 else len(classes) + 1,
+        notices=tuple(notices),
+    )
+
+
+def _draw(
+    annotations: Annotations,
+    classes: tuple[str, ...],
+    index: ImageIndex,
+    data_dir: Path,
+    checkpoint_dir: Path,
+    console: Console | None,
+) -> list[Converted]:
+    """The mask of each image, or why there is none."""
+    ids = {name: number for number, name in enumerate(classes, start=1)}
+    # split.csv names these files: absolute, because its paths are seen from data_dir.
     files = ConvertedFiles(data_dir, checkpoint_dir.absolute(), annotations.tool.lower(), [classes, annotations.smaller_on_top])
     conversions = [
         Conversion(
@@ -76,32 +115,12 @@ def draw_masks(
             (*image.sources, image.image),
             partial(draw_mask, image, ids, annotations.smaller_on_top),
         )
-        for image in images
+        for image in annotations.images
     ]
-    with show_bar("Drawing masks from annotations:", len(conversions)) as bar:
-        drawn = files.write_many(conversions, count_cores(), bar.tick)
-    pairs, problems = [], []
-    for image, mask in zip(images, drawn, strict=True):
-        if mask.problem:
-            problems.append(f"{image.where}: {mask.problem}")
-            continue
-        part: Part | None = None
-        if is_divided:
-            part = "val" if image.part == "val" else "train"
-        pairs.append(Pair(str(Path(path_in(index.root, image.image)).with_suffix("")), image.image, mask.path, part))
-    found = (Problem("annotations", "annotations that cannot be used", tuple(problems), FIX),) if problems else ()
-    if not pairs:
-        raise DataError(describe_problems(found, NUM_NAMED) or f"{annotations.files} has no image to train on")
-    num_test = len(annotations.images) - len(images)
-    return FoundPairs(
-        tuple(sorted(_unique_names(pairs), key=lambda pair: pair.name)),
-        _describe(annotations, is_divided, num_test),
-        describe_problems(found, NUM_NAMED),
-        found,
-        class_names=classes if len(classes) == 1 else ("background", *classes),
-        num_classes=1 if len(classes) == 1 else len(classes) + 1,
-        notices=(*annotations.notices, *_notices(annotations, images, drawn, index)),
-    )
+    if console is None:
+        return files.write_many(conversions, count_cores(), lambda: None)
+    with console.bar("Drawing masks from annotations:", len(conversions), keep=False) as bar:
+        return files.write_many(conversions, count_cores(), bar.tick)
 
 
 def order_by_setting(annotations: Annotations, class_names: Sequence[str] | None) -> tuple[str, ...]:
@@ -182,21 +201,14 @@ def _unique_names(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair if counts[pair.name] == 1 else replace(pair, name=f"{pair.name}{pair.image.suffix}") for pair in pairs]
 
 
-def _describe(annotations: Annotations, is_divided: bool, num_test: int) -> str:
-    text = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
-    text += f", {counted(num_test, 'image')} of test not used" if num_test else ""
-    return f"{text}; as they are divided into train and val" if is_divided else text
-
-
-def _notices(
-    annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
-) -> list[str]:
+def _notices(annotations: Annotations, drawn: Sequence[Converted], index: ImageIndex) -> list[str]:
+    images = annotations.images
     notices = []
     empty = [image.image for image in images if not image.num_shapes and image.sources]
     if empty:
         names = first_few(path.name for path in empty)
         notices.append(f"{counted(len(empty), 'image')} without any annotation {_count_as(empty)} all background: {names}")
-    annotated = {image.image for image in annotations.images}
+    annotated = {image.image for image in images}
     others = [path for path in index.files if path not in annotated]
     if others:
         names = first_few(path_in(index.root, path) for path in others)

@@ -36,7 +36,7 @@ def describe_rarest_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) ->
     """The three rarest values, each with a mask that holds it: stray values are found this way."""
     found = []
     for value, _ in reversed(total_counts(masks).most_common()[-3:]):
-        holders = [pair.mask for pair, mask in zip(pairs, masks, strict=True) if value in mask.counts]
+        holders = [pair.shown_mask for pair, mask in zip(pairs, masks, strict=True) if value in mask.counts]
         found.append(f"{show_value(value)} in {len(holders)} of {len(pairs)} masks, e.g. {holders[0]}")
     return "Rarest: " + "; ".join(found)
 

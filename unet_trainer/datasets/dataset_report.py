@@ -5,20 +5,23 @@ Training and `check` both use this report: a dataset that passes check can be tr
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.schema import FIELDS, Config, id_names
-from unet_trainer.datasets.annotation_formats import describe_other_files, find_annotations
+from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
+from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
-from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
-from unet_trainer.datasets.problems import Problem, describe_problems, first_few
+from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
+from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
+from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
+from unet_trainer.datasets.problems import Problem, Question, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
@@ -47,6 +50,7 @@ class DatasetReport:
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
     split: Split | None = None
+    advised: dict[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
 
     @property
     def blocking_message(self) -> str:
@@ -126,7 +130,7 @@ def _facts_of(
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
 
-    Masks are drawn from annotations here; the console shows how far that is.
+    Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
     """
     data_dir = Path(config.data_dir)
     if not data_dir.is_dir():
@@ -144,21 +148,24 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
 def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
     """Masks in folders come first; where there are none, annotations are looked for."""
     try:
-        found = find_in_folders(config, data_dir)
+        found = find_in_folders(config, data_dir, console)
     except DataError as error:
-        show_bar = None if console is None else partial(console.bar, keep=False)
-        drawn = find_annotations(
-            data_dir, Path(config.checkpoint_dir), config.image_dir, config.mask_dir, config.class_names, show_bar
-        )
+        checkpoint_dir = Path(config.checkpoint_dir)
+        has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
+        try:
+            drawn = find_annotations(data_dir, checkpoint_dir, config.image_dir, config.mask_dir, config.class_names, console)
+        except UnknownAnnotations:
+            if has_answers:
+                raise error from None
+            raise
         if drawn is not None:
             return drawn
         others = describe_other_files(data_dir)
-        if not others:
+        if not others or has_answers:
             raise
-        raise DataError(f"{error}{others}") from None
-    if not found.blocking_message:
-        return found
-    return replace(found, blocking_message=found.blocking_message + describe_other_files(data_dir))
+        raise DataError("\n  ".join([str(error), *others])) from None
+    others = describe_other_files(data_dir) if found.blocking_message else []
+    return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
 
 
 def settle_classes(config: Config, found: FoundPairs | CheckedDataset) -> Config:
@@ -194,7 +201,9 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
         return report
     _choose_kind(report, config)
     _choose_coding(report, config)
-    _split(report, config, config.num_folds if found is None else None)  # a resumed run keeps its split
+    _split(report, config, is_given=found is not None)
+    if found is None:
+        _look_at_neighbours(report, config, console)
     _add_notices(report)
     return report
 
@@ -214,9 +223,9 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
     can_be_resized = False
     for pair, found in zip(report.found.pairs, facts, strict=True):
         if isinstance(found.image, str):
-            unreadable.append(f"{pair.image}: {found.image}")
+            unreadable.append(f"{pair.shown_image}: {found.image}")
         if isinstance(found.mask, str):
-            unreadable.append(f"{pair.mask}: {found.mask}")
+            unreadable.append(f"{pair.shown_mask}: {found.mask}")
         if isinstance(found.image, str) or isinstance(found.mask, str):
             continue
         if found.image.size != found.mask.size:
@@ -249,7 +258,7 @@ def _same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:
 
 
 def _size_line(pair: Pair, image: ImageFacts, mask: MaskFacts) -> str:
-    line = f"{pair.mask}: {mask.width}×{mask.height}, its image {pair.image} is {image.width}×{image.height}"
+    line = f"{pair.shown_mask}: {mask.width}×{mask.height}, its image {pair.shown_image} is {image.width}×{image.height}"
     if image.is_turned and mask.size == image.size[::-1]:
         line += " (rotated by its EXIF orientation; the mask is not)"
     return line
@@ -258,7 +267,7 @@ def _size_line(pair: Pair, image: ImageFacts, mask: MaskFacts) -> str:
 def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.kind = kind = choose_kind(report.images, config.in_channels)
     reasons = [mismatch(image, kind) for image in report.images]
-    lines = [f"{pair.image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
+    lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if not lines:
         return
     fix = "all images of a dataset must have the same depth and channels: convert or remove these"
@@ -305,7 +314,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         total = sum(mask.counts.values())
         unknown = [value for value in sorted(mask.counts) if UNKNOWN in class_ids(replace(mask, counts={value: 1}), coding)]
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
-        lines.append(f"{pair.mask}: {shares}")
+        lines.append(f"{pair.shown_mask}: {shares}")
     if lines:
         classes = ", ".join(show_value(value) for value in coding.values or ())
         title = f"masks with values that belong to no class (the classes are {classes})"
@@ -322,7 +331,8 @@ def _void_occurs_beside_classes(report: DatasetReport, coding: MaskCoding) -> bo
     return not any(set(class_ids(mask, coding)) - {0, IGNORED, UNKNOWN} for mask in report.masks)
 
 
-def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None:
+def _split(report: DatasetReport, config: Config, is_given: bool) -> None:
+    """`is_given`: a resumed run keeps its split."""
     if not report.pairs:
         return
     coding = report.coding
@@ -337,8 +347,9 @@ def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None
             digests,
             val_fraction=config.val_fraction,
             seed=config.seed,
-            num_folds=num_folds,
+            num_folds=None if is_given else config.num_folds,
             fold=config.fold,
+            in_blocks=config.split == "blocks" and not is_given,
         )
     except DataError as error:
         report.questions.append(str(error))
@@ -347,6 +358,32 @@ def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None
     if report.kind is not None:
         images, _ = _facts_of(report.split.train, report.pairs, report.images, report.masks)
         report.image_spec, report.statistics_reason = build_image_spec(report.kind, images, config.image_mean, config.image_std)
+
+
+def _look_at_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
+    """Adds a notice if the split separates images that are almost the same."""
+    split = report.split
+    if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
+        return
+
+    @contextlib.contextmanager
+    def show_bar(total: int) -> Iterator[Callable[[], object]]:
+        with console.bar("Comparing neighbours by name:", total, keep=False) as bar:
+            yield bar.tick
+
+    reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
+    if report.found.is_divided:
+        likeness = find_neighbours_across(split.train, split.val, reader)
+        if likeness is not None:
+            report.notices.append(describe_neighbours_across(likeness))
+        return
+    neighbours = find_neighbours(report.pairs, Path(config.data_dir), report.coding, reader)
+    if neighbours is None:
+        return
+    note = describe_neighbours(neighbours, report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds)
+    if note is not None:
+        report.notices.append(note.text)
+        report.advised = note.settings
 
 
 def _add_notices(report: DatasetReport) -> None:
@@ -366,12 +403,12 @@ def _add_notices(report: DatasetReport) -> None:
     groups = Counter(pair.group for pair in report.pairs if pair.group)
     if len(groups) == len(report.pairs) > 1:
         report.notices.append("every group has only one image; is group_pattern right?")
-    flat = [pair.image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
+    flat = [pair.shown_image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
     if flat:
         report.notices.append(f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}")
     if report.coding is not None:
         ids = [class_ids(mask, report.coding) for mask in report.masks]
-        void = [pair.mask for pair, held in zip(report.pairs, ids, strict=True) if set(held) == {IGNORED}]
+        void = [pair.shown_mask for pair, held in zip(report.pairs, ids, strict=True) if set(held) == {IGNORED}]
         if void:
             report.notices.append(f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}")
     by_digest: dict[str, list[int]] = defaultdict(list)
@@ -379,7 +416,7 @@ def _add_notices(report: DatasetReport) -> None:
         by_digest[image.digest].append(index)
     differing = [same for same in by_digest.values() if len({report.masks[index].digest for index in same}) > 1]
     if differing:
-        names = (" = ".join(str(report.pairs[index].image) for index in same[:3]) for same in differing)
+        names = (" = ".join(report.pairs[index].shown_image for index in same[:3]) for same in differing)
         report.notices.append(f"{len(differing)} sets of identical images have masks that differ: {first_few(names)}")
 
 
