@@ -314,6 +314,24 @@ def test_a_name_that_leads_out_of_the_folder_finds_only_files_inside(folder, tmp
     assert found.notices[0].startswith("2 images of coco.json without a readable file left out: ../secret.png, ")
 
 
+def test_of_folders_that_are_partly_here_only_these_are_found(folder):
+    """The same numbers in each folder, and one of them was downloaded."""
+    folder.image("p1/1.png")
+    images = [(1, "p1/1.png", 4, 3), (2, "p2/1.png", 4, 3)]
+    folder.write("coco.json", coco(images, [(1, 1, [box(0, 0, 4, 1)]), (2, 1, [box(0, 0, 4, 3)])]))
+    assert folder.masks() == {"p1/1": ["1111", "0000", "0000"]}
+    assert folder.find().notices == ("1 image of coco.json without a readable file left out: p2/1.png",)
+
+
+def test_test_images_without_annotations_are_no_background(folder):
+    for part in ("train", "val", "test"):
+        folder.image(f"{part}/{part}.png")
+        folder.write(f"{part}.json", coco([(1, f"{part}.png", 4, 3)], [(1, 1, [box(0, 0, 1, 1)])] if part != "test" else []))
+    found = folder.find()
+    assert (len(found.pairs), found.test) == (2, ())
+    assert found.notices == ("1 test image left out: none has any annotation",)
+
+
 def test_no_image_at_all_is_an_error_that_names_some(folder):
     folder.image("other.png")
     folder.write("coco.json", coco([(1, "a.png", 4, 3)], [(1, 1, [box(0, 0, 1, 1)])]))

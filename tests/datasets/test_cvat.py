@@ -7,6 +7,7 @@ import pytest
 from helpers.annotated import Folder
 from unet_trainer.datasets import cvat
 from unet_trainer.datasets.cvat import xml_root
+from unet_trainer.datasets.image_lookup import ImageIndex
 from unet_trainer.images.image_files import DataError
 
 META = """
@@ -142,6 +143,12 @@ def test_subsets_and_folders_divide_the_data(folder):
     assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
 
 
+def test_names_with_folders_mean_these(folder):
+    folder.image("images/p1/1.png")
+    folder.write("annotations.xml", document(image("p1/1.png", polygon()), image("p2/1.png", polygon())))
+    assert [pair.name for pair in folder.find().pairs] == ["images/p1/1"]
+
+
 def test_images_without_a_file_and_without_shapes(folder):
     folder.image("images/a.png")
     folder.image("images/b.png")
@@ -183,7 +190,7 @@ def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded(folder, dt
         folder.find()
     late = folder.write("late.xml", "<annotations>" + " " * 70000 + f"{dtd}</annotations>")
     with pytest.raises(DataError, match=r"late\.xml is not valid XML"):
-        cvat.read_cvat([late], None, folder.path)
+        cvat.read_cvat([late], ImageIndex(folder.path, []), folder.path)
 
 
 @pytest.mark.parametrize(("shape", "reason"), [
@@ -219,14 +226,14 @@ def test_a_wrong_document_is_refused(folder, text, reason):
     folder.image("a.png")
     path = folder.write("annotations.xml", text)
     with pytest.raises(DataError, match=rf"annotations\.xml.*{reason}"):
-        cvat.read_cvat([path], None, folder.path)
+        cvat.read_cvat([path], ImageIndex(folder.path, []), folder.path)
 
 
 def test_a_file_of_many_gigabytes_is_not_read(folder, monkeypatch):
     path = folder.write("annotations.xml", document())
     monkeypatch.setattr(cvat, "MAX_FILE_BYTES", 10)
     with pytest.raises(DataError, match="is larger than"):
-        cvat.read_cvat([path], None, folder.path)
+        cvat.read_cvat([path], ImageIndex(folder.path, []), folder.path)
 
 
 def test_deep_nesting_costs_nothing(folder):

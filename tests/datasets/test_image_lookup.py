@@ -62,6 +62,16 @@ def test_a_file_of_another_part_is_none(tmp_path):
     assert index.part_of(tmp_path / "train/1.png") == "train"
 
 
+def test_folders_count_where_they_are_known(tmp_path):
+    """Of p1 and p2 only p1 is here: p2/1.png is not p1/1.png."""
+    index = index_of(tmp_path, "data/p1/1.png", "data/p1/2.png")
+    assert index.knows_folders(["p2/1.png", "p1/2.png"])
+    assert not index.knows_folders(["p2/1.png", "upload/2.png", "1.png", ""])
+    assert index.find("p2/1.png", tmp_path, with_folders=True) is None
+    assert index.find("p1/1.png", tmp_path, with_folders=True) == tmp_path / "data/p1/1.png"
+    assert index.find("1.png", tmp_path, with_folders=True) == tmp_path / "data/p1/1.png"
+
+
 def test_names_of_other_systems_are_found(tmp_path):
     index = index_of(tmp_path, unicodedata.normalize("NFD", "Zürich.JPG"))
     assert index.find(unicodedata.normalize("NFC", "Zürich.jpg"), tmp_path) == index.files[0]

@@ -94,6 +94,17 @@ def test_an_empty_label_file_and_none_are_background_and_said(folder):
     )
 
 
+def test_images_of_a_part_without_any_label_are_left_out(folder):
+    for part in ("train", "val", "test"):
+        folder.image(f"images/{part}/a.jpg")
+    for part in ("train", "val"):
+        folder.write(f"labels/{part}/a.txt", LEFT)
+    folder.write("data.yaml", "names: [cat]")
+    found = folder.find()
+    assert (len(found.pairs), found.test) == (2, ())
+    assert found.notices == ("1 image file that no annotation names left out: images/test/a.jpg",)
+
+
 def test_edges_through_centres_are_as_exact_as_in_pixels(folder):
     """From 3.5 to 8.5 of 11 columns, as shares that are not exact: 3.5 is out, 8.5 is in."""
     folder.image("a.png", 11, 2)
@@ -133,7 +144,7 @@ def test_a_wrong_line_is_refused_with_its_number(folder, line, reason):
 
 
 @pytest.mark.parametrize(
-    "line", ["3 0 0 1 0 1 1", "-1 0 0 1 0 1 1", "cat 0 0 1 0 1 1", "99999999999 0 0 1 0 1 1", "0.0 0 0 1 0 1 1"]
+    "line", ["3 0 0 1 0 1 1", "-1 0 0 1 0 1 1", "cat 0 0 1 0 1 1", "99999999999 0 0 1 0 1 1", "0.0 0 0 1 0 1 1", "² 0 0 1 0 1 1"]
 )
 def test_a_class_without_a_name_is_refused(folder, line):
     folder.image("a.jpg")
@@ -174,6 +185,7 @@ def test_texts_that_are_no_labels_are_none(folder):
     folder.image("a.jpg")
     folder.write("a.txt", "A photo of a cat, 2 years old")
     assert folder.find() is None
+    assert looks_like_labels(folder.write("long.txt", "0 " + "0.123e-1 " * 9000))
     binary = folder.path / "b.txt"
     binary.write_bytes(b"\xff\xfe0 0 0 1 0 1 1")
     assert not looks_like_labels(binary)

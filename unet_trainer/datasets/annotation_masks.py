@@ -61,15 +61,16 @@ def draw_masks(
 ) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
     _refuse_twice(annotations.images)
+    images = _without_empty_test(annotations.images)
     classes = order_by_setting(annotations, class_names)
-    drawn = _draw(annotations, classes, index, data_dir, checkpoint_dir, console)
-    parts = {image.part for image in annotations.images}
+    drawn = _draw(annotations, images, classes, index, data_dir, checkpoint_dir, console)
+    parts = {image.part for image in images}
     is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
     pairs: list[Pair] = []
     test: list[Pair] = []
     problems: list[str] = []
     test_problems: list[str] = []
-    for image, mask in zip(annotations.images, drawn, strict=True):
+    for image, mask in zip(images, drawn, strict=True):
         is_test = has_test and image.part == "test"
         if mask.problem:
             (test_problems if is_test else problems).append(f"{image.where}: {mask.problem}")
@@ -81,7 +82,7 @@ def draw_masks(
     found = (Problem("annotations", "annotations that cannot be used", tuple(problems), FIX),) if problems else ()
     if not pairs:
         raise DataError(describe_problems(found, NUM_NAMED) or f"{annotations.files} has no image to train on")
-    notices = [*annotations.notices, *_notices(annotations, drawn, index)]
+    notices = [*annotations.notices, *_notices(annotations, images, drawn, index)]
     if test_problems:
         notices.append(f"{counted(len(test_problems), 'test image')} left out: {first_few(test_problems, 3)}")
     text = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
@@ -97,8 +98,16 @@ def draw_masks(
     )
 
 
+def _without_empty_test(images: Sequence[AnnotatedImage]) -> list[AnnotatedImage]:
+    """Test images without a single object were not annotated: all of them background would be a wrong truth."""
+    has_objects = any(image.num_shapes for image in images if image.part == "test")
+    others = [image for image in images if image.part != "test"]
+    return list(images) if has_objects or not others else others
+
+
 def _draw(
     annotations: Annotations,
+    images: Sequence[AnnotatedImage],
     classes: tuple[str, ...],
     index: ImageIndex,
     data_dir: Path,
@@ -115,7 +124,7 @@ def _draw(
             (*image.sources, image.image),
             partial(draw_mask, image, ids, annotations.smaller_on_top),
         )
-        for image in annotations.images
+        for image in images
     ]
     if console is None:
         return files.write_many(conversions, count_cores(), lambda: None)
@@ -201,14 +210,18 @@ def _unique_names(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair if counts[pair.name] == 1 else replace(pair, name=f"{pair.name}{pair.image.suffix}") for pair in pairs]
 
 
-def _notices(annotations: Annotations, drawn: Sequence[Converted], index: ImageIndex) -> list[str]:
-    images = annotations.images
+def _notices(
+    annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
+) -> list[str]:
     notices = []
+    num_left_out = len(annotations.images) - len(images)
+    if num_left_out:
+        notices.append(f"{counted(num_left_out, 'test image')} left out: none has any annotation")
     empty = [image.image for image in images if not image.num_shapes and image.sources]
     if empty:
         names = first_few(path.name for path in empty)
         notices.append(f"{counted(len(empty), 'image')} without any annotation {_count_as(empty)} all background: {names}")
-    annotated = {image.image for image in images}
+    annotated = {image.image for image in annotations.images}
     others = [path for path in index.files if path not in annotated]
     if others:
         names = first_few(path_in(index.root, path) for path in others)

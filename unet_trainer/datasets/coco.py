@@ -126,6 +126,8 @@ class _CocoFile:
         found: list[AnnotatedImage] = []
         missing: list[str] = []
         listed: set[Any] = set()
+        entries = [entry for entry in self.content["images"] if isinstance(entry, dict)]
+        with_folders = index.knows_folders(entry["file_name"] for entry in entries if isinstance(entry.get("file_name"), str))
         for number, value in enumerate(self.content["images"]):
             entry = self._entry(value, "image", number)
             identity, name = entry.get("id"), entry.get("file_name")
@@ -141,7 +143,7 @@ class _CocoFile:
                 size = as_size(entry.get("height"), entry.get("width")) if has_size else None
             except EntryError as error:
                 raise DataError(f"{where}: {error}") from None
-            image = index.find(name, self.path.parent, part)
+            image = index.find(name, self.path.parent, part, with_folders=with_folders)
             if image is None:
                 missing.append(name)
                 continue

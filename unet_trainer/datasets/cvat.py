@@ -135,13 +135,19 @@ def read_cvat(files: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annot
             declared |= dict.fromkeys(as_name(name, "the name of a label") for name in reader.labels)
         except EntryError as error:
             raise DataError(f"{path}: {error}") from None
+        with_folders = index.knows_folders(found.attributes.get("name", "") for found in reader.images)
         for number, found in enumerate(reader.images):
             where = entry_name(path, data_dir, found.attributes.get("name") or f"number {number + 1}")
-            annotated, name = _read_image(path, where, found, index, part_of_file(path, data_dir, by_name=True), used)
-            if annotated is None:
+            part = part_in([found.attributes.get("subset", "")]) or part_of_file(path, data_dir, by_name=True)
+            size, shapes = _read_image(where, found)
+            used |= {label for element, _, label in shapes if element in FILLED}
+            name = found.attributes["name"]
+            image = index.find(name, path.parent, part, with_folders=with_folders)
+            if image is None:
                 missing.append(name)
-            else:
-                images.append(annotated)
+                continue
+            part, read = part or index.part_of(image), partial(_read_shapes, shapes)
+            images.append(AnnotatedImage(image, part, (path,), where, size, len(shapes), read))
     if not images:
         raise DataError(
             f"{names} (CVAT) lists {counted(len(missing), 'image')}, and no such file is in {index.root}: {first_few(missing)}; "
@@ -155,28 +161,17 @@ def read_cvat(files: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annot
     return Annotations("CVAT", names, classes, order, images, False, rule, notices + unused)
 
 
-def _read_image(
-    path: Path, where: str, found: _Image, index: ImageIndex, part: str, used: set[str]
-) -> tuple[AnnotatedImage | None, str]:
-    """The annotated image, None if its file is missing, and its name. Adds the labels of its filled shapes to `used`."""
-    attributes = found.attributes
-    name = attributes.get("name", "")
+def _read_image(where: str, found: _Image) -> tuple[tuple[int, int], list[tuple[str, Mapping[str, str], str]]]:
+    """Its size, and element, attributes and label of each shape, the lowest first."""
     try:
-        if not name:
+        if not found.attributes.get("name"):
             raise EntryError("it has no name")
-        size = as_size(_whole(attributes, "height"), _whole(attributes, "width"))
+        size = as_size(_whole(found.attributes, "height"), _whole(found.attributes, "width"))
         labels = [as_name(shape.get("label"), f"the label of a {element}") for element, shape in found.shapes]
-        ordered = sorted(zip(found.shapes, labels, strict=True), key=lambda shape: _whole(shape[0][1], "z_order", 0))
+        shapes = [(element, shape, label) for (element, shape), label in zip(found.shapes, labels, strict=True)]
+        return size, sorted(shapes, key=lambda shape: _whole(shape[1], "z_order", 0))
     except EntryError as error:
         raise DataError(f"{where}: {error}") from None
-    used |= {label for (element, _), label in ordered if element in FILLED}
-    part = part_in([attributes.get("subset", "")]) or part
-    image = index.find(name, path.parent, part)
-    if image is None:
-        return None, name
-    shapes = [(element, shape, label) for (element, shape), label in ordered]
-    read = partial(_read_shapes, shapes)
-    return AnnotatedImage(image, part or index.part_of(image), (path,), where, size, len(shapes), read), name
 
 
 def _read_shapes(shapes: Sequence[tuple[str, Mapping[str, str], str]], height: int, width: int) -> Iterator[Shape]:

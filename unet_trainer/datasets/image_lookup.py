@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from unet_trainer.datasets.layouts import PARTS
@@ -45,22 +45,32 @@ class ImageIndex:
         """train, val or test by the folders above an image."""
         return part_in(self._parts[path][:-1])
 
-    def find(self, name: str, near: Path, part: str = "", by_stem: bool = False) -> Path | None:
+    def knows_folders(self, names: Iterable[str]) -> bool:
+        """Whether one of the names with folders is here with all of them. Then p2/1.png is not p1/1.png, if p2 is missing."""
+        for name in names:
+            *folders, last = [_plain(piece) for piece in _pieces(name)] or [""]
+            if folders and any(self._agreement(folders, path) == len(folders) for path in self._by_name.get(last, [])):
+                return True
+        return False
+
+    def find(self, name: str, near: Path, part: str = "", by_stem: bool = False, with_folders: bool = False) -> Path | None:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are possible.
 
         Of several files with the same name, the one whose folders agree most, then those below `near`, then those of the part.
-        A file of another part than `part` is none: val/1.png is not the 1.png of train.
+        A file of another part than `part` is none: val/1.png is not the 1.png of train. `with_folders`: all folders must agree.
         """
-        folders = [piece for piece in PurePosixPath(name.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
+        folders = _pieces(name)
         if not folders:
             return None
         wanted = [_plain(piece) for piece in folders]
         candidates = self._by_stem.get(wanted[-1], []) if by_stem else self._by_name.get(wanted[-1], [])
+        if with_folders:
+            candidates = [path for path in candidates if self._agreement(wanted[:-1], path) == len(wanted) - 1]
         part = part_in(folders[:-1]) or part
         if part:
             candidates = [path for path in candidates if self.part_of(path) in ("", part)]
         for rank in (
-            lambda path: _agreement(wanted[:-1], [_plain(piece) for piece in self._parts[path][:-1]]),
+            lambda path: self._agreement(wanted[:-1], path),
             lambda path: path.is_relative_to(near),
             lambda path: path.parent == near,
             lambda path: self.part_of(path) == part,
@@ -74,11 +84,16 @@ class ImageIndex:
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
         return candidates[0] if candidates else None
 
+    def _agreement(self, wanted: Sequence[str], path: Path) -> int:
+        """How many of the folders above a file are those that are wanted, from the last backwards."""
+        folders = [_plain(piece) for piece in self._parts[path][:-1]]
+        pairs = zip(reversed(wanted), reversed(folders), strict=False)
+        return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(wanted), len(folders)))
 
-def _agreement(wanted: list[str], folders: list[str]) -> int:
-    """How many folders agree, from the last backwards."""
-    pairs = zip(reversed(wanted), reversed(folders), strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(wanted), len(folders)))
+
+def _pieces(name: str) -> list[str]:
+    """Folders and name, whatever system wrote them."""
+    return [piece for piece in PurePosixPath(name.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
 
 
 def _plain(name: str) -> str:

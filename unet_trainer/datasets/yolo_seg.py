@@ -6,6 +6,7 @@ file, or with an empty one, is all background, as Ultralytics has it. Lines with
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -34,7 +35,9 @@ from unet_trainer.system.console import counted
 MAX_LABEL_BYTES = 64 * 2**20
 MAX_NAMES_BYTES = 2**20
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
+CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 BOX_NUMBERS = 4
+MAX_LOOKED_AT = 2**16  # characters of the first line
 DECIMALS = 6  # of a pixel; shares of an image are not exact
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
@@ -43,13 +46,18 @@ def looks_like_labels(path: Path) -> bool:
     """Whether the first line is a class number and coordinates."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            words = next((line for line in iter(lambda: file.readline(65536), "") if line.strip()), "").split()
+            line = next((line for line in iter(lambda: file.readline(MAX_LOOKED_AT), "") if line.strip()), "")
     except (OSError, UnicodeDecodeError):
         return False
+    words = line.split()[: -1 if len(line) == MAX_LOOKED_AT else None]  # without a number that is cut off
+    return len(words) > BOX_NUMBERS and bool(CLASS_NUMBER.fullmatch(words[0])) and _as_numbers(words[1:]) is not None
+
+
+def _as_numbers(words: Sequence[str]) -> list[float] | None:
     try:
-        return len(words) > BOX_NUMBERS and words[0].isdigit() and all(float(word) is not None for word in words[1:])
+        return [float(word) for word in words]
     except ValueError:
-        return False
+        return None
 
 
 def find_labels(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> dict[Path, list[Path]]:
@@ -84,20 +92,25 @@ def read_yolo_seg(found: Mapping[Path, Sequence[Path]], index: ImageIndex, data_
             raise DataError(f"mask_dir: {image} could have the labels {first_few(paths)}; set mask_dir to their folder")
     labels = {image: paths[0] for image, paths in found.items()}
     names, names_file, folders = _read_names(data_dir, sorted({path.parent for path in labels.values()}))
+    parts = {image: _part_by_yaml(relative(image, data_dir), folders) or index.part_of(image) for image in index.files}
+    labelled = {parts[image] for image in labels}  # images of a part without any label file are left out
+    unlabelled = [image for image in index.files if image not in labels]
     used: set[int] = set()
     num_lines = num_boxes = 0
     images: list[AnnotatedImage] = []
     for image in index.files:
+        if parts[image] not in labelled:
+            continue
         path = labels.get(image)
         lines = [] if path is None else _read_lines(path)
         for number, words in lines:
-            if not words[0].isdigit() or len(words[0]) > 4 or (names and int(words[0]) >= len(names)):
+            if not CLASS_NUMBER.fullmatch(words[0]) or (names and int(words[0]) >= len(names)):
                 known = f"a number below {len(names)}, the number of names in {names_file}" if names else "a class number"
                 raise DataError(f"{path}, line {number}: class {show(words[0])}; need {known}")
             used.add(int(words[0]))
             num_boxes += len(words) == BOX_NUMBERS + 1
         num_lines += len(lines)
-        part = _part_by_yaml(image, folders) or index.part_of(image)
+        part = parts[image]
         where = relative(path or image, data_dir)
         read = partial(_read_shapes, path, names)
         images.append(AnnotatedImage(image, part, () if path is None else (path,), where, None, len(lines), read))
@@ -112,12 +125,10 @@ def read_yolo_seg(found: Mapping[Path, Sequence[Path]], index: ImageIndex, data_
     order = f"in the order of {names_file}" if names else "by number"
     if not names:
         notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
-    unlabelled = [image for image in index.files if image not in labels]
-    if unlabelled:
-        notices.append(
-            f"all background, as in YOLO: {counted(len(unlabelled), 'image')} without a label file, "
-            f"{first_few(image.name for image in unlabelled)}"
-        )
+    background = [image for image in unlabelled if parts[image] in labelled]
+    if background:
+        names_of = first_few(image.name for image in background)
+        notices.append(f"all background, as in YOLO: {counted(len(background), 'image')} without a label file, {names_of}")
     return Annotations("YOLO", files, classes, order, images, True, "the smaller object is on top", notices)
 
 
@@ -172,16 +183,16 @@ def _paths(value: object) -> list[str]:
     return [str(item) for item in values if isinstance(item, str)]
 
 
-def _part_by_yaml(image: Path, folders: Mapping[str, Sequence[str]]) -> str:
+def _part_by_yaml(image: str, folders: Mapping[str, Sequence[str]]) -> str:
     """The part whose folder in data.yaml holds the image; "" if none does, or several."""
     found = {part for part, values in folders.items() if any(_lies_in(image, value) for value in values)}
     return found.pop() if len(found) == 1 else ""
 
 
-def _lies_in(image: Path, folder: str) -> bool:
+def _lies_in(image: str, folder: str) -> bool:
     """Whether the folders of a path such as ../train/images stand in this order above the image."""
     wanted = [piece for piece in PurePosixPath(folder.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
-    above = list(image.parts[:-1])
+    above = list(Path(image).parts[:-1])
     return bool(wanted) and any(above[start : start + len(wanted)] == wanted for start in range(len(above)))
 
 
@@ -203,10 +214,9 @@ def _read_shape(words: Sequence[str], names: Sequence[str], height: int, width: 
     label = _name(int(words[0]), names)
     if len(words) == BOX_NUMBERS + 1:
         raise EntryError("four numbers, a box, among polygons, and a box is no mask; draw its outline, or remove it")
-    try:
-        numbers = [float(word) for word in words[1:]]
-    except ValueError:
-        raise EntryError(f"{show(' '.join(words))}; need a class and numbers") from None
+    numbers = _as_numbers(words[1:])
+    if numbers is None:
+        raise EntryError(f"{show(' '.join(words))}; need a class and numbers")
     points = check_points(numbers, "the line")
     if len(points) < 3:
         return Shape(label, None, SHORT)
