@@ -183,11 +183,12 @@ BOMB = '<!DOCTYPE a [<!ENTITY x "ha">' + "".join(f'<!ENTITY x{n} "&x{n - 1 or ""
 def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded(folder, dtd):
     folder.image("a.png")
     text = document(image("a.png", polygon(label="&x;"))).replace("<annotations>", f"{dtd}<annotations>", 1)
-    folder.write("annotations.xml", text)
-    with pytest.raises(
-        DataError, match=r"annotations\.xml has a document type declaration \(DTD\), which CVAT never writes; it is not read"
-    ):
+    path = folder.write("annotations.xml", text)
+    refused = r"annotations\.xml has a document type declaration \(DTD\), which CVAT never writes; it is not read"
+    with pytest.raises(DataError, match=refused):
         folder.find()
+    with pytest.raises(DataError, match=refused):
+        cvat.read_cvat([path], ImageIndex(folder.path, []), folder.path)
     late = folder.write("late.xml", "<annotations>" + " " * 70000 + f"{dtd}</annotations>")
     with pytest.raises(DataError, match=r"late\.xml is not valid XML"):
         cvat.read_cvat([late], ImageIndex(folder.path, []), folder.path)
