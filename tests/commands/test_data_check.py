@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -13,13 +14,16 @@ import numpy as np
 import pytest
 import yaml
 
+from helpers.annotated import annotate_masks
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from train_unet import main, train
 from unet_trainer.commands import data_check
+from unet_trainer.commands.data_check import check_data
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets import scan
 from unet_trainer.images.overlays import CELL
 from unet_trainer.system import forked_map
+from unet_trainer.system.console import Console
 
 
 @pytest.fixture
@@ -45,6 +49,26 @@ def snapshot(folder):
 
 
 # Good data
+
+
+def test_annotations_are_checked_like_masks_and_the_settings_train(tiny_data, tmp_path, capsys):
+    data = annotate_masks(tiny_data, tmp_path / "mine", lambda index: ("cat", "dog")[index % 2])
+    report, checkpoints = tmp_path / "report.json", tmp_path / "runs"
+    assert main(["check", f"data_dir={data}", f"checkpoint_dir={checkpoints}", "--json", str(report)]) == 0
+    said = capsys.readouterr().out
+    assert "Pairs:      12 (annotations.json (COCO), drawn as masks, classes by category id)\n" in said
+    assert "      cat         " in said
+    assert f"Pictures:   {checkpoints / 'check/mine.png'}" in said
+    lines = json.loads(report.read_text())["config"]
+    assert lines[1:] == ['class_names: ["background", "cat", "dog"]', "num_classes: 3", "mask_values: [0, 1, 2]"]
+    settings = {**yaml.safe_load("\n".join(lines)), "checkpoint_dir": str(checkpoints)}
+    assert check_data(load_config(settings), Console(io.StringIO()), None)
+    assert class_share(report, "cat") > 0.01
+
+
+def class_share(report, name):
+    (share,) = [row["share"] for row in json.loads(report.read_text())["classes"] if row["name"] == name]
+    return share
 
 
 def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tmp_path):

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from unet_trainer.datasets.converted import ConvertedFiles
+from unet_trainer.datasets.converted import FEW, Conversion, ConvertedFiles
 from unet_trainer.images.image_files import DataError, read_mask
 
 
@@ -76,3 +76,54 @@ def test_a_source_that_is_missing_and_a_folder_that_cannot_be_written_are_told(t
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(DataError, match=r"cannot be written .*kept under checkpoint_dir"):
         open_files(tmp_path).write("a", [source], Maker())
+
+
+def conversions(source, makers):
+    return [Conversion(f"{number}", [source], make) for number, make in enumerate(makers)]
+
+
+@pytest.mark.parametrize("number", [2, 2 * FEW])
+def test_many_files_are_made_once_with_their_facts(tmp_path, source, number):
+    """In this process or, if there are many, in others."""
+
+    def make(value):
+        return np.full((2, 2), value, np.uint8), {"value": value}
+
+    makers = [lambda value=value: make(value) for value in range(number)]
+    ticks = []
+    first = open_files(tmp_path).write_many(conversions(source, makers), 2, lambda: ticks.append(1))
+    assert len(ticks) == number
+    assert [(read_mask(one.path)[0, 0].item(), one.facts, one.problem) for one in first] == [
+        (value, {"value": value}, "") for value in range(number)
+    ]
+    again = open_files(tmp_path).write_many(conversions(source, [None] * number), 2, lambda: None)  # nothing is called
+    assert again == first
+
+
+def test_bad_sources_are_told_and_tried_again(tmp_path, source):
+    def refuse():
+        raise DataError("its points are nonsense")
+
+    good = lambda: (np.zeros((2, 2), np.uint8), {})  # noqa: E731
+    found = open_files(tmp_path).write_many(conversions(source, [good, refuse]), 2, lambda: None)
+    assert [one.problem for one in found] == ["", "its points are nonsense"]
+    found = open_files(tmp_path).write_many(conversions(source, [None, good]), 2, lambda: None)
+    assert [one.problem for one in found] == ["", ""]
+
+
+def test_what_was_made_before_an_error_is_kept(tmp_path, source):
+    make = Maker()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_files(tmp_path).write_many(conversions(source, [lambda: (make(), {}), interrupt]), 2, lambda: None)
+    open_files(tmp_path).write_many(conversions(source, [lambda: (make(), {})]), 2, lambda: None)
+    assert make.num_calls == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, source):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(DataError, match=r"cannot be written .*kept under checkpoint_dir"):
+        open_files(tmp_path).write_many(conversions(source, [lambda: (np.zeros((2, 2), np.uint8), {})]), 2, lambda: None)

@@ -62,7 +62,7 @@ BAD_FILES = {
     "empty": ("images", "png", lambda: b"", "the file is empty"),
     "empty_mask": ("masks", "png", lambda: b"", "the file is empty"),
     "text": ("masks", "png", lambda: b"file not found\n", "not an image that can be decoded"),
-    "html": ("images", "jpg", lambda: HTML, "not an image that can be decoded"),
+    "html": ("images", "jpg", lambda: HTML, "a web page; the download failed"),
     "png_header_alone": ("images", "png", lambda: cv2_bytes(".png", noise(9))[:33], "the file is cut off"),
     "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
     "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from dataclasses import replace
 
 import cv2
@@ -12,9 +14,11 @@ import pytest
 from helpers.image_bytes import exif, npy_bytes, pil_bytes
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.datasets.class_statistics import class_ids
+from unet_trainer.datasets.dataset_report import build_dataset_report, describe_sizes, find_dataset, settle_classes
 from unet_trainer.datasets.image_kind import ImageKind
 from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import Question
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
 from unet_trainer.system.console import Console
@@ -512,3 +516,132 @@ def test_a_report_changes_no_file(data):
     before = state()
     data.report()
     assert state() == before
+
+
+class AnnotatedDataset(Dataset):
+    """Six images with a COCO file in place of masks: a square of the class cat in each, a dog in the first three."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        shutil.rmtree(self.folder / "masks")
+        self.write()
+
+    def write(self, names=("cat", "dog")):
+        square, corner = [3, 4, 8, 4, 8, 9, 3, 9], [20, 10, 30, 10, 30, 20, 20, 20]
+        images = [{"id": index, "file_name": f"{index}.png", "width": WIDTH, "height": HEIGHT} for index in range(6)]
+        annotations = [{"id": index, "image_id": index, "category_id": 1, "segmentation": [square]} for index in range(6)]
+        if len(names) > 1:
+            annotations += [{"id": 6 + index, "image_id": index, "category_id": 2, "segmentation": [corner]} for index in range(3)]
+        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (self.folder / "annotations.json").write_text(json.dumps(content))
+
+
+def test_annotations_are_found_where_there_are_no_masks(tmp_path):
+    report = AnnotatedDataset(tmp_path).report()
+    assert report.blocking_message == ""
+    assert (report.found.num_classes, report.found.class_names) == (3, ("background", "cat", "dog"))
+    assert report.coding.values == (0, 1, 2)
+    assert report.coding.reason == "class ids, from the annotations"
+    dataset = report.checked()
+    assert dataset.masks[0].counts == {0: 600 - 25 - 100, 1: 25, 2: 100}
+    assert len(dataset.split.train) + len(dataset.split.val) == 6
+    assert (dataset.num_classes, dataset.class_names) == (3, ("background", "cat", "dog"))
+
+
+def test_masks_win_over_annotations(tmp_path):
+    dataset = AnnotatedDataset(tmp_path)
+    (dataset.folder / "masks").mkdir()
+    for index in range(6):
+        dataset.mask(index, square())
+    assert dataset.report().found.num_classes is None
+
+
+def settled(found, **settings):
+    config = settle_classes(load_config(settings), found)
+    return config.num_classes, config.class_names
+
+
+def test_the_classes_of_annotations_are_taken_where_the_config_leaves_them_open(tmp_path):
+    dataset = AnnotatedDataset(tmp_path)
+    found, names = dataset.report().found, ("background", "cat", "dog")
+    assert settled(found) == (3, names)
+    assert settled(found, num_classes=3) == (3, names)
+    assert settled(found, num_classes=3, class_names=["a", "b", "c"]) == (3, ("a", "b", "c"))
+    assert settled(found, num_classes=1) == (1, None)
+    dataset.write(["cat"])
+    found = dataset.report().found
+    assert settled(found) == (1, ("cat",))
+    assert settled(found, num_classes=2) == (2, ("background", "cat"))
+    assert settled(FoundPairs((), "")) == (1, None)
+
+
+def test_what_annotations_leave_out_is_a_notice_and_what_is_wrong_a_problem(tmp_path):
+    dataset = AnnotatedDataset(tmp_path)
+    dataset.image(6, noise(6))
+    dataset.image(5, noise(5)[:10])
+    report = dataset.report()
+    assert "1 image file that no annotation names left out: images/6.png" in report.notices
+    assert "annotations.json, image '5.png': annotated at 30×20, and the file 5.png has 30×10 pixels" in report.blocking_message
+    assert len(report.pairs) == 5
+
+
+def test_ignored_shapes_are_void(tmp_path):
+    dataset = Dataset(tmp_path)
+    shutil.rmtree(dataset.folder / "masks")
+    for index in range(6):
+        shapes = [
+            {"label": "cat", "points": [[3, 4], [8, 4], [8, 9], [3, 9]]},
+            {"label": "__ignore__", "points": [[20, 10], [30, 10], [30, 20], [20, 20]]},
+        ]
+        (dataset.folder / f"images/{index}.json").write_text(json.dumps({"shapes": shapes, "imagePath": f"{index}.png"}))
+    report = dataset.report()
+    assert (report.coding.values, report.coding.ignore_value) == ((0, 1), 255)
+    assert class_ids(report.masks[0], report.coding) == {0: 475, 1: 25, 255: 100}
+
+
+def test_files_that_are_no_images_are_named_where_images_are_expected(tmp_path):
+    dataset = Dataset(tmp_path)
+    for path in (dataset.folder / "images").iterdir():
+        path.rename(path.with_suffix(".heic"))
+    with pytest.raises(
+        DataError, match=r"no images in .*\n  6 files such as images/0\.heic: a photo in Apple's HEIC format; convert"
+    ):
+        dataset.report()
+
+
+def test_some_files_that_are_no_images_are_named_with_the_masks_that_miss_them(tmp_path):
+    dataset = Dataset(tmp_path)
+    (dataset.folder / "images/3.png").rename(dataset.folder / "images/3.HEIC")
+    message = dataset.report().blocking_message
+    assert "1 mask without an image" in message
+    assert "1 file such as images/3.HEIC: a photo in Apple's HEIC format" in message
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    dataset = Dataset(tmp_path)
+    (dataset.folder / "images/3.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert "images/3.png: a pointer of git-lfs, not the file itself; run git lfs pull" in dataset.report().blocking_message
+
+
+def test_where_masks_can_be_chosen_from_annotations_that_are_not_read_are_no_matter(tmp_path):
+    dataset = Dataset(tmp_path)
+    (dataset.folder / "labels").mkdir()
+    for path in (dataset.folder / "masks").iterdir():
+        shutil.copy(path, dataset.folder / "labels")
+    (dataset.folder / "broken.json").write_text("{")
+    with pytest.raises(Question, match=r"mask_dir: 2 folders in .* could hold the masks"):
+        dataset.report()
+    shutil.rmtree(dataset.folder / "labels")
+    shutil.rmtree(dataset.folder / "masks")
+    with pytest.raises(DataError, match=r"1 annotation file that cannot be read:\n  .*broken\.json is not valid JSON"):
+        dataset.report()
+
+
+def test_an_archive_is_told_to_be_unpacked(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/nuclei.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(
+        DataError, match=r"no folder of images .*\n  1 file such as nuclei\.zip: an archive; unpack it, and set data_dir"
+    ):
+        find_dataset(load_config({"data_dir": str(tmp_path / "data")}))

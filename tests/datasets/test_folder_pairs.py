@@ -211,11 +211,16 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     assert ".jpg, " in extensions
     touch(tmp_path / "images", "a.heic", "b.dcm", "README")
     touch(tmp_path / "masks")
-    assert error_message(split_of, tmp_path) == (
-        f"no images in {tmp_path / 'images'}; need files with one of {extensions}; it holds .dcm, .heic files"
-    )
+    first, *others = error_message(split_of, tmp_path).splitlines()
+    assert first == f"no images in {tmp_path / 'images'}; need files with one of {extensions}; it holds .dcm, .heic files"
+    assert [line.split(";")[0] for line in others] == [
+        "  1 file such as images/a.heic: a photo in Apple's HEIC format",
+        "  1 file such as images/b.dcm: a DICOM file",
+    ]
     touch(tmp_path / "images", "a.png")
-    assert error_message(split_of, tmp_path) == f"no masks in {tmp_path / 'masks'}; need files with one of {extensions}"
+    first, *others = error_message(split_of, tmp_path).splitlines()
+    assert first == f"no masks in {tmp_path / 'masks'}; need files with one of {extensions}"
+    assert len(others) == 2
 
 
 def test_a_data_dir_that_is_missing_or_not_a_folder_is_refused(tmp_path):

@@ -7,10 +7,12 @@ import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
+from unet_trainer.images.image_files import decode_image
 from unet_trainer.images.image_headers import (
     TIFF_BITS,
     TIFF_PHOTOMETRIC,
     TIFF_SAMPLES,
+    displayed_size,
     has_alpha,
     has_palette,
     is_16bit,
@@ -121,8 +123,16 @@ def test_the_size_is_read_without_the_pixels(kind):
         assert picture_size(data[: len(data) * 3 // 4]) == (20, 30)
 
 
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_the_size_as_it_is_shown_is_that_of_the_decoded_image(kind, orientation):
+    data = pil_bytes(kind, COLOUR, exif=exif(orientation))
+    assert displayed_size(data) == decode_image(data).shape[:2]
+
+
 def test_a_file_without_a_header_has_no_size():
     assert picture_size(b"no image") is None
+    assert displayed_size(b"no image") is None
     assert picture_size(npy_bytes(COLOUR)) is None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
 
+from helpers.annotated import annotate_masks
 from helpers.small_runs import ROW, older_content
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
 from unet_trainer.config.errors import UserError
@@ -72,6 +74,30 @@ def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys)
     labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
     decided = ["crops_per_image", "repeats", "encoder_lr_factor"]
     assert labels == ["Device", "Data", "Images", "Masks", *decided, "Model", "Batch", "Run", "Start-up"]
+
+
+@pytest.fixture
+def annotated(config, tiny_data, tmp_path):
+    """The same data with COCO annotations, half of them cats and half of them dogs."""
+    data = annotate_masks(tiny_data, tmp_path / "annotated", lambda index: ("cat", "dog")[index % 2])
+    return dataclasses.replace(config, data_dir=str(data))
+
+
+def test_a_run_on_annotations_has_their_classes_and_goes_on_with_them(annotated, folder, tmp_path):
+    run = start(annotated)
+    names = ("background", "cat", "dog")
+    assert (run.config.num_classes, run.config.class_names, run.config.mask_values) == (3, names, (0, 1, 2))
+    text = (folder / "config.yaml").read_text()
+    assert "num_classes: 3 " in text
+    assert "class_names: [background, cat, dog] " in text
+    run.checkpointer.save_state()
+    run.checkpointer.finish()
+    shutil.rmtree(tmp_path / "checkpoints" / ".converted")
+    again = start(annotated, resume="auto")
+    assert again.checkpointer.folder == folder
+    assert (again.config.num_classes, again.config.class_names) == (3, names)
+    repeated = start(load_config(folder / "config.yaml"), run_name="repeated", resume=None)
+    assert (repeated.config.num_classes, repeated.config.class_names) == (3, names)
 
 
 def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(config, folder):

@@ -16,7 +16,7 @@ from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, as_shape, id_names, is_demo_dir
 from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, class_table, describe_classes
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, settle_classes
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import describe_problems
@@ -52,6 +52,7 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
         if json_file is not None:
             _write_json(json_file, config, DatasetReport(FoundPairs((), ""), questions=[str(error)]), False, None, [])
         raise
+    config = settle_classes(config, report.found)
     console.say(f"Dataset {data_dir}")
     _say_contents(config, report, console)
     sheet = _draw_sheet(config, report)

@@ -131,7 +131,7 @@ def _problems_as_findings(page: Page, section: str) -> Iterator[None]:
 def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
     from unet_trainer.commands.machine_facts import measure_reading
     from unet_trainer.commands.machine_report import reading_finding
-    from unet_trainer.datasets.dataset_report import build_dataset_report
+    from unet_trainer.datasets.dataset_report import build_dataset_report, settle_classes
     from unet_trainer.datasets.demo import ensure_demo
 
     data_dir = Path(config.data_dir)
@@ -145,7 +145,7 @@ def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
         return None
     with _problems_as_findings(page, "data"):
         report = build_dataset_report(config, page.console)
-        page.show("data", data_findings(config, report))
+        page.show("data", data_findings(settle_classes(config, report.found), report))
         if report.blocking_message:
             command = f"python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
             page.console.say(f"    All of it: {command}")
@@ -191,6 +191,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.config.data_choices import choose_fit
     from unet_trainer.config.resolve import resolve
+    from unet_trainer.datasets.dataset_report import settle_classes
     from unet_trainer.model.network import check_encoder_name
     from unet_trainer.training.build import build_datasets
     from unet_trainer.training.config_review import review
@@ -199,6 +200,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
 
     if config.encoder != "auto":
         check_encoder_name(config.encoder)
+    config = settle_classes(config, dataset)
     hardware = build_hardware(config, Console(io.StringIO()))
     measured = measure(config, dataset, page.console)
     facts = dataset.facts(config.num_classes, measured)

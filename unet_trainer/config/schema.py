@@ -50,7 +50,8 @@ class Config:
     mask_dir: str | None = key(
         None,
         p.optional(p.text("masks")),
-        "folder of the masks, inside data_dir or an absolute path; null: found by its name (masks, labels, gt, trainannot, ...)",
+        "folder of the masks, or folder or file of annotations, inside data_dir or an absolute path; null: found by its name (masks, "
+        "labels, gt, trainannot, ...)",
     )
     mask_suffix: str = key(
         "",

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.facts import DatasetFacts, Measurements
-from unet_trainer.config.schema import Config, id_names
+from unet_trainer.config.schema import FIELDS, Config, id_names
+from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
-from unet_trainer.datasets.problems import Problem, describe_problems, first_few
+from unet_trainer.datasets.problems import Problem, Question, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
@@ -73,6 +74,8 @@ class DatasetReport:
             self.statistics_reason,
             self.split,
             tuple(self.notices),
+            self.found.num_classes,
+            self.found.class_names,
         )
 
 
@@ -89,6 +92,8 @@ class CheckedDataset:
     statistics_reason: str
     split: Split
     notices: Sequence[str]
+    num_classes: int | None = None  # if annotations say it
+    class_names: tuple[str, ...] | None = None  # likewise
 
     def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
         """The scanned facts of some of the pairs, in their order."""
@@ -123,7 +128,7 @@ def _facts_of(
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by its folders or by split_file; raises DataError where they cannot be found.
+    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
 
     Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
     """
@@ -132,7 +137,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
     if config.split_file is None:
-        found = find_in_folders(config, data_dir, console)
+        found = _find_masks_or_annotations(config, data_dir, console)
     else:
         found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
         if config.group_pattern and any(pair.group for pair in found.pairs):
@@ -140,10 +145,52 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
 
 
+def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
+    """Masks in folders come first; where there are none, annotations are looked for."""
+    try:
+        found = find_in_folders(config, data_dir, console)
+    except DataError as error:
+        checkpoint_dir = Path(config.checkpoint_dir)
+        has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
+        try:
+            drawn = find_annotations(data_dir, checkpoint_dir, config.image_dir, config.mask_dir, config.class_names, console)
+        except UnknownAnnotations:
+            if has_answers:
+                raise error from None
+            raise
+        if drawn is not None:
+            return drawn
+        others = describe_other_files(data_dir)
+        if not others or has_answers:
+            raise
+        raise DataError("\n  ".join([str(error), *others])) from None
+    others = describe_other_files(data_dir) if found.blocking_message else []
+    return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
+
+
+def settle_classes(config: Config, found: FoundPairs | CheckedDataset) -> Config:
+    """The config with the number and the names of classes that annotations say, where it leaves them open."""
+    if found.num_classes is None:
+        return config
+    values: dict[str, Any] = {}
+    if "num_classes" not in config.sources and config.num_classes == FIELDS["num_classes"].default:
+        values["num_classes"] = found.num_classes
+    num_classes = values.get("num_classes", config.num_classes)
+    if config.class_names is None and found.class_names is not None:
+        names = found.class_names
+        if num_classes == 2 and len(names) == 1:  # one class as two ids
+            names = ("background", *names)
+        if len(names) == num_classes:
+            values["class_names"] = names
+    sources: Mapping[str, str] = {**config.sources, **dict.fromkeys(values, "annotations")}
+    return replace(config, **values, sources=sources) if values else config
+
+
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
     report = DatasetReport(found or find_dataset(config, console))
+    config = settle_classes(config, report.found)
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
         facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
@@ -237,7 +284,11 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         return
     try:
         counts, are_16bit = total_counts(report.masks), all(mask.is_16bit for mask in report.masks)
-        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
+        if config.mask_values == "auto" and config.num_classes == report.found.num_classes:  # drawn, so that the ids are known
+            void = IGNORED if config.ignore_value is None and IGNORED in counts else config.ignore_value
+            coding = MaskCoding(tuple(range(max(2, config.num_classes))), 0, void, "class ids, from the annotations")
+        else:
+            coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
     except DataError as error:
         report.questions.append(f"{error}\n  {describe_rarest_values(report.pairs, report.masks)}")
         return

@@ -19,6 +19,7 @@ from PIL import Image
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_headers as headers
+from unet_trainer.images.foreign_formats import describe_content
 from unet_trainer.images.image_headers import GIF_START, NPY_START, TIFF_STARTS, TiffTags
 
 Pixels = NDArray[Any]  # OpenCV's type stubs know no dtype
@@ -193,7 +194,7 @@ def _decode(data: bytes, flags: int) -> Pixels:
     except cv2.error as error:
         raise ReadError(f"cannot be decoded ({error.err})") from None
     if image is None:
-        raise ReadError("not an image that can be decoded")
+        raise ReadError(describe_content(data) or "not an image that can be decoded")
     return image
 
 

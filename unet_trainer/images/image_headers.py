@@ -29,6 +29,7 @@ MAX_TAG_VALUES = 64
 
 ORIENTATION = 0x0112  # EXIF and TIFF tag
 TURNS = range(2, 9)  # orientations other than upright
+SIDEWAYS = range(5, 9)  # those that swap height and width
 
 TiffTags = Mapping[int, tuple[int, ...]]
 
@@ -95,6 +96,17 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
     except PIL_ERRORS:
         return None
     return height, width
+
+
+def displayed_size(data: bytes) -> tuple[int, int] | None:
+    """As picture_size, but after the EXIF rotation that decode_image applies to a JPEG, PNG or WebP."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            width, height = picture.size
+            is_on_its_side = is_turned(data) and picture.getexif().get(ORIENTATION, 1) in SIDEWAYS
+    except PIL_ERRORS:
+        return None
+    return (width, height) if is_on_its_side else (height, width)
 
 
 def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
