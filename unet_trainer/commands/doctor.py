@@ -169,7 +169,7 @@ def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
     if report.kind is not None and report.images:
         found.append(Finding("ok", "Images", f"{report.kind}; {describe_sizes(report.images)}"))
     if report.coding is not None and report.masks:
-        rows = class_table(report.masks, report.coding, id_names(config))
+        rows = class_table(report.masks, report.coding, id_names(report.decided(config)))
         shares = ", ".join(f"{row.name} {row.share:.1%}" for row in rows[:MAX_CLASSES])
         more = f" and {len(rows) - MAX_CLASSES} more classes" if len(rows) > MAX_CLASSES else ""
         ignored = ignored_share(report.masks, report.coding)
@@ -201,7 +201,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
         check_encoder_name(config.encoder)
     hardware = build_hardware(config, Console(io.StringIO()))
     measured = measure(config, dataset, page.console)
-    facts = dataset.facts(config.num_classes, measured)
+    facts = dataset.facts(measured)
     fit = choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit
     page.show("data", measured_findings(measured, fit))
     page.content["measurements"] = dataclasses.asdict(measured)

@@ -6,14 +6,22 @@ Training and `check` both use this report: a dataset that passes check can be tr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from unet_trainer.config.dump import to_plain
+from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
+from unet_trainer.config.load import class_contradictions
+from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
+from unet_trainer.datasets.class_files import find_class_file
+from unet_trainer.datasets.class_statistics import class_ids, class_shares
+from unet_trainer.datasets.coding_choice import ChosenClasses, choose_classes, present_classes
+from unet_trainer.datasets.coding_question import Choice, ask_for_classes
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
+from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
@@ -21,7 +29,7 @@ from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, build_coding, show_value
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -44,6 +52,8 @@ class DatasetReport:
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
     split: Split | None = None
+    classes: ChosenClasses | None = None  # its coding, and how many classes there are
+    choices: Sequence[Choice] = ()  # of the question what the mask values mean
 
     @property
     def blocking_message(self) -> str:
@@ -52,17 +62,24 @@ class DatasetReport:
         parts = (self.found.blocking_message, describe_problems(others, NUM_NAMED), *self.questions)
         return "\n".join(text for text in parts if text)
 
+    def decided(self, config: Config) -> Config:
+        """The config with the number and the names of the classes that were found."""
+        if self.classes is None:
+            return config
+        names = config.class_names or self.classes.class_names
+        return replace(config, num_classes=self.classes.num_classes, class_names=names)
+
     def checked(self) -> CheckedDataset:
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
-        if message or self.kind is None or self.coding is None or self.image_spec is None or self.split is None:
+        if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
             raise DataError(message or "the dataset has no pair that can be used")
         return CheckedDataset(
             tuple(self.pairs),
             tuple(self.images),
             tuple(self.masks),
             self.kind,
-            self.coding,
+            self.classes,
             self.image_spec,
             self.statistics_reason,
             self.split,
@@ -78,17 +95,25 @@ class CheckedDataset:
     images: Sequence[ImageFacts]
     masks: Sequence[MaskFacts]
     kind: ImageKind
-    coding: MaskCoding
+    classes: ChosenClasses
     image_spec: ImageSpec
     statistics_reason: str
     split: Split
     notices: Sequence[str]
 
+    @property
+    def coding(self) -> MaskCoding:
+        return self.classes.coding
+
+    @property
+    def num_ids(self) -> int:
+        return max(2, self.classes.num_classes)
+
     def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
         """The scanned facts of some of the pairs, in their order."""
         return _facts_of(pairs, self.pairs, self.images, self.masks)
 
-    def facts(self, num_classes: int, measurements: Measurements | None = None) -> DatasetFacts:
+    def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
         images, _ = self.facts_of(self.split.train)
         val_images, _ = self.facts_of(self.split.val)
@@ -98,13 +123,18 @@ class CheckedDataset:
             std=self.image_spec.std,
             statistics_reason=self.statistics_reason,
             mask_values=self.coding.mask_values,
-            ignore_value=self.coding.ignore_value,
+            ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
-            class_shares=class_shares(self.masks, self.coding, max(2, num_classes)),
+            class_shares=class_shares(self.masks, self.coding, self.num_ids),
             train_sizes=[image.size for image in images],
             val_sizes=[image.size for image in val_images],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
             measurements=measurements,
+            num_classes=self.classes.num_classes,
+            num_classes_reason=self.classes.num_classes_reason,
+            class_names=self.classes.class_names,
+            class_names_reason=self.classes.class_names_reason,
+            mask_tolerance=self.coding.tolerance,
         )
 
 
@@ -223,27 +253,64 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
 def _choose_coding(report: DatasetReport, config: Config) -> None:
     if not report.pairs:
         return
-    try:
-        counts, are_16bit = total_counts(report.masks), all(mask.is_16bit for mask in report.masks)
-        coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
-    except DataError as error:
-        report.questions.append(f"{error}\n  {describe_rarest_values(report.pairs, report.masks)}")
+    _refuse_swapped_palettes(report)
+    ignored = given_coding("nonzero", config.ignore_value).ignored
+    evidence = MaskEvidence(report.masks, ignored)
+    class_file = find_class_file(Path(config.data_dir), report.pairs) if config.mask_values == "auto" else None
+    if len(evidence.seen) < 2 and config.mask_values == "auto":
+        every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
+        report.questions.append(_nothing_to_learn(len(report.masks), every))
         return
-    report.coding = coding
-    present = [row.name for row in class_table(report.masks, coding, id_names(config)) if row.share > 0]
-    if config.ignore_value is None and coding.ignore_value is not None and config.num_classes > 1 and len(present) < 2:
-        void = coding.ignore_value
-        report.questions.append(
-            f"mask_values: with {void} as void, the masks hold no class but {present[0] if present else 'none'}, and there is "
-            f"nothing to learn. Set num_classes: 1 if {void} is the foreground, or mask_values to the values of the "
-            f"{config.num_classes} classes\n  {describe_rarest_values(report.pairs, report.masks)}"
-        )
-    elif config.ignore_value is None and coding.ignore_value is not None and not _void_occurs_beside_classes(report, coding):
-        report.questions.append(
-            f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Is it void, or the foreground of "
-            f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
-            f"void, or give all masks the same values\n  {describe_rarest_values(report.pairs, report.masks)}"
-        )
+    try:
+        chosen = choose_classes(config, evidence, class_file)
+    except DataError as error:
+        report.questions.append(str(error))
+        return
+    if chosen is None:
+        question = ask_for_classes(config, evidence, [pair.mask for pair in report.pairs], class_file)
+        report.questions.append(str(question))
+        report.choices = question.choices
+        return
+    report.classes, report.coding = chosen, chosen.coding
+    decided = report.decided(config)
+    if problems := class_contradictions(decided):
+        raise ConfigError("\n".join(problems))
+    present = present_classes(chosen.coding, evidence) - {IGNORED, UNKNOWN}
+    if len(present) < 2:
+        names = id_names(decided)
+        every = names[present.pop()] if present else "ignored or of no class"
+        given = f"mask_values: {to_plain(chosen.coding.mask_values)}"
+        report.questions.append(_nothing_to_learn(len(report.masks), f"{every} ({given})"))
+    lines = unknown_value_lines(report, chosen.coding)
+    if lines:
+        classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
+        title = f"masks with values that belong to no class (the classes are {classes})"
+        report.problems.append(Problem("values", title, tuple(lines), _unknown_fix(config, evidence)))
+
+
+def _nothing_to_learn(num_masks: int, every: str) -> str:
+    return (
+        f"there is nothing to learn: every pixel of all {counted(num_masks, 'mask')} is {every}; are these the masks (mask_dir), "
+        "and were they written right?"
+    )
+
+
+def _refuse_swapped_palettes(report: DatasetReport) -> None:
+    lines = []
+    for index, (first, colour) in swapped_palettes(report.masks).items():
+        here, there = (_index_of(report.masks[number].palette, colour) for number in (index, first))
+        lines.append(f"{report.pairs[index].mask}: #{colour:06x} is {here}, in {report.pairs[first].mask} it is {there}")
+    if lines:
+        fix = "save the masks in colour, or all with the same palette: their values are places in it"
+        report.problems.append(Problem("palettes", "masks whose palette has another order", tuple(lines), fix))
+
+
+def _index_of(palette: Mapping[int, int] | None, colour: int) -> int:
+    return next(value for value, held in (palette or {}).items() if held == colour)
+
+
+def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
+    """A line for each mask with values that belong to no class."""
     lines = []
     for pair, mask in zip(report.pairs, report.masks, strict=True):
         if UNKNOWN not in class_ids(mask, coding):
@@ -252,20 +319,18 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         unknown = [value for value in sorted(mask.counts) if UNKNOWN in class_ids(replace(mask, counts={value: 1}), coding)]
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
         lines.append(f"{pair.mask}: {shares}")
-    if lines:
-        classes = ", ".join(show_value(value) for value in coding.values or ())
-        title = f"masks with values that belong to no class (the classes are {classes})"
-        fix = "correct the masks, or add the values to mask_values or ignore_value"
-        report.problems.append(Problem("values", title, tuple(lines), fix))
+    return lines
 
 
-def _void_occurs_beside_classes(report: DatasetReport, coding: MaskCoding) -> bool:
-    """Whether the value taken as void occurs in a mask that also holds a class other than 0, or no mask holds such a class."""
-    for mask in report.masks:
-        held = set(class_ids(mask, coding))
-        if IGNORED in held and held - {0, IGNORED, UNKNOWN}:
-            return True
-    return not any(set(class_ids(mask, coding)) - {0, IGNORED, UNKNOWN} for mask in report.masks)
+def _unknown_fix(config: Config, evidence: MaskEvidence) -> str:
+    """How to settle values of no class; three values that were written as a colour are named."""
+    entries = [] if isinstance(config.mask_values, str) else list(config.mask_values)
+    entries += [] if config.ignore_value is None else [config.ignore_value]
+    for colour in (value for entry in entries for value in split_values(entry) if isinstance(value, tuple)):
+        if as_number(colour) not in evidence.counts and set(colour) <= set(evidence.seen) and len(set(colour)) == len(colour):
+            apart = [[channel] for channel in colour]
+            return f"{list(colour)} is a colour, and no mask has it; three values that are one class are written {apart}"
+    return "correct the masks, or add the values to mask_values or ignore_value; with unknown_values: ignore they count nowhere"
 
 
 def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None:
@@ -300,6 +365,11 @@ def _add_notices(report: DatasetReport) -> None:
     alpha = sum(image.has_alpha for image in report.images)
     turned = sum(image.is_turned for image in report.images)
     grey = sum(image.channels == 1 for image in report.images)
+    in_alpha = sum(mask.is_alpha for mask in report.masks)
+    if in_alpha:
+        report.notices.append(
+            f"the alpha channel of {in_alpha} of {len(report.masks)} masks is the mask; their colour is the same everywhere"
+        )
     if alpha:
         report.notices.append(f"the alpha channel of {alpha} of {len(report.images)} images is dropped")
     if turned:

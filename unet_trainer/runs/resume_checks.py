@@ -8,6 +8,7 @@ from typing import Any
 
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.datasets.splits import Split
+from unet_trainer.images.mask_coding import given_coding
 from unet_trainer.runs.errors import CheckpointError
 
 # Changing these between two starts would make the result meaningless; the text says what they decide.
@@ -15,6 +16,8 @@ MUST_STAY = {
     "num_classes": "the classes",
     "mask_values": "the classes",
     "ignore_value": "the classes",
+    "unknown_values": "the classes",
+    "mask_tolerance": "the classes",
     "architecture": "the model",
     "encoder": "the model",
     "decoder_channels": "the model",
@@ -55,6 +58,7 @@ MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
 # What settings meant before they existed.
 BEFORE_THEY_EXISTED: Mapping[str, Any] = {
     "repeats": 1,
+    "mask_tolerance": 0,
     "encoder_lr_factor": 1.0,
     "decoder_attention": "none",
     "deep_supervision": 0.0,
@@ -69,8 +73,10 @@ def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
             continue
         if getattr(config, name) == "auto" and (value := {**BEFORE_THEY_EXISTED, **before}.get(name, "auto")) != "auto":
             kept[name] = FIELDS[name].metadata["parse"](value)
-    if config.encoder == "auto" and config.decoder_channels is None:  # they were chosen along with the encoder
-        kept["decoder_channels"] = FIELDS["decoder_channels"].metadata["parse"](before.get("decoder_channels"))
+    together = [("encoder", "decoder_channels"), ("mask_values", "ignore_value"), ("mask_values", "class_names")]
+    for name, other in together:  # null stands for what was chosen along with it
+        if getattr(config, name) == "auto" and getattr(config, other) is None:
+            kept[other] = FIELDS[other].metadata["parse"](before.get(other))
     return replace(config, **kept)
 
 
@@ -86,7 +92,9 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
     changed = [
         name
         for name in FIELDS
-        if name in before and before[name] not in (now[name], asked[name]) and name not in MAY_CHANGE_SILENTLY
+        if name in before
+        and name not in MAY_CHANGE_SILENTLY
+        and _meaning(name, before[name]) not in (_meaning(name, now[name]), _meaning(name, asked[name]))
     ]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     refused = [
@@ -99,6 +107,16 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
             + "\n  Keep them, or start a new run"
         )
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
+
+
+def _meaning(name: str, value: Any) -> Any:
+    """What a value of the config says, however it is written: a grey colour is its brightness."""
+    if name == "ignore_value" and value is not None:
+        return set(given_coding("nonzero", FIELDS[name].metadata["parse"](value)).ignored)
+    if name == "mask_values" and not isinstance(value, str):
+        coding = given_coding(FIELDS[name].metadata["parse"](value))
+        return [set(coding.values_of(class_id)) for class_id in range(coding.num_ids)]
+    return value
 
 
 def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
