@@ -15,9 +15,11 @@ from unet_trainer.images.image_headers import (
     has_palette,
     is_16bit,
     is_cut_off,
+    is_lossy,
     is_plain_tiff,
     is_turned,
     jpeg_frame,
+    palette_colours,
     picture_size,
     png_bits,
     png_colour_type,
@@ -59,6 +61,33 @@ def test_indices_into_colours_are_a_palette_and_greys_are_not(kind):
     assert has_palette(pil_bytes(kind, palette_image()))
     assert not has_palette(pil_bytes(kind, GREY))  # a BMP of greys has a table of greys in order
     assert not has_palette(pil_bytes(kind, COLOUR))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_the_colours_of_a_palette_are_read(kind):
+    assert palette_colours(pil_bytes(kind, palette_image()))[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    assert palette_colours(pil_bytes(kind, COLOUR)) == []
+    assert palette_colours(pil_bytes(kind, palette_image())[:30]) == []
+
+
+def test_compression_that_changes_values_is_told():
+    for data in (
+        pil_bytes("JPEG", GREY),
+        pil_bytes("JPEG", COLOUR),
+        pil_bytes("WEBP", COLOUR),
+        pil_bytes("WEBP", FOUR),
+        pil_bytes("TIFF", COLOUR, compression="jpeg"),
+    ):
+        assert is_lossy(data)
+    for data in (
+        pil_bytes("PNG", GREY),
+        pil_bytes("WEBP", COLOUR, lossless=True),
+        pil_bytes("WEBP", FOUR, lossless=True),
+        pil_bytes("TIFF", COLOUR),
+        pil_bytes("TIFF", COLOUR, compression="tiff_lzw"),
+        npy_bytes(GREY),
+    ):
+        assert not is_lossy(data)
 
 
 def test_16_bit_is_told_by_the_depth_and_not_by_the_values():

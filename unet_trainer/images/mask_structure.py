@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_files import COLOUR, Pixels
 
 EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
 MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of a mask with soft edges
@@ -76,7 +76,8 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
 
 def _is_border(mask: Pixels) -> Pixels:
     """Where the square around a pixel holds several values. Outside of the mask there are none."""
-    # float32 holds every value exactly, and OpenCV has no morphology for int32.
-    pixels = mask.astype(np.float32) if mask.dtype == np.int32 else mask
+    pixels = mask
+    if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
+        pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
     square = np.ones((BORDER_SIDE, BORDER_SIDE), np.uint8)
     return np.asarray(cv2.dilate(pixels, square) != cv2.erode(pixels, square))
