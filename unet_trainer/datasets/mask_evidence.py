@@ -18,10 +18,10 @@ from unet_trainer.images.mask_coding import channels_of
 from unet_trainer.images.mask_structure import EDGE_WIDTH, MIN_EDGE, piece_stride
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
+MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
 MIN_CLEAR_SHARE = 0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
-MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends, in all masks
-MIN_BESIDE_IN_ONE = 0.5  # and in each mask in which they are more than FEW of its pixels
-FEW = 0.01
+MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends: in all masks together,
+FEW = 0.01  # and in each mask in which they are a larger share of its pixels than this
 MAX_PIECES = 1.5  # connected pieces of an id of an object, on average
 MANY_SIZES = 6  # where masks hold 1 to n for so many different n, these are ids of objects, however many pieces they have
 NUM_SCATTERED = 20  # ids of objects that begin anywhere are as many at least
@@ -94,8 +94,11 @@ class MaskEvidence:
         if high - low < MIN_EDGE:
             return None
         bottom = sum(self.counts[value] for value in self.seen if value - low <= EDGE_WIDTH)
-        top = sum(self.counts[value] for value in self.seen if high - value <= EDGE_WIDTH)
+        bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
+        top = sum(self.counts[value] for value in bright)
         between = self.total - bottom - top
+        if len(bright) < MIN_BRIGHT:
+            return None
         if bottom + top < MIN_CLEAR_SHARE * self.total or top < between or not self._lie_beside_both_ends(low, high):
             return None
         return (low + high) // 2
@@ -107,7 +110,7 @@ class MaskEvidence:
             beside = 0
             if between and mask.structure is not None and mask.structure.between:
                 beside = round(between * mask.structure.beside_both / mask.structure.between)
-            if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_IN_ONE * between:
+            if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_BOTH * between:
                 return False
             all_between += between
             all_beside += beside
@@ -177,8 +180,8 @@ class MaskEvidence:
 
     @cached_property
     def noise(self) -> list[int]:
-        """Rare values that occur in one mask only. JPEG makes many values that mean nothing, in any number of masks."""
-        if len(self.masks) < MIN_MASKS or self.is_lossy:
+        """Rare values that occur in one mask only, and are not in a row with the others. JPEG makes many that mean nothing."""
+        if len(self.masks) < MIN_MASKS or self.is_lossy or self.seen == list(range(len(self.seen))):
             return []
         return [value for value in self.seen if value and self.holders[value] == 1 and self.share(value) < NOISE_SHARE]
 
