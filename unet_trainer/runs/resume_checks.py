@@ -66,7 +66,11 @@ BEFORE_THEY_EXISTED: Mapping[str, Any] = {
 
 
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
-    """The config of a resumed run: what it leaves open is as the run began."""
+    """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number of classes,
+    which no mask value would fit."""
+    number = before.get("num_classes", config.num_classes)
+    if config.num_classes not in ("auto", number):
+        raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
     kept = {}
     for name in FIELDS:
         if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
@@ -101,12 +105,13 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
         f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
     ]
     if refused:
-        raise CheckpointError(
-            "cannot go on with other settings than the run began with:\n  "
-            + "\n  ".join(refused)
-            + "\n  Keep them, or start a new run"
-        )
+        raise _refusal(refused)
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
+
+
+def _refusal(lines: Sequence[str]) -> CheckpointError:
+    heading = "cannot go on with other settings than the run began with:"
+    return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
 
 
 def _meaning(name: str, value: Any) -> Any:
