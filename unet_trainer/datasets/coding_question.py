@@ -90,7 +90,7 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
     if class_contradictions(answered):
         return False
     ignored = given_coding("nonzero", answered.ignore_value).ignored
-    counted_values = MaskEvidence(evidence.masks, ignored)
+    counted_values = evidence if evidence.ignored == set(ignored) else MaskEvidence(evidence.masks, ignored)
     try:
         chosen = choose_classes(answered, counted_values)
     except DataError:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from unet_trainer.config.dump import to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
@@ -313,10 +315,12 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
     """A line for each mask with values that belong to no class."""
     lines = []
     for pair, mask in zip(report.pairs, report.masks, strict=True):
-        if UNKNOWN not in class_ids(mask, coding):
+        values = sorted(mask.counts)
+        ids = coding.encode(np.array(values, np.int64)).tolist()
+        unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
+        if not unknown:
             continue
         total = sum(mask.counts.values())
-        unknown = [value for value in sorted(mask.counts) if UNKNOWN in class_ids(replace(mask, counts={value: 1}), coding)]
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
         lines.append(f"{pair.mask}: {shares}")
     return lines

@@ -56,10 +56,10 @@ class MaskEvidence:
         self.counts: Counter[int] = Counter()  # pixels of each value
         self.holders: Counter[int] = Counter()  # masks that hold each value
         for mask in masks:
-            for value, pixels in mask.counts.items():
-                if value not in self.left_out:
-                    self.counts[value] += pixels
-                    self.holders[value] += 1
+            self.counts.update(mask.counts)
+            self.holders.update(mask.counts.keys())
+        for value in self.left_out:
+            del self.counts[value], self.holders[value]
 
     @cached_property
     def seen(self) -> list[int]:
