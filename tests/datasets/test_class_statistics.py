@@ -12,6 +12,7 @@ from unet_trainer.datasets.class_statistics import (
     class_table,
     describe_classes,
     ignored_share,
+    total_counts,
     value_table,
 )
 from unet_trainer.datasets.scan import MaskFacts
@@ -31,6 +32,7 @@ NAMES = ("sky", "road", "cow")
 
 
 def test_values_are_counted_over_all_masks():
+    assert total_counts(MASKS) == {0: 80, 1: 10, 255: 10}
     assert value_table(MASKS) == [(0, 0.8, 2), (1, 0.1, 1), (255, 0.1, 1)]
     assert value_table([]) == []
 

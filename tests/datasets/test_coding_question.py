@@ -197,6 +197,14 @@ def test_of_many_values_twelve_are_shown_and_all_are_counted():
     assert str(question).count("of pixels") == 12
 
 
+def test_masks_saved_as_jpeg_are_shown_by_their_main_colours():
+    counts = {0: 8000, 1: 500, 2: 100, RED: 600, RED - 0x020000: 50, BLUE: 500, COLOUR + 0x800000: 9}
+    question = ask(masks_of(*[counts] * 4, is_lossy=True))
+    assert "  #ff0000: 6.66% of pixels, with 1 value close to it, in 4 of 4 masks\n" in str(question)
+    assert "#800000" not in str(question)
+    assert settings_of(question) == [{"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}]
+
+
 def test_photographs_are_named_for_what_they_are():
     masks = [facts_of(np.random.default_rng(index).integers(0, 256, (SIDE, SIDE), np.uint8)) for index in range(4)]
     question = ask(masks)

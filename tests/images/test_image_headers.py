@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
+from helpers.image_bytes import exif, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images.image_headers import (
     TIFF_BITS,
     TIFF_PHOTOMETRIC,
     TIFF_SAMPLES,
     has_alpha,
     has_palette,
-    is_16bit,
     is_cut_off,
     is_lossy,
     is_plain_tiff,
@@ -88,14 +87,6 @@ def test_compression_that_changes_values_is_told():
         npy_bytes(GREY),
     ):
         assert not is_lossy(data)
-
-
-def test_16_bit_is_told_by_the_depth_and_not_by_the_values():
-    small = np.ones((4, 5), np.uint16)
-    for data in (cv2_bytes(".png", small), tiff_bytes(small)):
-        assert is_16bit(data)
-    for data in (cv2_bytes(".png", GREY), tiff_bytes(GREY), npy_bytes(small), pil_bytes("JPEG", GREY)):
-        assert not is_16bit(data)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

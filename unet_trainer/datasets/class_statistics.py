@@ -14,6 +14,14 @@ from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_values
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
+def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
+    """Pixels of each value in all masks."""
+    total: Counter[int] = Counter()
+    for mask in masks:
+        total.update(mask.counts)
+    return total
+
+
 class ValueRow(NamedTuple):
     """A value that occurs in masks."""
 
@@ -24,11 +32,8 @@ class ValueRow(NamedTuple):
 
 def value_table(masks: Sequence[MaskFacts]) -> list[ValueRow]:
     """A row for each value that occurs, the most frequent first."""
-    pixels: Counter[int] = Counter()
-    holders: Counter[int] = Counter()
-    for mask in masks:
-        pixels.update(mask.counts)
-        holders.update(mask.counts.keys())
+    pixels = total_counts(masks)
+    holders = Counter(value for mask in masks for value in mask.counts)
     total = sum(pixels.values())
     return [ValueRow(value, count / total, holders[value]) for value, count in pixels.most_common()]
 

@@ -164,7 +164,7 @@ def _propose(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[C
     if evidence.seen[-1] < COLOUR:
         yield from _propose_ids(evidence)
     yield from _propose_list(evidence)
-    if 0 in evidence.counts:
+    if 0 in evidence.counts and not evidence.is_lossy:  # JPEG makes values next to 0 of it
         yield _nonzero("any value but 0 is foreground")
     low, high = evidence.seen[0], evidence.seen[-1]
     if len(evidence.seen) >= MANY_VALUES and high <= 255 and not evidence.has_regions:

@@ -21,7 +21,7 @@ import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import Pixels, ReadError, decode_image, decode_mask_or_alpha, read_bytes, refuse_bomb
-from unet_trainer.images.image_headers import has_alpha, is_16bit, is_lossy, is_turned, palette_colours
+from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
@@ -64,7 +64,6 @@ class MaskFacts:
     width: int
     counts: dict[int, int]  # value → number of pixels
     digest: str
-    is_16bit: bool = False
     is_lossy: bool = False  # compressed in a way that changes values, as JPEG does
     is_alpha: bool = False  # the values are those of the alpha channel
     structure: MaskStructure | None = None  # None: fewer than three values
@@ -255,7 +254,6 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | st
         width,
         counts,
         _digest(data),
-        is_16bit(data),
         is_lossy(data),
         is_alpha,
         measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None,

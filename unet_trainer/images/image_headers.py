@@ -81,11 +81,6 @@ def is_lossy(data: bytes) -> bool:
     return data.startswith(JPEG_START)
 
 
-def is_16bit(data: bytes) -> bool:
-    """Whether a PNG or TIFF stores 16 bits per value, whatever the values are."""
-    return png_bits(data) == 16 or (data.startswith(TIFF_STARTS) and tiff_tags(data).get(TIFF_BITS) == (16,))
-
-
 def is_turned(data: bytes) -> bool:
     """Whether decode_image rotates or mirrors the pixels because of the EXIF orientation."""
     if data.startswith(TIFF_STARTS):
