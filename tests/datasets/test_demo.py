@@ -18,8 +18,8 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.coding_choice import choose_classes
 from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
+from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.mask_evidence import MaskEvidence
-from unet_trainer.datasets.pairs import find_pairs
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.images.image_files import read_image, read_mask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.datasets.layouts import Folders, find_layout, has_marks, list_files, mask_marks
+from unet_trainer.datasets.layouts import Folders, find_layout, holds_masks_too
 from unet_trainer.images.image_files import DataError
 
 
@@ -19,10 +19,22 @@ def found(root, image_dir=None, mask_dir=None):
     """(images, masks) to train on, the same for val or None, and the phrase for the parts."""
     layout = find_layout(root, image_dir, mask_dir)
     train, val = (
-        None if folders is None else (folders.images.relative_to(root).as_posix(), folders.masks.relative_to(root).as_posix())
+        (folders[0].images.relative_to(root).as_posix(), folders[0].masks.relative_to(root).as_posix()) if folders else None
         for folders in (layout.train, layout.val)
     )
     return train, val, layout.parts
+
+
+def found_test(root):
+    """(images, masks) of test; masks is None if there is no such folder."""
+    layout = find_layout(root, None, None)
+    return [
+        (
+            folders.images.relative_to(root).as_posix(),
+            folders.masks.relative_to(root).as_posix() if folders.masks.is_dir() else None,
+        )
+        for folders in layout.test
+    ]
 
 
 def error_message(root, image_dir=None, mask_dir=None):
@@ -46,7 +58,7 @@ def error_message(root, image_dir=None, mask_dir=None):
 def test_folders_are_known_by_their_names(tmp_path, images, masks):
     fill(tmp_path, images, masks)
     layout = find_layout(tmp_path, None, None)
-    assert (layout.train, layout.val) == (Folders(tmp_path / images, tmp_path / masks), None)
+    assert (layout.train, layout.val, layout.test) == ((Folders(tmp_path / images, tmp_path / masks),), (), ())
     assert (layout.phrase, layout.parts) == (f"{images}/ + {masks}/", "")
 
 
@@ -69,6 +81,7 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, tra
     fill(tmp_path, *folders(train), *folders(val), *(folders(test) if test else ()))
     pair_of_folders, val_folders, parts = found(tmp_path)
     assert (pair_of_folders, val_folders) == (folders(train), folders(val))
+    assert found_test(tmp_path) == ([folders(test)] if test else [])
     assert parts == f"folders {train} and {val}"
 
 
@@ -86,16 +99,103 @@ def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
     assert found(tmp_path) == (("images", "masks"), ("val/images", "val/masks"), "folders images and val")
 
 
-@pytest.mark.parametrize("test", [["test"], ["test/images"], ["test/images", "test/masks"], ["test", "testannot"], ["imagesTs"]])
-def test_a_test_folder_is_not_used(tmp_path, test):
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        (["test"], ("test", None)),
+        (["test/images"], ("test/images", None)),
+        (["test/images", "test/masks"], ("test/images", "test/masks")),
+        (["test", "testannot"], ("test", "testannot")),
+        (["imagesTs"], ("imagesTs", None)),
+        (["images_test", "masks_test"], ("images_test", "masks_test")),
+    ],
+    ids=str,
+)
+def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
     fill(tmp_path, "images", "masks", *test)
     assert found(tmp_path) == (("images", "masks"), None, "")
+    assert found_test(tmp_path) == [expected]
+
+
+def test_an_ambiguous_test_folder_stops_no_training(tmp_path):
+    fill(tmp_path, "images", "masks", "test/images", "test/masks", "test/gt")
+    assert found(tmp_path) == (("images", "masks"), None, "")
+    assert found_test(tmp_path) == []
+
+
+def test_a_test_folder_inside_the_images_is_no_part_of_them(tmp_path):
+    fill(tmp_path, "images", "images/test", "masks", "masks/test")
+    (train,) = find_layout(tmp_path, None, None).train
+    assert train == Folders(tmp_path / "images", tmp_path / "masks", without=(tmp_path / "images/test", tmp_path / "masks/test"))
+    assert found_test(tmp_path) == [("images/test", "masks/test")]
+
+
+def test_a_test_folder_beside_images_that_lie_in_data_dir(tmp_path):
+    fill(tmp_path, ".", "masks", "test")
+    (train,) = find_layout(tmp_path, None, None).train
+    assert train == Folders(tmp_path, tmp_path / "masks", without=(tmp_path / "test",))
+
+
+# Sequences, and folders around everything
+
+
+@pytest.mark.parametrize("place", ["", "train/"])
+def test_each_sequence_may_have_folders_of_its_own(tmp_path, place):
+    fill(tmp_path, *(f"{place}{name}/{kind}" for name in ("seq1", "seq2") for kind in ("images", "masks")))
+    layout = find_layout(tmp_path, None, None)
+    assert layout.train == tuple(
+        Folders(tmp_path / place / name / "images", tmp_path / place / name / "masks", f"{name}/") for name in ("seq1", "seq2")
+    )
+    assert (layout.val, layout.phrase) == ((), f"{place}*/images/ + {place}*/masks/ in 2 folders")
+
+
+def test_sequences_may_be_divided_into_train_val_and_test(tmp_path):
+    for part, names in (("train", ["a", "b"]), ("val", ["c"]), ("test", ["d"])):
+        fill(tmp_path, *(f"{part}/{name}/{kind}" for name in names for kind in ("images", "masks")))
+    layout = find_layout(tmp_path, None, None)
+    assert [[folders.name for folders in part] for part in (layout.train, layout.val, layout.test)] == [
+        ["a/", "b/"],
+        ["c/"],
+        ["d/"],
+    ]
+    assert layout.parts == "folders train and val"
+
+
+def test_the_2018_data_science_bowl_is_known_by_its_folders(tmp_path):
+    fill(tmp_path, "stage1_train/0a/images", "stage1_train/0a/masks", "stage1_test/1b/images")
+    layout = find_layout(tmp_path, None, None)
+    assert [folders.name for folders in (*layout.train, *layout.test)] == ["0a/", "1b/"]
+    assert not layout.test[0].masks.exists()
+
+
+def test_sequences_with_two_folders_of_masks_need_mask_dir(tmp_path):
+    fill(tmp_path, *(f"{name}/{kind}" for name in ("a", "b") for kind in ("images", "masks", "labels")))
+    assert len(find_layout(tmp_path, None, "labels").train) == 2
+    assert find_layout(tmp_path, None, "labels").train[1].masks == tmp_path / "b/labels"
+
+
+def test_a_folder_around_everything_is_entered(tmp_path):
+    fill(tmp_path, "download/mine/images", "download/mine/masks", "checkpoints/.scan", "checkpoints/check")
+    layout = find_layout(tmp_path, None, None)
+    assert layout.train == (Folders(tmp_path / "download/mine/images", tmp_path / "download/mine/masks"),)
+    assert layout.phrase == "download/mine/images/ + download/mine/masks/"
+
+
+def test_our_own_folders_are_never_data(tmp_path):
+    """data_dir: . beside checkpoints/: its sheets and samples were taken for images at the second start."""
+    fill(tmp_path, "images", "masks")
+    before = found(tmp_path)
+    fill(tmp_path, "checkpoints/check", "checkpoints/run/samples", "checkpoints/.scan", "runs/mine/samples", "run/train/images")
+    (tmp_path / "runs/.converted").mkdir()
+    for name in ("config.yaml", "split.csv"):
+        (tmp_path / "run" / name).touch()
+    assert found(tmp_path) == before
 
 
 def test_images_in_data_dir_beside_a_folder_of_masks(tmp_path):
     fill(tmp_path, ".", "masks")
     layout = find_layout(tmp_path, None, None)
-    assert layout.train == Folders(tmp_path, tmp_path / "masks")
+    assert layout.train == (Folders(tmp_path, tmp_path / "masks"),)
 
 
 def test_folders_without_images_are_no_candidates(tmp_path):
@@ -110,7 +210,9 @@ def test_candidates_are_named_even_if_none_holds_an_image(tmp_path):
     fill(tmp_path, "masks")
     (tmp_path / "images").mkdir()
     (tmp_path / "img").mkdir()
-    assert "could hold the images: images/, img/; set image_dir: images or image_dir: img" in error_message(tmp_path)
+    assert "could hold the images: images/, img/; set one of these:\n  image_dir: images\n  image_dir: img" in error_message(
+        tmp_path
+    )
 
 
 def test_a_folder_of_another_part_inside_train_is_not_trained_on(tmp_path):
@@ -155,7 +257,7 @@ def test_folders_that_are_set_may_be_divided(tmp_path, template):
 def test_a_missing_folder_that_is_set_is_refused(tmp_path, settings, key):
     fill(tmp_path, "images", "masks")
     assert error_message(tmp_path, *settings) == (
-        f"{key}: no folder {tmp_path / 'nothing'}; {tmp_path} holds images/, masks/; set {key} to the folder's name"
+        f"{key}: no folder {tmp_path / 'nothing'}; {tmp_path} holds images/, masks/; set one of these:\n  {key}: images\n  {key}: masks"
     )
 
 
@@ -167,63 +269,63 @@ def test_a_missing_folder_that_is_set_is_refused(tmp_path, settings, key):
     [
         (
             ["images", "imgs", "masks"],
-            "image_dir: 2 folders in ROOT could hold the images: images/, imgs/; set image_dir: images or image_dir: imgs",
+            "image_dir: 2 folders in ROOT could hold the images: images/, imgs/; set one of these:\n  image_dir: images\n  image_dir: imgs",
         ),
         (
             ["images", "masks", "labels"],
-            "mask_dir: 2 folders in ROOT could hold the masks: labels/, masks/; set mask_dir: labels or mask_dir: masks",
+            "mask_dir: 2 folders in ROOT could hold the masks: labels/, masks/; set one of these:\n  mask_dir: labels\n  mask_dir: masks",
         ),
         (  # DRIVE: mask/ is the field of view, and its names would pair
             ["training/images", "training/1st_manual", "training/mask", "test/images", "test/mask"],
-            "mask_dir: 2 folders in ROOT could hold the masks: training/1st_manual/, training/mask/; "
-            "set mask_dir: 1st_manual or mask_dir: mask",
+            "mask_dir: 2 folders in ROOT could hold the masks: training/1st_manual/, training/mask/; set one of these:\n"
+            "  mask_dir: 1st_manual\n  mask_dir: mask",
         ),
         (
             ["images", "masks", "train/images", "train/masks"],
-            "image_dir: 2 folders in ROOT could hold the images: images/, train/images/; "
-            "set image_dir: images or image_dir: train/images",
+            "image_dir: 2 folders in ROOT could hold the images: images/, train/images/; set one of these:\n"
+            "  image_dir: images\n  image_dir: train/images",
         ),
         (
             ["train", "train_masks", "trainannot"],
-            "mask_dir: 2 folders in ROOT could hold the masks: train_masks/, trainannot/; "
-            "set mask_dir: train_masks or mask_dir: trainannot",
+            "mask_dir: 2 folders in ROOT could hold the masks: train_masks/, trainannot/; set one of these:\n"
+            "  mask_dir: train_masks\n  mask_dir: trainannot",
         ),
         (
             ["train/images", "train/masks", "val/images", "val/masks", "val/gt"],
-            "mask_dir: 2 folders in ROOT could hold the masks: val/gt/, val/masks/; set mask_dir: gt or mask_dir: masks",
+            "mask_dir: 2 folders in ROOT could hold the masks: val/gt/, val/masks/; set one of these:\n  mask_dir: gt\n  mask_dir: masks",
         ),
         (
             ["images/val", "images/test", "masks/val"],
-            "image_dir: ROOT/images holds test/ and val/ but no train/; set image_dir to the folder to train on",
+            "data_dir: ROOT holds images/val/ but no train/; set:\n  image_dir: images/val\n  mask_dir: masks/val",
         ),
         (
             ["images/train", "images/val", "masks/train"],
-            "no folder ROOT/masks/val; ROOT/images holds train/, val/; "
-            "add it, or set image_dir and mask_dir to the folders to train on",
+            "no folder ROOT/masks/val; ROOT/images holds train/, val/; add it, or to train and validate on one folder; set:\n"
+            "  image_dir: images/train\n  mask_dir: masks/train",
         ),
         (
             ["train", "trainannot", "val"],
-            "no folder ROOT/valannot; ROOT holds train/, trainannot/, val/; "
-            "add it, or set image_dir and mask_dir to the folders to train on",
+            "no folder ROOT/valannot; ROOT holds train/, trainannot/, val/; add it, or to train and validate on one folder; set:\n"
+            "  image_dir: train\n  mask_dir: trainannot",
         ),
         (
             ["val/images", "val/masks"],
-            "data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in ROOT; ROOT holds val/; "
-            "set image_dir and mask_dir to the folders to use",
+            "data_dir: ROOT holds val/images/ but no train/; set:\n  image_dir: val/images\n  mask_dir: val/masks",
         ),
         (  # files beside test/ may be anything
             [".", "test/images"],
             "data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in ROOT; ROOT holds test/; "
-            "set image_dir and mask_dir to the folders to use",
+            "set image_dir and mask_dir to the folders to use, or split_file to a CSV",
         ),
         (
             ["masks"],
-            "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds masks/; set image_dir to the folder to use",
+            "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds masks/; "
+            "set image_dir to the folder to use, or split_file to a CSV",
         ),
         (
             [],
             "data_dir: no folder of images (images, imgs, ...) and no folder of masks (masks, labels, ...) in ROOT; "
-            "ROOT holds no folder; set image_dir and mask_dir to the folders to use",
+            "ROOT holds no folder; set image_dir and mask_dir to the folders to use, or split_file to a CSV",
         ),
     ],
 )
@@ -241,43 +343,31 @@ def test_an_ambiguous_layout_is_refused_with_the_key_to_set(tmp_path, there, mes
 )
 def test_the_fix_in_the_error_works(tmp_path, settings, expected):
     fill(tmp_path, *(f"{part}/{kind}" for part in ("training", "val") for kind in ("images", "1st_manual", "mask")))
-    assert "set mask_dir: 1st_manual or mask_dir: mask" in error_message(tmp_path)
+    assert error_message(tmp_path).endswith("set one of these:\n  mask_dir: 1st_manual\n  mask_dir: mask")
     assert found(tmp_path, *settings)[:2] == expected
 
 
-# Files
+def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path):
+    """The larger files are the images."""
+    for name, size in (("after", 10), ("before", 2000), ("notes", 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("z.png" if name == "notes" else "a.png")).write_bytes(bytes(size))
+    message = error_message(tmp_path)
+    assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
+    assert found(tmp_path, "before", "after")[0] == ("before", "after")
 
 
-def test_files_with_an_image_extension_are_listed_unless_hidden(tmp_path):
-    for name in ("b.PNG", "a.jpg", ".c.png", "Thumbs.db", "notes.txt", "sub/d.tif", ".hidden/e.png", "masks/f.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "folder.png").mkdir()
-    files = list_files(tmp_path, without=tmp_path / "masks")
-    assert [path.relative_to(tmp_path).as_posix() for path in files] == ["a.jpg", "b.PNG", "sub/d.tif"]
+def test_a_folder_that_pairs_with_the_images_is_proposed_for_the_masks(tmp_path):
+    fill(tmp_path, "images", "outlines")
+    assert error_message(tmp_path).endswith(
+        "in ROOT; ROOT holds images/, outlines/; set:\n  mask_dir: outlines".replace("ROOT", str(tmp_path))
+    )
 
 
-@pytest.mark.parametrize(
-    ("stem", "marks"),
-    [
-        ("a_mask", ["_mask"]), ("a-GT", ["-gt"]), ("a.label", [".label"]), ("mask_a", ["mask_"]), ("mask", ["mask"]),
-        ("gt_a_mask", ["gt_", "_mask"]), ("a_ground_truth", ["_ground_truth"]), ("a_1stHO", ["_1stho"]), ("21_manual1", ["_manual1"]),
-        ("unmasked", []), ("damask", []), ("segment_1", []), ("a_mask_2", []), ("label", ["label"]), ("a", []),
-    ],
-)  # fmt: skip
-def test_marks_of_masks_are_whole_words_at_either_end(stem, marks):
-    assert mask_marks(stem) == marks
-
-
-def test_marks_count_only_if_some_names_have_none(tmp_path):
-    image, mask, other = tmp_path / "a.png", tmp_path / "a_mask.png", tmp_path / "a_x.png"
-    assert has_marks([image, mask], "")
-    assert not has_marks([mask], "")
-    assert not has_marks([image, other], "")
-    assert has_marks([image, other], "_x")
-
-
-def test_a_broken_link_is_listed_and_a_link_to_a_folder_is_not(tmp_path):
-    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
-    (tmp_path / "b.png").symlink_to(tmp_path)
-    assert list_files(tmp_path) == [tmp_path / "a.png"]
+def test_some_marked_names_or_names_that_two_files_share_are_masks(tmp_path):
+    image, mask, other, shared = (tmp_path / name for name in ("a.png", "a_mask.png", "a_x.png", "a.jpg"))
+    assert holds_masks_too([image, mask], "")
+    assert not holds_masks_too([mask], "")
+    assert not holds_masks_too([image, other], "")
+    assert holds_masks_too([image, other], "_x")
+    assert holds_masks_too([image, shared], "")

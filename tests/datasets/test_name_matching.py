@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from unet_trainer.datasets.name_matching import File, Rule, best_match, is_channel_folder, match_names
+from unet_trainer.datasets.name_matching import (
+    File,
+    Rule,
+    best_match,
+    extensions_of_shared_names,
+    has_ending,
+    is_channel_folder,
+    mask_kinds,
+    mask_marks,
+    match_names,
+    name_files,
+    without_ending,
+)
 
 IMAGES = Path("images")
 
@@ -97,3 +109,101 @@ def test_channel_numbers_are_removed_only_in_the_folder_of_nnunet(folder, is_one
 
 def test_files_of_two_channels_are_not_paired():
     assert matched(["a_0000", "b_0001"], ["a", "b"], Path("imagesTr"))[0] is None
+
+
+def test_what_images_and_masks_share_after_the_name_is_not_removed():
+    """In most cities of Cityscapes every frame has the number 000019."""
+    pairs, rule = matched(["a_01_000019_left8bit", "b_02_000019_left8bit"], ["a_01_000019_gt", "b_02_000019_gt"])
+    assert pairs == {"a_01_000019_left8bit": "a_01_000019_gt", "b_02_000019_left8bit": "b_02_000019_gt"}
+    assert rule == Rule(("", "_left8bit"), ("", "_gt"))
+
+
+def test_masks_of_some_of_the_images_pair_up_though_they_share_more():
+    match = best_match(files("s1_01", "s1_02", "s2_01", "s2_02"), files("s1_01_mask", "s1_02_mask"), IMAGES)
+    assert [(image.stem, mask.stem) for image, mask in match.pairs] == [("s1_01", "s1_01_mask"), ("s1_02", "s1_02_mask")]
+
+
+# Marks, endings, extensions
+
+
+@pytest.mark.parametrize(
+    ("stem", "marks"),
+    [
+        ("a_mask", ["_mask"]), ("a-GT", ["-gt"]), ("a.label", [".label"]), ("mask_a", ["mask_"]), ("mask", ["mask"]),
+        ("gt_a_mask", ["gt_", "_mask"]), ("a_ground_truth", ["_ground_truth"]), ("a_1stHO", ["_1stho"]), ("21_manual1", ["_manual1"]),
+        ("unmasked", []), ("damask", []), ("segment_1", []), ("a_mask_2", []), ("label", ["label"]), ("a", []),
+        ("a_gtFine_labelTrainIds", ["_labeltrainids"]), ("labels", ["labels"]),
+    ],
+)  # fmt: skip
+def test_marks_of_masks_are_whole_words_at_either_end(stem, marks):
+    assert mask_marks(stem) == marks
+
+
+def test_names_are_compared_in_one_form_of_unicode(tmp_path):
+    """An archive made on macOS holds ä as a and its dots."""
+    composed, decomposed = "k\u00e4fer/\u00fc.png", "ka\u0308fer/u\u0308.png"
+    (image,), (mask,) = name_files([tmp_path / composed], tmp_path), name_files([tmp_path / decomposed], tmp_path)
+    assert image.path != mask.path
+    assert best_match([image], [mask], IMAGES).pairs == [(image, mask)]
+    assert (image.folder, image.stem) == ("k\u00e4fer/", "\u00fc")
+
+
+def test_a_prefix_comes_before_the_folder(tmp_path):
+    paths = [tmp_path / "a.png", tmp_path / "sub/b.png"]
+    assert [file.folder for file in name_files(paths, tmp_path, "seq1/")] == ["seq1/", "seq1/sub/"]
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "expected"),
+    [
+        ("a_mask.png", "_mask", "a"),
+        ("a.png", ".png", "a"),
+        ("a.PNG", ".png", "a"),
+        ("a.jpg", ".png", None),
+        ("a.v1.png", ".v1", "a"),
+    ],
+)
+def test_mask_suffix_is_an_ending_of_the_name_or_an_extension(name, suffix, expected):
+    file = File(Path(name), "", Path(name).stem)
+    assert has_ending(file, suffix) == (expected is not None)
+    if expected is not None:
+        assert without_ending([file], suffix)[0].stem == expected
+
+
+def test_extensions_of_names_that_several_files_share():
+    paths = [Path(name) for name in ("a.jpg", "a.png", "b.JPEG", "b.png", "c.png", "d.tif", "d.tiff")]
+    assert extensions_of_shared_names([File(path, "", path.stem) for path in paths]) == [{".jpg", ".png"}, {".jpg", ".png"}]
+
+
+# The rule of train, and several kinds of masks
+
+
+def test_the_preferred_rule_comes_first():
+    """Of the only validation image, dog_01, the names alone do not tell that cat is an affix."""
+    rule = best_match(files("cat_01", "cat_02"), files("01_cat", "02_cat"), IMAGES).rule
+    assert rule == Rule(("cat_", ""), ("", "_cat"))
+    alone = best_match(files("cat_03"), files("03_cat"), IMAGES)
+    assert not alone.is_complete
+    assert best_match(files("cat_03"), files("03_cat"), IMAGES, rule).is_complete
+
+
+def test_a_preferred_rule_that_does_not_fit_is_not_used():
+    match = best_match(files("a", "b"), files("a", "b"), IMAGES, Rule(("", ""), ("", "_mask"), True))
+    assert match.is_complete
+    match = best_match(files("x_1", "x_2"), files("x_1_gt", "x_2_gt"), IMAGES, Rule(("", ""), ("", "_mask")))
+    assert match.is_complete
+
+
+def test_several_kinds_of_masks_are_named_the_ones_to_train_on_first():
+    images = files("aachen/x_1_leftImg8bit", "aachen/x_2_leftImg8bit")
+    ends = ("color", "instanceIds", "labelIds", "labelTrainIds")
+    masks = files(*(f"aachen/x_{number}_gtFine_{end}" for number in (1, 2) for end in ends))
+    assert mask_kinds(images, masks) == {
+        "_gtFine_labelTrainIds": 2, "_gtFine_labelIds": 2, "_gtFine_color": 2, "_gtFine_instanceIds": 2,
+    }  # fmt: skip
+
+
+def test_one_kind_of_masks_is_not_several():
+    assert mask_kinds(files("a", "b"), files("a_x", "b_x")) == {}
+    assert mask_kinds(files("a", "b", "c"), files("a_x", "b_x", "c_x", "a_y")) == {}
+    assert mask_kinds(files("a", "b"), files("a", "b", "a_y", "b_y")) == {"": 2, "_y": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import MAX_BYTES, read_split_csv, split_csv_text
 from unet_trainer.images.image_files import DataError
+from unet_trainer.system.atomic_files import write_text_atomically
 
 NEEDED = "need image and mask, and optionally split and group"
 
@@ -75,13 +77,21 @@ def test_split_and_group_may_be_left_out(data):
     assert not found.is_divided
 
 
-def test_rows_of_test_are_not_used_and_counted(data):
+def test_rows_of_test_are_kept_for_evaluate(data):
+    text = "image,mask,split\nimages/a.png,masks/a.png,train\nimages/c.png,masks/c.png,test\nimages/b.png,masks/b.png,val\n"
+    found = read(data, text)
+    assert [pair.name for pair in found.pairs] == ["images/a", "images/b"]
+    assert found.test == (pair(data, "c", "test"),)
+    assert (found.rule, found.notices) == ("split.csv", ())
+
+
+def test_rows_of_test_without_files_are_counted_and_stop_no_training(data):
     found = read(
         data,
-        "image,mask,split\nimages/a.png,masks/a.png,train\nnowhere.png,,test\nimages/b.png,masks/b.png,val\n,,Testing\n",
+        "image,mask,split\nimages/a.png,masks/a.png,train\nnowhere.png,,test\nimages/b.png,masks/b.png,val\nimages/c.png,,Testing\n",
     )
-    assert [pair.name for pair in found.pairs] == ["images/a", "images/b"]
-    assert found.rule == "split.csv, 2 rows of test not used"
+    assert ([pair.name for pair in found.pairs], found.test) == (["images/a", "images/b"], ())
+    assert found.notices == ("2 rows of test in split.csv without both files left out",)
 
 
 def test_absolute_paths_are_used_as_they_are(data, tmp_path):
@@ -156,9 +166,17 @@ def test_a_split_file_without_train_and_val_is_refused(data):
     )
 
 
-def test_text_that_is_not_utf_8_is_refused(data):
+def test_text_that_is_not_utf_8_and_names_no_file_is_refused(data):
     message = error_message(data, "image,mask\nimages/ä.png,masks/ä.png\n".encode("latin-1"))
-    assert message.startswith("split_file: DATA/split.csv cannot be read ('utf-8' codec can't decode byte 0xe4 in position")
+    assert message.splitlines()[1] == "  line 2: no file DATA/images/\udce4.png"
+    assert message.splitlines()[-1] == "  The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
+
+
+def test_files_are_found_in_either_form_of_unicode(data):
+    for folder in ("images", "masks"):
+        (data / folder / "a\u0308.png").touch()  # as an archive made on macOS has it
+    found = read(data, "image,mask\nimages/\u00e4.png,masks/\u00e4.png\n")
+    assert found.pairs[0].image == data / "images/a\u0308.png"
 
 
 def test_a_file_that_is_not_csv_is_refused(data):
@@ -188,6 +206,41 @@ def test_a_written_split_is_read_back_as_the_same_pairs(data):
     text = split_csv_text(train, val, data)
     assert text.splitlines()[:2] == ["image,mask,split,group,name", "images/a.png,masks/a.png,train,p1,images/a"]
     assert read(data, text).pairs == train + val
+
+
+def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
+    train, val, test, unused = (
+        (pair(data, "a", "train"),),
+        (pair(data, "b", "val"),),
+        (pair(data, "c", "test"),),
+        (pair(data, "d"),),
+    )
+    found = read(data, split_csv_text(train, val, data, test, unused))
+    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, unused, ())
+
+
+@pytest.mark.parametrize(
+    "name", [" a", "a ", "a\rb", "\ra", "a\r\nb", "a\nb", '"a"', "a,b", "a;b", "\ta", "K\udce4fer", "ä", "a\u0308", "#a", "'a'"]
+)
+def test_any_name_survives_being_written_and_read(data, name):
+    """Also those with spaces, line breaks and bytes that are not UTF-8: else the run could never go on."""
+    for folder in ("images", "masks"):
+        (data / folder / f"{name}.png").touch()
+    pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
+    write_text_atomically(data / "mine.csv", split_csv_text(pairs[:1], pairs[1:], data))
+    assert read_split_csv(data / "mine.csv", data).pairs == pairs
+
+
+def test_rows_of_converted_files_are_known_by_name(data):
+    """The converted files were deleted, or the project was moved: they are made again, elsewhere."""
+    old = Pair("s/01", Path("/old/.converted/x/01.png"), Path("/old/.converted/y/01.png"), "train")
+    new = Pair("s/01", data / "images/a.png", data / "masks/a.png", None, "", "s.tif, page 1", "labels.tif, page 1")
+    file = data / "mine.csv"
+    file.write_text(split_csv_text([old], [pair(data, "b", "val")], data))
+    found = read_split_csv(file, data, [new])
+    assert found.pairs == (dataclasses.replace(new, part="train"), pair(data, "b", "val"))
+    with pytest.raises(DataError, match=r"line 2: no file /old/\.converted/x/01\.png"):
+        read_split_csv(file, data)
 
 
 def test_names_and_parts_are_those_of_the_written_split(data):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.splits import Unit, assign, split_pairs
+from unet_trainer.datasets.splits import Split, Unit, assign, describe_split, split_pairs
 from unet_trainer.images.image_files import DataError
 
 
@@ -302,3 +302,122 @@ def test_folds_of_given_parts_are_refused():
     assert error_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
         "num_folds: the data is already divided into train and val (images/ + masks/); leave num_folds out"
     )
+
+
+# Blocks
+
+
+def positions(pairs):
+    return [int(pair.name.split("/")[-1]) for pair in pairs]
+
+
+def runs(numbers):
+    """Lengths of the runs of consecutive numbers."""
+    numbers = sorted(numbers)
+    cuts = [index for index in range(1, len(numbers)) if numbers[index] != numbers[index - 1] + 1]
+    return [end - start for start, end in zip([0, *cuts], [*cuts, len(numbers)], strict=True)]
+
+
+@pytest.mark.parametrize(("count", "num_blocks"), [(20, 1), (100, 2), (400, 5)])
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed):
+    split = split_of(made_up(count), in_blocks=True, seed=seed)
+    train, val, unused = (positions(pairs) for pairs in (split.train, split.val, split.unused))
+    assert sorted(train + val + unused) == list(range(count))
+    assert len(val) == count // 5
+    assert len(runs(val)) <= num_blocks
+    assert min(runs(val)) >= min(10, count // 5)
+    assert min(abs(one - other) for one in train for other in val) > max(1, round(0.2 * len(val) / num_blocks))
+    assert len(unused) <= 0.1 * count
+    assert split.notices == (f"{len(unused)} pairs between the blocks of train and val left out, as a gap",)
+
+
+def test_the_rule_of_blocks_names_their_number_and_the_seed():
+    split = split_of(made_up(100), in_blocks=True)
+    assert split.rule == "images/ + masks/; split: blocks, val_fraction 0.2, seed 42: 2 blocks of val"
+
+
+def test_blocks_follow_from_the_seed():
+    assert split_of(made_up(100), in_blocks=True) == split_of(made_up(100), in_blocks=True)
+    assert split_of(made_up(100), in_blocks=True).val != split_of(made_up(100), in_blocks=True, seed=7).val
+
+
+def test_blocks_are_in_the_order_of_numbers_and_not_of_letters():
+    found = FoundPairs(tuple(Pair(f"f{index}", Path(f"f{index}.png"), Path("m.png")) for index in range(30)), "")
+    (length,) = runs([int(pair.name[1:]) for pair in split_of(found, in_blocks=True).val])
+    assert length == 6
+
+
+def test_a_gap_ends_where_a_sequence_ends():
+    found = FoundPairs(
+        tuple(Pair(f"{name}/{index}", Path(f"{name}{index}.png"), Path("m.png")) for name in "ab" for index in range(10)), ""
+    )
+    for fold in range(2):
+        split = split_of(found, in_blocks=True, num_folds=2, fold=fold)
+        assert {pair.name[0] for pair in split.val} == {"ab"[fold]}
+        assert (len(split.train), split.unused, split.notices) == (10, (), ())
+
+
+def test_blocks_lie_where_their_classes_are_like_those_of_all():
+    """Class 1 is in the first tenth and the last tenth only: one of the two blocks must find some of it."""
+    labels = [{0, 1} if index < 20 or index >= 180 else {0} for index in range(200)]
+    for seed in range(5):
+        split = split_of(made_up(200), labels, in_blocks=True, seed=seed)
+        with_class = sum(1 in labels[position] for position in positions(split.val))
+        assert abs(with_class / len(split.val) - 0.2) <= 0.05
+
+
+def test_every_pair_validates_in_exactly_one_fold_of_blocks():
+    splits = [split_of(made_up(23), in_blocks=True, num_folds=4, fold=fold) for fold in range(4)]
+    assert sorted(position for split in splits for position in positions(split.val)) == list(range(23))
+    assert [len(runs(positions(split.val))) for split in splits] == [1, 1, 1, 1]
+
+
+def test_a_training_image_that_is_identical_to_one_of_a_block_is_left_out():
+    digests = [str(index) for index in range(40)]
+    split = split_of(made_up(40), digests=digests, in_blocks=True)
+    validates, trains = positions(split.val)[0], positions(split.train)[0]
+    digests[trains] = digests[validates]
+    again = split_of(made_up(40), digests=digests, in_blocks=True)
+    assert trains not in positions(again.train)
+    assert trains in positions(again.unused)
+    assert again.notices[0].startswith("1 training image left out, identical to a validation image: images/")
+
+
+def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
+    assert error_message(made_up(4, groups=["a", "a", "b", "b"]), in_blocks=True) == (
+        "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
+    )
+    assert error_message(made_up(2), in_blocks=True) == (
+        "split: blocks: 2 pairs are too few to train on, to validate on and to leave a gap between; set:\n  split: random"
+    )
+    assert error_message(made_up(6), in_blocks=True, num_folds=7).endswith("set:\n  split: random")
+    assert len(split_of(made_up(5), in_blocks=True).val) == 1
+
+
+def test_blocks_of_given_parts_are_refused():
+    found = made_up(3, parts=["train", "train", "val"])
+    assert error_message(found, in_blocks=True) == (
+        "split: blocks: the data is already divided into train and val (images/ + masks/); leave split: blocks out"
+    )
+
+
+# Test
+
+
+def test_pairs_for_test_are_handed_on_whatever_the_split():
+    test = (Pair("t", Path("t.png"), Path("u.png"), "test"),)
+    for found, options in (
+        (made_up(10), {}),
+        (made_up(10), {"in_blocks": True}),
+        (made_up(3, parts=["train", "train", "val"]), {}),
+    ):
+        split = split_of(FoundPairs(found.pairs, found.rule, test=test), **options)
+        assert split.test == test
+        assert not {*split.train, *split.val} & {*test}
+
+
+def test_a_split_is_described_in_numbers():
+    pairs = made_up(5).pairs
+    assert describe_split(Split(pairs[:2], pairs[2:3], "")) == "2 train, 1 val"
+    assert describe_split(Split(pairs[:2], pairs[2:3], "", test=pairs[3:])) == "2 train, 1 val, 2 test kept for evaluate"

@@ -47,6 +47,11 @@ def test_text_is_written_as_utf8_with_its_line_ends_as_they_are(file):
     assert_only(file, "a\nβ\r\n".encode())
 
 
+def test_a_file_name_that_is_not_utf8_is_written_as_the_bytes_that_it_is(file):
+    write_text_atomically(file, "caf\udce9.png\n")
+    assert file.read_bytes() == b"caf\xe9.png\n"
+
+
 def test_old_content_stays_in_place_until_the_new_is_written(file):
     def write(draft):
         draft.write(b"new")

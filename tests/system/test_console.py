@@ -206,7 +206,15 @@ def test_file_name_that_is_not_utf8_does_not_break_the_log(tmp_path):
     console = Console(io.StringIO())
     console.log_to(tmp_path / "train.log")
     console.warn("caf\udce9.png is empty")  # as Python reads the name b"caf\xe9.png"
-    assert (tmp_path / "train.log").read_text(encoding="utf-8") == "Warning: caf?.png is empty\n"
+    assert (tmp_path / "train.log").read_text(encoding="utf-8") == "Warning: caf\\xe9.png is empty\n"
+
+
+def test_file_name_that_is_not_utf8_shows_its_bytes_and_leaves_the_other_letters(capsys):
+    raw = io.BytesIO()
+    Console(io.TextIOWrapper(raw, encoding="utf-8")).say("caf\udce9.png ↔ a.png")
+    assert raw.getvalue().decode() == "caf\\xe9.png ↔ a.png\n"
+    show_error("caf\udce9.png is empty")
+    assert capsys.readouterr().err == "Error: caf\\xe9.png is empty\n"
 
 
 def test_a_log_that_cannot_be_written_is_reported_once_and_training_goes_on(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import describe_problems
 from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.image_files import DataError, read_image, read_mask, write_image
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written
@@ -41,7 +42,8 @@ NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
 NUM_PICTURES = 24
 # Settings of the data that are repeated in the lines to paste if they are not the defaults.
 DATA_KEYS = (
-    "image_dir", "mask_dir", "mask_suffix", "split_file", "group_pattern", "val_fraction", "num_folds", "fold", "fit",
+    "image_dir", "mask_dir", "mask_suffix", "unpaired", "split", "split_file", "group_pattern", "val_fraction", "num_folds", "fold",
+    "fit",
     "crops_per_image", "rare_class_crops", "resize_masks", "in_channels", "image_mean", "image_std", "class_names",
 )  # fmt: skip
 LARGE = 1.5  # times image_size: resizing would lose much of such an image
@@ -114,13 +116,13 @@ def _say_contents(config: Config, report: DatasetReport, console: Console, is_op
             holders = sum(class_id in held for held in ids)
             console.say(f"      {name:<{width}}  {values:>8}  {share:8.3%} of pixels, in {holders} of {len(ids)} masks")
     if report.split is not None:
-        console.fact("Split", f"{len(report.split.train)} train, {len(report.split.val)} val ({report.split.rule})")
+        console.fact("Split", f"{describe_split(report.split)} ({report.split.rule})")
 
 
 def config_lines(config: Config, report: DatasetReport) -> list[str]:
     """What to paste into a config for this data."""
     lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
-    given, defaults = as_dict(config), as_dict(Config())
+    given, defaults = {**as_dict(config), **report.found.suggested}, as_dict(Config())
     lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
     lines += [f"{name}: {value_text(to_plain(value))}" for name, value in _class_settings(config, report).items()]
     if report.images:
@@ -205,6 +207,8 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
         "num_pairs": len(report.found.pairs),
         "num_train": None if split is None else len(split.train),
         "num_val": None if split is None else len(split.val),
+        "num_test": None if split is None else len(split.test),
+        "advised": report.advised,
         "sizes": [
             [height, width, count] for (height, width), count in Counter(image.size for image in report.images).most_common()
         ],
@@ -230,6 +234,7 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
         "config": list(lines),
     }
     try:
-        write_text_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON
     except OSError as error:
         raise UserError(f"--json: {shlex.quote(str(path))} cannot be written ({error.strerror})") from None

@@ -244,6 +244,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     if given("num_folds", "fold") and values["fold"] >= (values["num_folds"] or 1):
         folds = f"0 to {values['num_folds'] - 1}" if values["num_folds"] else "num_folds to be set"
         found.append(f"fold: got {values['fold']}; need {folds}")
+    if given("split", "group_pattern") and values["split"] == "blocks" and values["group_pattern"]:
+        found.append("split: blocks divides a sequence, group_pattern keeps it together; leave one of them out")
     if given("batch_parts", "batch_size") and values["batch_size"] != "auto" and values["batch_parts"] > values["batch_size"]:
         found.append(f"batch_parts: {values['batch_parts']} is more than batch_size: {values['batch_size']}; need at most that")
     if given("num_classes"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.dump import to_plain, value_text
@@ -17,7 +16,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.class_files import ClassFile
 from unet_trainer.datasets.coding_choice import MAX_CLASSES, VOID, choose_classes, present_classes
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, MaskEvidence, ValueGroup
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.problems import first_few, setting_lines
 from unet_trainer.images.image_files import COLOUR, DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, as_written, given_coding, show_value, show_values
 from unet_trainer.system.console import counted
@@ -37,7 +36,7 @@ class Choice:
     settings: Mapping[str, Any]
 
     def lines(self) -> list[str]:
-        return [f"# {self.meaning}", *(f"{name}: {value_text(to_plain(value))}" for name, value in self.settings.items())]
+        return [f"# {self.meaning}", *setting_lines(to_plain(dict(self.settings)))]
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class CodingQuestion:
         return "\n".join([self.message, f"  {heading}", *lines])
 
 
-def ask_for_classes(config: Config, evidence: MaskEvidence, paths: Sequence[Path], class_file: ClassFile | None) -> CodingQuestion:
-    """The question where choose_classes has no answer. `paths` are the files of the masks."""
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> CodingQuestion:
+    """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
     for proposed in _propose(evidence, None if config.class_names else class_file):
         choice = _with_given_void(proposed, evidence)
@@ -66,7 +65,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, paths: Sequence[Path
     message = "mask_values: auto cannot tell what the values in the masks mean"
     if config.num_classes != "auto":
         message += f"; num_classes: {config.num_classes} accepts {_accepted(config.num_classes)}"
-    lines = [*_table(evidence, paths), *_hints(evidence)]
+    lines = [*_table(evidence, names), *_hints(evidence)]
     return CodingQuestion("\n  ".join([message, *lines]), tuple(found[:MAX_CHOICES]))
 
 
@@ -104,7 +103,7 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
 # What was found
 
 
-def _table(evidence: MaskEvidence, paths: Sequence[Path]) -> list[str]:
+def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     """The most frequent values, those close to one of them with it, and those that occur in one mask only."""
     noise = [] if evidence.are_objects else evidence.noise
     others = evidence.without(noise)
@@ -124,10 +123,10 @@ def _table(evidence: MaskEvidence, paths: Sequence[Path]) -> list[str]:
     if num_shown + len(noise) < len(evidence.seen):
         lines.append(f"… {len(evidence.seen)} values in all (check --json FILE lists them)")
     if noise:
-        by_mask: dict[Path, list[int]] = {}
+        by_mask: dict[str, list[int]] = {}
         for value in noise:
-            by_mask.setdefault(paths[evidence.holder_of(value)], []).append(value)
-        named = [f"{show_values(values[:NUM_NOISE_SHOWN])} in {path}" for path, values in by_mask.items()]
+            by_mask.setdefault(names[evidence.holder_of(value)], []).append(value)
+        named = [f"{show_values(values[:NUM_NOISE_SHOWN])} in {name}" for name, values in by_mask.items()]
         lines.append(f"In one mask only, perhaps noise: {first_few(named, NUM_NOISE_MASKS)}")
     return lines
 

@@ -5,10 +5,12 @@ Training and `check` both use this report: a dataset that passes check can be tr
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +22,14 @@ from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
 from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.coding_choice import ChosenClasses, choose_classes, present_classes
+from unet_trainer.datasets.coding_choice import VOID, ChosenClasses, choose_classes, present_classes
 from unet_trainer.datasets.coding_question import Choice, ask_for_classes
+from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
-from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
+from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
+from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
+from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
@@ -56,6 +61,7 @@ class DatasetReport:
     split: Split | None = None
     classes: ChosenClasses | None = None  # its coding, and how many classes there are
     choices: Sequence[Choice] = ()  # of the question what the mask values mean
+    advised: dict[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
 
     @property
     def blocking_message(self) -> str:
@@ -148,14 +154,17 @@ def _facts_of(
     return [images[index] for index in indices], [masks[index] for index in indices]
 
 
-def find_dataset(config: Config) -> FoundPairs:
-    """The pairs of data_dir, by its folders or by split_file; raises DataError where they cannot be found."""
+def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
+    """The pairs of data_dir, by its folders or by split_file; raises DataError where they cannot be found.
+
+    Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
+    """
     data_dir = Path(config.data_dir)
     if not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
     if config.split_file is None:
-        found = find_in_folders(config, data_dir)
+        found = find_in_folders(config, data_dir, console)
     else:
         found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
         if config.group_pattern and any(pair.group for pair in found.pairs):
@@ -166,17 +175,20 @@ def find_dataset(config: Config) -> FoundPairs:
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
-    report = DatasetReport(found or find_dataset(config))
+    report = DatasetReport(found or find_dataset(config, console))
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
         facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
     report.problems += report.found.problems
+    report.notices += report.found.notices
     _keep_readable(report, facts, config.resize_masks)
     if not report.pairs:
         return report
     _choose_kind(report, config)
     _choose_coding(report, config)
-    _split(report, config, config.num_folds if found is None else None)  # a resumed run keeps its split
+    _split(report, config, is_given=found is not None)
+    if found is None:
+        _look_at_neighbours(report, config, console)
     _add_notices(report)
     return report
 
@@ -196,9 +208,9 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
     can_be_resized = False
     for pair, found in zip(report.found.pairs, facts, strict=True):
         if isinstance(found.image, str):
-            unreadable.append(f"{pair.image}: {found.image}")
+            unreadable.append(f"{pair.shown_image}: {found.image}")
         if isinstance(found.mask, str):
-            unreadable.append(f"{pair.mask}: {found.mask}")
+            unreadable.append(f"{pair.shown_mask}: {found.mask}")
         if isinstance(found.image, str) or isinstance(found.mask, str):
             continue
         if found.image.size != found.mask.size:
@@ -231,7 +243,7 @@ def _same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:
 
 
 def _size_line(pair: Pair, image: ImageFacts, mask: MaskFacts) -> str:
-    line = f"{pair.mask}: {mask.width}×{mask.height}, its image {pair.image} is {image.width}×{image.height}"
+    line = f"{pair.shown_mask}: {mask.width}×{mask.height}, its image {pair.shown_image} is {image.width}×{image.height}"
     if image.is_turned and mask.size == image.size[::-1]:
         line += " (rotated by its EXIF orientation; the mask is not)"
     return line
@@ -240,7 +252,7 @@ def _size_line(pair: Pair, image: ImageFacts, mask: MaskFacts) -> str:
 def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.kind = kind = choose_kind(report.images, config.in_channels)
     reasons = [mismatch(image, kind) for image in report.images]
-    lines = [f"{pair.image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
+    lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if not lines:
         return
     fix = "all images of a dataset must have the same depth and channels: convert or remove these"
@@ -264,12 +276,12 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         report.questions.append(_nothing_to_learn(len(report.masks), every))
         return
     try:
-        chosen = choose_classes(config, evidence, class_file)
+        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
     except DataError as error:
         report.questions.append(str(error))
         return
     if chosen is None:
-        question = ask_for_classes(config, evidence, [pair.mask for pair in report.pairs], class_file)
+        question = ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], class_file)
         report.questions.append(str(question))
         report.choices = question.choices
         return
@@ -290,6 +302,18 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         report.problems.append(Problem("values", title, tuple(lines), _unknown_fix(config, evidence)))
 
 
+def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
+    """Of masks that were made from files which say the classes: their values are ids, and 255 is void."""
+    number = found.num_classes
+    if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
+        return None
+    void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
+    coding = given_coding(tuple(range(max(2, number))), void, config.unknown_values == "ignore", reason="class ids")
+    reason = "as the files have that the masks are made from"
+    names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
+    return ChosenClasses(coding, number, reason, names, reason if names else "")
+
+
 def _nothing_to_learn(num_masks: int, every: str) -> str:
     return (
         f"there is nothing to learn: every pixel of all {counted(num_masks, 'mask')} is {every}; are these the masks (mask_dir), "
@@ -301,7 +325,8 @@ def _refuse_swapped_palettes(report: DatasetReport) -> None:
     lines = []
     for index, (first, colour) in swapped_palettes(report.masks).items():
         here, there = (_index_of(report.masks[number].palette, colour) for number in (index, first))
-        lines.append(f"{report.pairs[index].mask}: #{colour:06x} is {here}, in {report.pairs[first].mask} it is {there}")
+        mask, other = report.pairs[index].shown_mask, report.pairs[first].shown_mask
+        lines.append(f"{mask}: #{colour:06x} is {here}, in {other} it is {there}")
     if lines:
         fix = "save the masks in colour, or all with the same palette: their values are places in it"
         report.problems.append(Problem("palettes", "masks whose palette has another order", tuple(lines), fix))
@@ -322,7 +347,7 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
             continue
         total = sum(mask.counts.values())
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
-        lines.append(f"{pair.mask}: {shares}")
+        lines.append(f"{pair.shown_mask}: {shares}")
     return lines
 
 
@@ -337,7 +362,8 @@ def _unknown_fix(config: Config, evidence: MaskEvidence) -> str:
     return "correct the masks, or add the values to mask_values or ignore_value; with unknown_values: ignore they count nowhere"
 
 
-def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None:
+def _split(report: DatasetReport, config: Config, is_given: bool) -> None:
+    """`is_given`: a resumed run keeps its split."""
     if not report.pairs:
         return
     coding = report.coding
@@ -352,8 +378,9 @@ def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None
             digests,
             val_fraction=config.val_fraction,
             seed=config.seed,
-            num_folds=num_folds,
+            num_folds=None if is_given else config.num_folds,
             fold=config.fold,
+            in_blocks=config.split == "blocks" and not is_given,
         )
     except DataError as error:
         report.questions.append(str(error))
@@ -362,6 +389,32 @@ def _split(report: DatasetReport, config: Config, num_folds: int | None) -> None
     if report.kind is not None:
         images, _ = _facts_of(report.split.train, report.pairs, report.images, report.masks)
         report.image_spec, report.statistics_reason = build_image_spec(report.kind, images, config.image_mean, config.image_std)
+
+
+def _look_at_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
+    """Adds a notice if the split separates images that are almost the same."""
+    split = report.split
+    if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
+        return
+
+    @contextlib.contextmanager
+    def show_bar(total: int) -> Iterator[Callable[[], object]]:
+        with console.bar("Comparing neighbours by name:", total, keep=False) as bar:
+            yield bar.tick
+
+    reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
+    if report.found.is_divided:
+        likeness = find_neighbours_across(split.train, split.val, reader)
+        if likeness is not None:
+            report.notices.append(describe_neighbours_across(likeness))
+        return
+    neighbours = find_neighbours(report.pairs, Path(config.data_dir), report.coding, reader)
+    if neighbours is None:
+        return
+    note = describe_neighbours(neighbours, report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds)
+    if note is not None:
+        report.notices.append(note.text)
+        report.advised = note.settings
 
 
 def _add_notices(report: DatasetReport) -> None:
@@ -386,12 +439,12 @@ def _add_notices(report: DatasetReport) -> None:
     groups = Counter(pair.group for pair in report.pairs if pair.group)
     if len(groups) == len(report.pairs) > 1:
         report.notices.append("every group has only one image; is group_pattern right?")
-    flat = [pair.image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
+    flat = [pair.shown_image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
     if flat:
         report.notices.append(f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}")
     if report.coding is not None:
         ids = [class_ids(mask, report.coding) for mask in report.masks]
-        void = [pair.mask for pair, held in zip(report.pairs, ids, strict=True) if set(held) == {IGNORED}]
+        void = [pair.shown_mask for pair, held in zip(report.pairs, ids, strict=True) if set(held) == {IGNORED}]
         if void:
             report.notices.append(f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}")
     by_digest: dict[str, list[int]] = defaultdict(list)
@@ -399,7 +452,7 @@ def _add_notices(report: DatasetReport) -> None:
         by_digest[image.digest].append(index)
     differing = [same for same in by_digest.values() if len({report.masks[index].digest for index in same}) > 1]
     if differing:
-        names = (" = ".join(str(report.pairs[index].image) for index in same[:3]) for same in differing)
+        names = (" = ".join(report.pairs[index].shown_image for index in same[:3]) for same in differing)
         report.notices.append(f"{len(differing)} sets of identical images have masks that differ: {first_few(names)}")
 
 

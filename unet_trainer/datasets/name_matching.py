@@ -6,17 +6,24 @@ The first rule that leaves nothing unpaired is used; equal names come first. Ope
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from unet_trainer.datasets.layouts import MASK_WORDS
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 
+# Words at the start or end of a name that mark a mask when images and masks are in one folder.
+MASK_WORDS = (
+    "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
+    "|manual[12]?|1stho|2ndho|trimap|matte"
+)
+MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]", re.IGNORECASE)
 CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
 CHANNEL = re.compile(r"_\d{4}$")
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
-IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|training|train|validation|val|test"
+IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
 # With a single file there is no common prefix or suffix to find; only these words are removed.
 IMAGE_AFFIXES = re.compile(
     rf"(?P<prefix>(?:(?:{IMAGE_WORDS})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{IMAGE_WORDS})|))", re.I
@@ -24,9 +31,14 @@ IMAGE_AFFIXES = re.compile(
 MASK_AFFIXES = re.compile(
     rf"(?P<prefix>(?:(?:{MASK_WORDS})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{MASK_WORDS})|))", re.I
 )
+# Of several kinds of masks, the ones to train on come first: what their names say of them.
+BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
+LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge", "boundary")
 
 
 class File(NamedTuple):
+    """A file by its names, which are in Unicode's composed form (NFC): archives made on macOS hold the decomposed one."""
+
     path: Path
     folder: str  # relative to the folder that was searched; ends in a slash, or is empty
     stem: str  # of a mask: without mask_suffix
@@ -64,15 +76,75 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> Match:
-    """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most."""
-    rules = [Rule()]
+def composed(text: str) -> str:
+    """The form in which names are compared: ä is one letter, not an a and its dots."""
+    return unicodedata.normalize("NFC", text)
+
+
+def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
+    """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
+    found = []
+    for path in paths:
+        folder = path.parent.relative_to(root).as_posix()
+        found.append(File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), composed(path.stem)))
+    return found
+
+
+def has_ending(file: File, mask_suffix: str) -> bool:
+    """Whether the name ends in mask_suffix, which may also be an extension: .png."""
+    return file.path.suffix.lower() == mask_suffix.lower() or (
+        not _is_extension(mask_suffix) and file.stem.endswith(composed(mask_suffix))
+    )
+
+
+def without_ending(masks: Iterable[File], mask_suffix: str) -> list[File]:
+    suffix = "" if _is_extension(mask_suffix) else composed(mask_suffix)
+    return [mask._replace(stem=mask.stem.removesuffix(suffix)) for mask in masks]
+
+
+def _is_extension(mask_suffix: str) -> bool:
+    return mask_suffix.lower() in IMAGE_EXTENSIONS
+
+
+def extensions_of_shared_names(files: Iterable[File]) -> list[set[str]]:
+    """The extensions of each name that several files have, in lower case; jpeg counts as jpg, tiff as tif."""
+    by_name: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for file in files:
+        extension = file.path.suffix.lower()
+        by_name[file.folder, file.stem].add({".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension))
+    return [found for found in by_name.values() if len(found) > 1]
+
+
+def mask_marks(stem: str) -> list[str]:
+    """The marks of a mask in a name, such as _mask in a_mask or gt_ in gt_a; in lower case."""
+    return [found.group().lower() for found in MASK_MARK.finditer(stem)]
+
+
+def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None) -> Match:
+    """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most by whole words.
+
+    `preferred`: the rule of the training pairs, which comes first for those of validation.
+    """
+    rules = [*([preferred] if preferred is not None else []), Rule()]
     if is_channel_folder(image_folder) and len({_channel(image) for image in images}) == 1:
         rules.append(Rule(drops_channel=True))
     rules += _shared_affixes([file.stem for file in images], [file.stem for file in masks])
     rules += [rule._replace(ignores_padding=True) for rule in rules]
     matches = [match_names(images, masks, rule) for rule in rules]
-    return next((match for match in matches if match.is_complete), max(matches, key=lambda match: len(match.pairs)))
+    complete = next((match for match in matches if match.is_complete), None)
+    return complete or max((match for match in matches if _keeps_words_whole(match)), key=lambda match: len(match.pairs))
+
+
+def _keeps_words_whole(match: Match) -> bool:
+    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common may be more:
+    of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
+    sides = ((match.rule.image, [image for image, _ in match.pairs]), (match.rule.mask, [mask for _, mask in match.pairs]))
+    return all(
+        (not prefix or SEPARATOR.match(prefix[-1]) or file.stem.removeprefix(prefix)[:1].isdigit())
+        and (not suffix or SEPARATOR.match(suffix[0]) or file.stem.removesuffix(suffix)[-1:].isdigit())
+        for (prefix, suffix), files in sides
+        for file in files
+    )
 
 
 def is_channel_folder(folder: Path) -> bool:
@@ -101,11 +173,63 @@ def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Ma
     return match
 
 
+def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
+    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
+
+    The kinds that most images have, those to train on first; empty if there are not several.
+    """
+    _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
+    endings = [suffix[found.start() :] for found in SEPARATOR.finditer(suffix)]
+    cores = {(image.folder, image.stem.removesuffix(ending)) for image in images for ending in ("", *endings)}
+    counts: dict[str, int] = defaultdict(int)
+    for mask in masks:
+        ends = [*(found.start() for found in SEPARATOR.finditer(mask.stem)), len(mask.stem)]
+        end = next((end for end in reversed(ends) if (mask.folder, mask.stem[:end]) in cores), None)
+        if end is not None:
+            counts[mask.stem[end:]] += 1
+    common = {kind: count for kind, count in counts.items() if 2 * count > len(images)}
+    return dict(sorted(common.items(), key=lambda item: (_rank_kind(item[0]), item[0]))) if len(common) > 1 else {}
+
+
+def _rank_kind(kind: str) -> int:
+    word = kind.lower()
+    if any(last in word for last in LAST_KINDS):
+        return len(BEST_KINDS)
+    return next(rank for rank, best in enumerate(BEST_KINDS) if best in word)
+
+
 def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[Rule]:
     """Rules that remove the common prefix and suffix of all masks; then those of all images as well."""
     mask_affixes = _affixes(set(masks), MASK_AFFIXES)
-    rules = (Rule(("", ""), mask_affixes), Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes))
-    return [rule for rule in rules if rule != Rule() and not _hides_numbers(rule)]
+    both = Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes)
+    rules = (Rule(("", ""), mask_affixes), both, _without_shared(both), *_one_sided(both))
+    return [rule for rule in dict.fromkeys(rules) if rule != Rule() and not _hides_numbers(rule)]
+
+
+def _one_sided(rule: Rule) -> list[Rule]:
+    """Rules that remove suffixes only, and prefixes only: masks of some of the images may share more than all images do."""
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = rule.image, rule.mask
+    return [
+        Rule(("", ""), ("", mask_suffix)),
+        Rule(("", image_suffix), ("", mask_suffix)),
+        Rule(("", ""), (mask_prefix, "")),
+        Rule((image_prefix, ""), (mask_prefix, "")),
+    ]
+
+
+def _without_shared(rule: Rule) -> Rule:
+    """The rule without what images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not removed."""
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = rule.image, rule.mask
+    start = _shared_words(image_suffix, mask_suffix)
+    end = _shared_words(image_prefix[::-1], mask_prefix[::-1])
+    image = image_prefix[: len(image_prefix) - end], image_suffix[start:]
+    return Rule(image, (mask_prefix[: len(mask_prefix) - end], mask_suffix[start:]))
+
+
+def _shared_words(one: str, other: str) -> int:
+    """Length of the whole words with which both begin."""
+    ends = [*(found.start() for found in SEPARATOR.finditer(one)), len(one)]
+    return max([0, *(end for end in ends if other.startswith(one[:end]) and SEPARATOR.match(f"{other[end:]}_"))])
 
 
 def _hides_numbers(rule: Rule) -> bool:

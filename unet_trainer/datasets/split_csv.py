@@ -1,60 +1,93 @@
-"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run."""
+"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
+
+Names that are not UTF-8 are written as the bytes that they are, and read back.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from unet_trainer.datasets.layouts import PARTS
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, path_in
+from unet_trainer.datasets.layouts import PARTS, Part
+from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.image_files import DataError
+from unet_trainer.system.console import UNDECODED, counted
 
 COLUMNS = ("image", "mask", "split", "group", "name")
+UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
 
+Row = Mapping[str, str]
 
-def read_split_csv(path: Path, data_dir: Path) -> FoundPairs:
-    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem."""
+
+def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -> FoundPairs:
+    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
+
+    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now.
+    """
     rows = _read_rows(path)
+    made = {pair.name: pair for pair in converted if pair.image_origin or pair.mask_origin}
     problems: list[str] = []
     pairs: list[Pair] = []
+    test: list[Pair] = []
+    unused: list[Pair] = []
     lines: dict[Path, int] = {}
-    num_test = 0
+    num_unusable = 0  # rows of test
     for number, row in rows:
-        part = PARTS.get(row.get("split", "").strip().lower(), row.get("split", "").strip())
-        if part == "test":
-            num_test += 1
+        split = row.get("split", "").strip()
+        part = PARTS.get(split.lower(), None if split in ("", UNUSED) else split)
+        if part not in ("train", "val", "test", None):
+            problems.append(f"line {number}: split {split!r}; need train, val or test")
             continue
-        if part not in ("", "train", "val"):
-            problems.append(f"line {number}: split {part!r}; need train, val or test")
+        image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
+        name = row["name"] if row.get("name", "").strip() else _name_of(image, data_dir)
+        if (known := made.get(name)) is not None:
+            image, mask = known.image, known.mask
+        if split == UNUSED:
+            unused += [Pair(name, image, mask)] if image and mask else []
             continue
-        files = [data_dir / row[column].strip() for column in ("image", "mask") if row.get(column, "").strip()]
-        if len(files) < 2:
+        if part == "test" and not (image and mask and _is_file(image) and _is_file(mask)):
+            num_unusable += 1
+            continue
+        if image is None or mask is None:
             problems.append(f"line {number}: need an image and a mask")
             continue
-        image, mask = files
-        missing = [f"line {number}: no file {file}" for file in files if not _is_file(file)]
+        missing = [f"line {number}: no file {file}" for file in (image, mask) if not _is_file(file)]
         if missing:
             problems += missing
             continue
         if image in lines:
             problems.append(f"line {number}: {image} is in line {lines[image]} too")
         lines.setdefault(image, number)
-        name = row.get("name", "").strip() or str(Path(path_in(data_dir, image)).with_suffix(""))
-        its_part: Part | None = "train" if part == "train" else "val" if part == "val" else None
-        pairs.append(Pair(name, image, mask, its_part, row.get("group", "").strip()))
+        its_part: Part | None = "train" if part == "train" else "val" if part == "val" else "test" if part == "test" else None
+        group = row.get("group", "") if "name" in row else row.get("group", "").strip()
+        origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
+        (test if part == "test" else pairs).append(Pair(name, image, mask, its_part, group, *origins))
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
-        raise DataError(f"split_file: {path}:\n  " + "\n  ".join(_cut(problems)))
+        raise DataError(f"split_file: {path}:\n  " + "\n  ".join(_cut(problems)) + _encoding_hint(rows))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
-    skipped = f", {num_test} rows of test not used" if num_test else ""
-    return FoundPairs(tuple(pairs), f"{path.name}{skipped}")
+    notices = (f"{counted(num_unusable, 'row')} of test in {path.name} without both files left out",) if num_unusable else ()
+    return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
+
+
+def _name_of(image: Path | None, data_dir: Path) -> str:
+    return "" if image is None or not image.name else path_in(data_dir, image).removesuffix(image.suffix)
+
+
+def _find_file(data_dir: Path, cell: str) -> Path | None:
+    """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
+    if not cell.strip():
+        return None
+    spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
+    return next((path for text in spellings if _is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -62,13 +95,13 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(f"split_file: {path} is larger than {MAX_BYTES // 2**20} MiB")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"split_file: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    except OSError as error:
+        raise DataError(f"split_file: {path} cannot be read ({error.strerror or error})") from None
     first = text.split("\n", 1)[0]
     separator = max(",;\t", key=first.count)
     try:
-        reader = csv.reader(io.StringIO(text), delimiter=separator)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = [cell.strip().lower() for cell in next(reader, [])]
         rows = [
             (reader.line_num, dict(zip(header, cells, strict=False))) for cells in reader if any(cell.strip() for cell in cells)
@@ -84,22 +117,31 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
+def _encoding_hint(rows: Iterable[tuple[int, Row]]) -> str:
+    is_utf8 = not any(UNDECODED.search(cell) for _, row in rows for cell in row.values())
+    return "" if is_utf8 else "\n  The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # the name is too long
+    except (OSError, ValueError):  # the name is too long, or holds a NUL
         return False
 
 
-def split_csv_text(train: Sequence[Pair], val: Sequence[Pair], data_dir: Path) -> str:
+def split_csv_text(
+    train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
+) -> str:
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for part, pairs in (("train", train), ("val", val)):
-        for pair in pairs:
-            writer.writerow([path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name])
-    return text.getvalue()
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
+        rows += [(path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name) for pair in pairs]
+    return "".join(",".join(_quoted(cell) for cell in row) + "\n" for row in rows)
+
+
+def _quoted(cell: str) -> str:
+    """Quoted where it has to be. Before Python 3.13 the csv module does not quote a \\r, and then does not read it back."""
+    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
 
 
 def _cut(problems: Sequence[str]) -> list[str]:

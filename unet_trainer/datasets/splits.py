@@ -1,4 +1,7 @@
-"""Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay together."""
+"""Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay together.
+
+Or contiguous blocks of a sequence, for images that are like their neighbours.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unet_trainer.datasets.name_patterns import in_order, places_of
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.problems import Question, first_few
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import counted
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
+MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on up to so many blocks, of at least so many images if there are several
+GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
+NUM_ARRANGEMENTS = 64  # of blocks that are tried
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,14 @@ class Split:
     val: tuple[Pair, ...]
     rule: str
     notices: tuple[str, ...] = ()
+    test: tuple[Pair, ...] = ()  # for `evaluate`; training does not touch them
+    unused: tuple[Pair, ...] = ()  # left out of both: the gaps between blocks, training images that also validate
+
+
+def describe_split(split: Split) -> str:
+    """8 train, 2 val; and what is kept for evaluate."""
+    kept = f", {len(split.test)} test kept for evaluate" if split.test else ""
+    return f"{len(split.train)} train, {len(split.val)} val{kept}"
 
 
 @dataclass
@@ -43,12 +58,16 @@ def split_pairs(
     seed: int,
     num_folds: int | None = None,
     fold: int = 0,
+    in_blocks: bool = False,
 ) -> Split:
     """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises DataError."""
     if found.is_divided:
-        if num_folds is not None:
-            raise DataError(f"num_folds: the data is already divided into train and val ({found.rule}); leave num_folds out")
+        for key, is_set in (("num_folds", num_folds is not None), ("split: blocks", in_blocks)):
+            if is_set:
+                raise DataError(f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out")
         return _given_split(found, digests)
+    if in_blocks:
+        return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold)
     units = _group_pairs(found.pairs, labels, digests)
     if len(units) < max(2, num_folds or 0):
         raise DataError(_describe_too_few(found.pairs, len(units), num_folds))
@@ -68,6 +87,7 @@ def split_pairs(
         tuple(pair for index, pair in enumerate(found.pairs) if index in held_out),
         f"{found.rule}; {how}{grouped}",
         _describe_identical(found.pairs, digests),
+        found.test,
     )
 
 
@@ -144,11 +164,15 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
             (left_out if digest in validating else kept).append(pair)
     if not kept:
         raise DataError("every training image also validates (the files are identical); need different images in train and in val")
-    notices: tuple[str, ...] = ()
-    if left_out:
-        what = f"{counted(len(left_out), 'training image')} left out, identical to a validation image"
-        notices = (f"{what}: {first_few(pair.image for pair in left_out)}",)
-    return Split(tuple(kept), tuple(pair for pair in found.pairs if pair.part == "val"), found.rule, notices)
+    val = tuple(pair for pair in found.pairs if pair.part == "val")
+    return Split(tuple(kept), val, found.rule, _describe_left_out(left_out), found.test, tuple(left_out))
+
+
+def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    if not pairs:
+        return ()
+    what = f"{counted(len(pairs), 'training image')} left out, identical to a validation image"
+    return (f"{what}: {first_few(pair.shown_image for pair in pairs)}",)
 
 
 def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[str, ...]:
@@ -160,7 +184,7 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
     if not identical:
         return ()
     num_images = sum(len(members) for members in identical)
-    shown = first_few((" = ".join(str(pair.image) for pair in members[:3]) for members in identical), 2)
+    shown = first_few((" = ".join(pair.shown_image for pair in members[:3]) for members in identical), 2)
     return (f"{num_images} images are identical to another one; identical images stay on one side: {shown}",)
 
 
@@ -170,3 +194,83 @@ def _describe_too_few(pairs: Sequence[Pair], num_units: int, num_folds: int | No
         there_are += f" in {counted(num_units, 'group')} (or with identical images)"
     needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
     return f"only {there_are}; need at least {needed}"
+
+
+def _split_into_blocks(
+    found: FoundPairs,
+    labels: Sequence[Iterable[int]],
+    digests: Sequence[str],
+    val_fraction: float,
+    seed: int,
+    num_folds: int | None,
+    fold: int,
+) -> Split:
+    """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor validate."""
+    if any(pair.group for pair in found.pairs):
+        raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
+    num_pairs = len(found.pairs)
+    if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
+        raise _too_few_for_blocks(num_pairs)
+    places = places_of([pair.name for pair in found.pairs])
+    order = in_order(places)
+    if num_folds is None:
+        num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 2)
+        blocks = _choose_blocks([set(labels[index]) for index in order], num_val, seed)
+        how = f"split: blocks, val_fraction {val_fraction:g}, seed {seed}"
+    else:
+        blocks = [(num_pairs * fold // num_folds, num_pairs * (fold + 1) // num_folds)]
+        how = f"split: blocks, fold {fold} of {num_folds}"
+    gap = max(1, min(MAX_GAP, round(GAP_SHARE * max(end - start for start, end in blocks))))
+    val = {position for start, end in blocks for position in range(start, end)}
+    around = {
+        near
+        for start, end in blocks
+        for position, step in ((start, -1), (end - 1, 1))
+        for near in range(position + step, position + step * (gap + 1), step)
+        if 0 <= near < num_pairs and near not in val and places[order[near]].sequence == places[order[position]].sequence
+    }
+    validating = {digests[order[position]] for position in val} - {""}
+    rest = [order[position] for position in range(num_pairs) if position not in val and position not in around]
+    train = sorted(index for index in rest if digests[index] not in validating)
+    if not train:
+        raise _too_few_for_blocks(num_pairs)
+    left_out = [found.pairs[index] for index in rest if digests[index] in validating]
+    unused = tuple(found.pairs[order[position]] for position in sorted(around))
+    notices = _describe_left_out(left_out)
+    if unused:
+        notices += (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",)
+    return Split(
+        tuple(found.pairs[index] for index in train),
+        tuple(found.pairs[index] for index in sorted(order[position] for position in val)),
+        f"{found.rule}; {how}: {counted(len(blocks), 'block')} of val",
+        notices,
+        found.test,
+        (*unused, *left_out),
+    )
+
+
+def _too_few_for_blocks(num_pairs: int) -> Question:
+    text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
+    return Question(text, {"split": "random"})
+
+
+def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:
+    """Start and end of the blocks that validate: one in each of several equal stretches, at places where their classes are most
+    like those of all images."""
+    num_blocks = max(1, min(MAX_BLOCKS, num_val // MIN_BLOCK))
+    stretches = [(len(labels) * index // num_blocks, len(labels) * (index + 1) // num_blocks) for index in range(num_blocks)]
+    sizes = [
+        min(end - start, num_val // num_blocks + (index < num_val % num_blocks)) for index, (start, end) in enumerate(stretches)
+    ]
+    counts: Counter[int] = Counter(label for held in labels for label in held)
+    rng = np.random.default_rng([seed, SPLIT_STREAM])
+    best: tuple[float, list[tuple[int, int]]] | None = None
+    for _ in range(NUM_ARRANGEMENTS):
+        starts = [int(rng.integers(start, end - size + 1)) for (start, end), size in zip(stretches, sizes, strict=True)]
+        blocks = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        held: Counter[int] = Counter(label for start, end in blocks for its in labels[start:end] for label in its)
+        distance = sum(abs(held[label] / num_val - count / len(labels)) for label, count in counts.items())
+        if best is None or distance < best[0] - 1e-9:
+            best = distance, blocks
+    assert best is not None  # there is at least one arrangement
+    return best[1]

@@ -99,7 +99,8 @@ class Checkpointer:
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
-        text = split_csv_text(self.split.train, self.split.val, Path(self.settings.taken.data_dir))
+        split = self.split
+        text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
         self.attempt(lambda: write_text_atomically(self.folder / SPLIT_CSV, text))
 
     def save_epoch(self, row: Row, best: Segmenter | None, draw_samples: Callable[[], Callable[[], Pixels]]) -> None:

@@ -44,7 +44,8 @@ def write_atomically(
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """In UTF-8. Names of files that are not UTF-8 are written as the bytes that they are."""
+    write_atomically(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 
 def delete_drafts(folder: Path) -> int:

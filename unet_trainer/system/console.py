@@ -6,6 +6,7 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from tqdm import tqdm
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
+UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -28,6 +30,11 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def first_line(error: BaseException) -> str:
     """Of an error's message; its type where it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def readable(text: str) -> str:
+    """Names of files that are not UTF-8 with their bytes as \\xe4: no terminal and no UTF-8 file takes them otherwise."""
+    return UNDECODED.sub(lambda found: f"\\x{ord(found.group()) - 0xDC00:02x}", text)
 
 
 class Bar:
@@ -69,7 +76,7 @@ class FaultTolerantStream:
     def write(self, text: str) -> int:
         try:
             with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(text)
+                return self.stream.write(readable(text))
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
@@ -178,7 +185,7 @@ class Console:
             return
         try:
             with self.log.open("a", encoding="utf-8", errors="replace") as file:
-                file.write("\n".join(lines) + "\n")
+                file.write(readable("\n".join(lines)) + "\n")
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
                 print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
@@ -187,4 +194,4 @@ class Console:
 
 def show_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
-        print(f"Error: {text}", file=sys.stderr, flush=True)
+        print(f"Error: {readable(text)}", file=sys.stderr, flush=True)

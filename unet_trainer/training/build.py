@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shlex
@@ -78,16 +79,15 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     table = run_folder / SPLIT_CSV
     if not table.is_file():
         return None
+    now = None
+    with contextlib.suppress(DataError):  # what was added may not pair up yet
+        now = find_dataset(config, console)
     try:
-        earlier = read_split_csv(table, Path(config.data_dir))
+        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else ())
     except DataError as error:
         raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
-    try:
-        now = find_dataset(config)
-    except DataError:
-        return earlier  # what was added may not pair up yet
-    known = {pair.image for pair in earlier.pairs}
-    added = [pair for pair in now.pairs if pair.image not in known]
+    known = {pair.image for pair in (*earlier.pairs, *earlier.unused)}
+    added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
         console.note(
             f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
@@ -125,7 +125,7 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
     pool = WorkerPool(config.num_workers, device) if config.num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
     return Loaders(
-        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts),
+        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix),
         build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )

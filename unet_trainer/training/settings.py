@@ -21,6 +21,7 @@ from unet_trainer.datasets.class_statistics import absent_classes, class_shares,
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.image_kind import IMAGENET_REASON
 from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
+from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import (
     choose_device,
     cpu_computes_bfloat16,
@@ -154,7 +155,7 @@ def _say_decisions(settings: Settings, console: Console) -> None:
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
     split, (height, width) = dataset.split, config.shape
-    console.fact("Data", f"{config.data_dir}: {len(split.train)} train, {len(split.val)} val ({split.rule})")
+    console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
         how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"

@@ -1,0 +1,286 @@
+"""Folders as datasets come, with files of real encoders: found, checked and read for training without moving a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+
+from helpers.runs import stop_after
+from helpers.steps import CPU, CPU_FACTS
+from train_unet import main, train
+from unet_trainer.config.load import load_config
+from unet_trainer.config.safe_yaml import parse_yaml
+from unet_trainer.datasets.problems import Question
+from unet_trainer.images.image_files import DataError
+from unet_trainer.system.console import Console
+from unet_trainer.training.build import build_dataset, build_loaders
+from unet_trainer.training.settings import build_settings
+
+SIDE, COUNT = 40, 6
+
+
+def disc(index, value=255):
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    return ((np.hypot(rows - 12 - 2 * index, columns - 20) < 9) * value).astype(np.uint8)
+
+
+def photo(index):
+    noise = np.random.default_rng(index).integers(0, 80, (SIDE, SIDE, 3))
+    return (noise + 150 * (disc(index) > 0)[:, :, None]).astype(np.uint8)
+
+
+def write(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), pixels)
+
+
+def bowl(data):
+    for index in range(COUNT):
+        write(data / f"stage1_train/{index:04x}/images/{index:04x}.png", photo(index))
+        write(data / f"stage1_train/{index:04x}/masks/{index:04x}a.png", disc(index))
+        write(data / f"stage1_train/{index:04x}/masks/{index:04x}b.png", np.rot90(disc(index)))
+    write(data / "stage1_test/ffff/images/ffff.png", photo(0))
+
+
+def voc(data):
+    for index in range(COUNT + 3):
+        write(data / f"JPEGImages/2007_{index:06d}.jpg", photo(index))
+    for index in range(COUNT):
+        write(data / f"SegmentationClass/2007_{index:06d}.png", disc(index, 1))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+
+
+def side_by_side(data):
+    for index in range(COUNT):
+        write(data / f"{index}.jpg", photo(index))
+        write(data / f"{index}.png", disc(index))
+
+
+def sequences(data):
+    for index in range(COUNT):
+        write(data / f"seq{index % 2}/images/{index}.png", photo(index))
+        write(data / f"seq{index % 2}/masks/{index}.png", disc(index))
+
+
+def classes(data):
+    for index in range(COUNT):
+        write(data / f"images/{index}.png", photo(index))
+        write(data / f"masks/sea/{index}.png", np.full((SIDE, SIDE), 255, np.uint8))
+        write(data / f"masks/whale/{index}.png", disc(index))
+
+
+def stacks(data):
+    data.mkdir()
+    tifffile.imwrite(data / "images.tif", np.stack([photo(index)[:, :, 0] for index in range(COUNT)]), photometric="minisblack")
+    tifffile.imwrite(data / "labels.tif", np.stack([disc(index) for index in range(COUNT)]), photometric="minisblack")
+
+
+def cityscapes(data):
+    for part, numbers in (("train", range(4)), ("val", [4]), ("test", [5])):
+        for number in numbers:
+            stem = f"{part}/ulm/ulm_{number:06d}_000019"
+            write(data / f"leftImg8bit/{stem}_leftImg8bit.png", photo(number))
+            for kind, value in (("labelIds", 7), ("labelTrainIds", 1), ("instanceIds", 26), ("color", 128)):
+                write(data / f"gtFine/{stem}_gtFine_{kind}.png", disc(number, value))
+
+
+def few_masks(data):
+    for index in range(2 * COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+    for index in range(COUNT):
+        write(data / f"masks/{index}.png", disc(index))
+
+
+def archive(data):
+    few_masks(data / "download" / "mine")
+    for index in range(COUNT, 2 * COUNT):
+        write(data / f"download/mine/masks/{index}.png", disc(index))
+
+
+def parts(data):
+    for part, numbers in (("train", range(4)), ("val", [4]), ("test", [5])):
+        for number in numbers:
+            write(data / part / f"images/{number}.png", photo(number))
+            write(data / part / f"masks/{number}.png", disc(number))
+
+
+# Layout → (what makes it, settings, pairs to train, to validate and to test on, a part of what is printed)
+LAYOUTS = {
+    "2018 Data Science Bowl": (
+        bowl,
+        {},
+        (5, 1, 0),
+        "stage1_train/*/images/ + stage1_train/*/masks/ in 6 folders, a mask file for each object, 12 files merged",
+    ),
+    "PASCAL VOC": (voc, {}, (4, 2, 0), "same names; ImageSets/Segmentation/train.txt and val.txt"),
+    "one name, two extensions": (side_by_side, {}, (5, 1, 0), "image and mask side by side, paired like 0.jpg ↔ 0.png"),
+    "sequences": (sequences, {}, (5, 1, 0), "*/images/ + */masks/ in 2 folders, same names"),
+    "a folder for each class": (classes, {"num_classes": 3}, (5, 1, 0), "a mask file for each class: sea, whale"),
+    "stacks": (stacks, {}, (5, 1, 0), "paired like images ↔ labels, 6 pages of 1 stack"),
+    "Cityscapes": (cityscapes, {"mask_suffix": "_gtFine_labelTrainIds"}, (4, 1, 1), "4 train, 1 val, 1 test kept for evaluate"),
+    "images without masks": (few_masks, {"unpaired": "skip"}, (5, 1, 0), "6 images without a mask left out (unpaired: skip)"),
+    "a folder around everything": (archive, {}, (10, 2, 0), "download/mine/images/ + download/mine/masks/, same names"),
+    "train, val and test": (parts, {}, (4, 1, 1), "4 train, 1 val, 1 test kept for evaluate (train/images/ + train/masks/"),
+}
+
+
+@pytest.fixture
+def prepare(tiny_config, tmp_path):
+    """Does what training does with a dataset before it builds a model."""
+
+    def prepare(**settings):
+        config = load_config(tiny_config, {"data_dir": str(tmp_path / "data"), "batch_size": 2, **settings})
+        output = io.StringIO()
+        console = Console(output)
+        dataset = build_dataset(config, console, None)
+        settings = build_settings(config, CPU_FACTS, dataset, console)
+        return dataset, build_loaders(settings.taken, dataset, CPU, console), output.getvalue()
+
+    return prepare
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_read_for_training_as_it_is(layout, prepare, tmp_path):
+    make, settings, (num_train, num_val, num_test), said = LAYOUTS[layout]
+    make(tmp_path / "data")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
+    dataset, loaders, printed = prepare(**settings)
+    split = dataset.split
+    assert (len(split.train), len(split.val), len(split.test)) == (num_train, num_val, num_test)
+    assert said in printed
+    batch = loaders.train.read(0, 0)
+    assert (batch.images.shape[0], int(batch.masks.max())) == (2, settings.get("num_classes", 2) - 1)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
+
+
+@pytest.mark.parametrize(("layout", "needed"), [("Cityscapes", "mask_suffix"), ("images without masks", "unpaired")])
+def test_what_training_says_about_a_layout_answers_it(layout, needed, prepare, tmp_path):
+    """The lines of the message, pasted: the first of several."""
+    LAYOUTS[layout][0](tmp_path / "data")
+    with pytest.raises(DataError) as raised:
+        prepare()
+    message = str(raised.value).rpartition("\nTo see all of it")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip().startswith(f"{needed}: ") and "holds" not in line]
+    dataset, _, _ = prepare(**parse_yaml(lines[0]))
+    assert len(dataset.split.train) == LAYOUTS[layout][2][0]
+
+
+def test_a_question_has_its_answers_for_programs(prepare, tmp_path):
+    cityscapes(tmp_path / "data")
+    from unet_trainer.datasets.dataset_report import find_dataset
+
+    with pytest.raises(Question) as raised:
+        find_dataset(load_config({"data_dir": str(tmp_path / "data")}))
+    assert raised.value.choices[0] == {"mask_suffix": "_gtFine_labelTrainIds"}
+
+
+# Through training
+
+STRANGE = [
+    b"K\xe4fer",
+    b" leading",
+    b"trailing ",
+    b"a\rb",
+    b"a\nb",
+    b'comma,quote"',
+    "Zu\u0308ge".encode(),
+    "\u4e2d\u6587".encode(),
+]
+
+
+def write_strange(data):
+    for index, name in enumerate(STRANGE):
+        for folder, pixels in (("images", photo(index)), ("masks", disc(index))):
+            (data / folder).mkdir(parents=True, exist_ok=True)
+            (data / folder / f"{os.fsdecode(name)}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+
+
+@pytest.mark.usefixtures("small_network")
+def test_any_name_of_a_file_is_trained_on_and_goes_on_after_an_interruption(tiny_config, tmp_path, capsys):
+    """Not UTF-8, with spaces at either end, with line breaks: nothing of it breaks split.csv, tables or messages."""
+    write_strange(tmp_path / "data")
+    settings = {**tiny_config, "data_dir": str(tmp_path / "data"), "run_name": "strange"}
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, on_epoch=stop_after(1))
+    result = train(settings, resume=str(tmp_path / "checkpoints/strange"))
+    assert result.epochs == 2
+    assert b"K\xe4fer.png" in (tmp_path / "checkpoints/strange/split.csv").read_bytes()
+    report = tmp_path / "report.json"
+    assert (
+        main(["check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'checkpoints'}", "--json", str(report)]) == 0
+    )
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_damaged_file_of_a_strange_name_is_named(tiny_config, tmp_path, capfd):
+    write_strange(tmp_path / "data")
+    (tmp_path / "data/masks" / f"{os.fsdecode(STRANGE[0])}.png").write_bytes(b"")
+    words = [
+        "check",
+        f"data_dir={tmp_path / 'data'}",
+        f"checkpoint_dir={tmp_path / 'checkpoints'}",
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
+    assert main(words) == 2
+    assert "masks/K\\xe4fer.png: the file is empty" in capfd.readouterr().out
+    assert b"K\\udce4fer.png: the file is empty" in (tmp_path / "r.json").read_bytes()
+
+
+@pytest.mark.usefixtures("small_network")
+@pytest.mark.parametrize("is_side_by_side", [False, True])
+def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tmp_path, monkeypatch, capsys, is_side_by_side):
+    """data_dir: . with checkpoints/ in it: the pictures of the first run were taken for images."""
+    monkeypatch.chdir(tmp_path)
+    for index in range(COUNT):
+        write(tmp_path / ("" if is_side_by_side else "images") / f"{index}.png", photo(index))
+        write(tmp_path / ("" if is_side_by_side else "masks") / f"{index}_mask.png", disc(index))
+    settings = {**tiny_config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
+    assert main(["check", "data_dir=."]) == 0
+    first = train(settings)
+    assert (first.run_dir / "samples").is_dir()
+    assert main(["check", "data_dir=."]) == 0
+    second = train(settings)
+    capsys.readouterr()
+    assert (second.run_dir / "split.csv").read_text() == (first.run_dir / "split.csv").read_text()
+
+
+@pytest.mark.usefixtures("small_network")
+@pytest.mark.parametrize("layout", ["2018 Data Science Bowl", "stacks"])
+def test_a_run_on_converted_files_goes_on_when_they_were_deleted(layout, tiny_config, tmp_path):
+    make, settings, _, _ = LAYOUTS[layout]
+    make(tmp_path / "data")
+    config = {**tiny_config, **settings, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, on_epoch=stop_after(1))
+    shutil.rmtree(tmp_path / "checkpoints/.converted")
+    assert train(config, resume=str(tmp_path / "checkpoints/mine")).epochs == 2
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_resumed_run_in_blocks_keeps_its_gap_and_its_test_pairs(tiny_config, tmp_path, capsys):
+    for index in range(20):
+        write(tmp_path / f"data/images/{index}.png", photo(index))
+        write(tmp_path / f"data/masks/{index}.png", disc(index))
+    write(tmp_path / "data/test/images/90.png", photo(5))
+    write(tmp_path / "data/test/masks/90.png", disc(5))
+    config = {**tiny_config, "data_dir": str(tmp_path / "data"), "split": "blocks", "run_name": "mine"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, on_epoch=stop_after(1))
+    lines = (tmp_path / "checkpoints/mine/split.csv").read_text().splitlines()
+    counts = {part: sum(line.split(",")[2] == part for line in lines) for part in ("train", "val", "test", "unused")}
+    assert (counts["val"], counts["test"], counts["train"] + counts["unused"]) == (4, 1, 16)
+    capsys.readouterr()
+    train(config, resume=str(tmp_path / "checkpoints/mine"))
+    said = capsys.readouterr().out
+    assert "1 test kept for evaluate (as the run began" in said
+    assert "which the run began with, and left out" not in said
