@@ -510,6 +510,31 @@ def test_given_statistics_from_0_to_1_for_8_bit_images_give_a_notice(data):
     assert data.report(image_mean=[128, 128, 128], image_std=[50, 50, 50]).notices == []
 
 
+# Masks that are made from other files
+
+
+def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
+    """Of three classes one is in few masks, and 255 in masks without a class: read as plain masks, that would be a question."""
+    for index in range(6):
+        data.mask(index, square(1) if index else square(255))
+    pairs = tuple(Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6))
+    found = FoundPairs(pairs, "drawn", num_classes=3, class_names=("background", "sea", "whale"))
+
+    def report(**settings):
+        config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), **settings})
+        return build_dataset_report(config, Console(io.StringIO()), found)
+
+    drawn = report()
+    assert drawn.blocking_message == ""
+    assert (drawn.classes.num_classes, drawn.classes.class_names) == (3, ("background", "sea", "whale"))
+    assert (drawn.coding.mask_values, drawn.coding.ignore_value) == ((0, 1, 2), 255)
+    assert drawn.classes.num_classes_reason == "as the files have that the masks are made from"
+    named = report(class_names=["a", "b", "c"])
+    assert named.decided(load_config({"class_names": ["a", "b", "c"]})).class_names == ("a", "b", "c")
+    assert report(mask_values="nonzero").classes.num_classes == 1
+    assert len(report(num_classes=1).questions) == 1
+
+
 # A split that is given
 
 
