@@ -223,7 +223,12 @@ def test_a_question_that_only_the_user_can_answer_is_asked_with_its_lines(check)
     assert code == 2
     (question,) = report["questions"]
     assert question in said
-    assert "    num_classes: 4\n" in question
+    assert question.endswith("    num_classes: 4")
+    assert report["choices"] == [
+        {"meaning": "any value but 0 is foreground", "settings": {"num_classes": 1, "mask_values": "nonzero"}},
+        {"meaning": "ids of 4 classes", "settings": {"num_classes": 4}},
+    ]
+    assert report["config"][1:] == ["num_classes: 1", "mask_values: nonzero"]
     assert "0 problems with files, 1 open question.\n" in said
     assert (report["classes"], report["contact_sheet"], report["problems"]) == ([], None, [])
 
@@ -266,18 +271,41 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-def test_a_class_without_pixels_is_noted_and_given_settings_are_repeated(tmp_path, capsys):
-    for name, value in (("images", 90), ("masks", 0)):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for index in range(6):
-            cv2.imwrite(
-                str(tmp_path / "data" / name / f"{index}.png"), np.full((40, 40), value + index * (name == "images"), np.uint8)
-            )
-    words = [f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path}", "num_folds=3", "fold=2", "fit=crop", "image_size=32"]
-    main(["check", *words])
-    said = capsys.readouterr().out
-    assert "Note: no pixel of foreground in any mask; is num_classes or mask_values right?" in said
+def test_a_class_without_pixels_is_noted_and_given_settings_are_repeated(check):
+    code, said, _ = check("num_classes=6", "num_folds=3", "fold=2", "fit=crop", "image_size=32")
+    assert code == 0
+    assert "Note: no pixel of class 4, class 5 in any mask; is num_classes or mask_values right?" in said
     assert '\n  num_folds: 3\n  fold: 2\n  fit: "crop"\n' in said
+
+
+def test_masks_without_a_foreground_give_exit_code_2(check, data):
+    for index in range(10):
+        cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT, WIDTH), np.uint8))
+    code, said, report = check("num_classes=auto")
+    assert code == 2
+    assert "there is nothing to learn: every pixel of all 10 masks is 0;" in said
+    assert not any("mask_values" in line for line in report["config"])
+
+
+def test_the_number_of_classes_is_found_and_said_with_its_reason(check):
+    code, said, report = check("num_classes=auto")
+    assert code == 0
+    assert "  Classes:    num_classes: 4 (the masks hold ids 0 to 3)\n" in said
+    assert report["config"][1:] == ["num_classes: 4", "mask_values: [0, 1, 2, 3]"]
+    assert "Classes:" not in check()[1]  # it was given
+
+
+def test_every_value_of_the_masks_is_in_the_json(check, data):
+    mask = np.dstack([ids_of(0)] * 3)
+    mask[0, :2] = (10, 20, 30)  # OpenCV writes blue first
+    cv2.imwrite(str(data / "masks/0.png"), mask)
+    _, _, report = check("num_classes=auto", "mask_values=[0, 1, 2, 3]")
+    rows = {str(row["value"]): (row["share"], row["masks"]) for row in report["values"]}
+    pixels = 10 * HEIGHT * WIDTH
+    assert rows["[30, 20, 10]"] == (2 / pixels, 1)
+    assert rows["2"] == (80 / pixels, 2)
+    assert sum(share for share, _ in rows.values()) == pytest.approx(1)
+    assert report["values"][0]["value"] == 0  # the most frequent first
 
 
 @pytest.mark.parametrize(

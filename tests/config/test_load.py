@@ -160,7 +160,7 @@ def test_key_that_is_not_text_is_an_unknown_key():
         ("batch_size", [8], "got [8]; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("batch_size", True, "got True; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("seed", False, "got False; need a whole number of at least 0, e.g. 42"),
-        ("num_classes", 255, "got 255; need a whole number from 1 to 254, e.g. 1"),
+        ("num_classes", 255, "got 255; need a whole number from 1 to 254, e.g. 1, or auto"),
         ("val_fraction", 1, "got 1; need a number above 0 and below 1, e.g. 0.2"),
         ("weight_decay", -1, "got -1; need a number at least 0, e.g. 1e-4, or auto"),
         ("grad_clip", 0, "got 0; need a positive number, e.g. 1.0, or null"),
@@ -255,6 +255,33 @@ def test_long_value_is_cut_in_the_message():
             {"mask_values": [0, 255], "ignore_value": 255},
             "ignore_value: 255 is also in mask_values; need another, or null",
         ),
+        ({"mask_values": [0, [1, 0]]}, "mask_values: got [0, [1, 0]]; need 2 different values, background first"),
+        ({"mask_values": [0, 5, [5, 5, 5]]}, "mask_values: got [0, 5, [5, 5, 5]]; need 3 different values, one a class"),
+        (
+            {"class_names": ["a", "b", "c"], "mask_values": [0, 255]},
+            "mask_values: got [0, 255]; need 3 different values, one a class",
+        ),
+        (
+            {"class_names": ["a", "b", "c"], "class_weights": [1, 2]},
+            "class_weights: got 2 values; need 3, one for each of class_names",
+        ),
+        (
+            {"class_names": ["a", "b", "c"], "mask_values": "nonzero"},
+            "mask_values: nonzero tells two classes apart, class_names: 3 needs a value for each",
+        ),
+        ({"mask_values": [0, 1, 2], "loss": "bce"}, "loss: bce is for num_classes: 1; with 3 classes use cross_entropy"),
+        (
+            {"mask_values": [0, [1, 2]], "ignore_value": [9, 2]},
+            "ignore_value: 2 is also in mask_values; need another, or null",
+        ),
+        (
+            {"mask_values": [0, 255], "ignore_value": [[0, 0, 0], [9, 8, 7]]},
+            "ignore_value: 0 is also in mask_values; need another, or null",
+        ),
+        (
+            {"num_classes": 3, "ignore_value": [9, 2]},
+            "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values to the values of the classes",
+        ),
         (
             {"num_classes": 3, "ignore_value": 2},
             "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values to the values of the classes",
@@ -319,6 +346,12 @@ def test_settings_that_contradict_each_other_are_refused(settings, answer):
         {"early_stopping_patience": 4, "num_epochs": 5},
         {"num_classes": 3, "class_weights": [1, 2, 3], "class_names": ["a", "b", "c"], "mask_values": [2, 0, 1]},
         {"num_classes": 3, "ignore_value": 3},
+        {"ignore_value": 11},  # how many classes there are is seen in the masks
+        {"mask_values": [0, [1, 2], [[64, 0, 128], [64, 0, 192]]], "ignore_value": [255, 11], "unknown_values": "ignore"},
+        {"mask_values": [0, 1], "class_names": ["road"]},
+        {"mask_values": [0, 1], "class_names": ["field", "road"]},
+        {"class_names": ["a", "b", "c"], "class_weights": [1, 2, 3]},
+        {"mask_values": [0, 128, 255], "class_weights": [1, 2, 3], "mask_tolerance": 40},
         {"num_classes": 1, "ignore_value": 2},
         {"mask_values": [0, 255], "ignore_value": 1},
         {"num_classes": 1, "loss": "bce"},

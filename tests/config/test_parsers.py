@@ -231,34 +231,6 @@ def test_weighted_terms_are_always_a_dict():
     assert need(parser, {"dice": 0}) == "need a positive number, e.g. 1"
 
 
-@pytest.mark.parametrize(
-    ("raw", "value"),
-    [
-        ("auto", "auto"),
-        (" nonzero ", "nonzero"),
-        ("above 127", "above 127"),
-        ("above  0", "above 0"),
-        ("above 127.0", "above 127"),
-        ("above 1e2", "above 100"),
-        ("above 65534", "above 65534"),
-        ([0, "255"], (0, 255)),
-        ([[0, 0, 0], ["255", 0, 0]], ((0, 0, 0), (255, 0, 0))),
-    ],
-)
-def test_mask_values_are_a_rule_or_a_value_or_colour_for_each_class(raw, value):
-    assert p.mask_values(raw) == value
-
-
-@pytest.mark.parametrize("raw", ["", "above", "above x", "above 1.5", "above -1", "above 65535", "below 3", "above .nan"])
-def test_text_that_is_not_a_rule_for_masks_is_refused(raw):
-    assert need(p.mask_values, raw) == "need auto, nonzero, above 127, or a list such as [0, 255] or [[0, 0, 0], [255, 0, 0]]"
-
-
-@pytest.mark.parametrize("raw", [[0], [0, 65536], [0, [1, 2]], [0, [1, 2, 256]], 3, None])
-def test_list_that_is_not_one_of_mask_values_is_refused(raw):
-    assert need(p.mask_values, raw).startswith("need a list")
-
-
 def test_transforms_are_names_with_plain_parameters():
     raw = [
         Plain("HorizontalFlip"),

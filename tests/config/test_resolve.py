@@ -41,12 +41,16 @@ DATASET = DatasetFacts(
     mask_reason="all masks hold 0 and 255",
     class_shares=[0.8, 0.2],
     train_sizes=[(64, 64), (128, 64), (256, 256)],
+    num_classes=1,
+    num_classes_reason="the masks hold two values",
 )
 EVERYTHING_SET = {
     **FIXED_RECIPE,
     "device": "cpu",
     "num_workers": 3,
+    "num_classes": 1,
     "mask_values": [0, 1],
+    "mask_tolerance": 0,
     "in_channels": 1,
     "image_mean": [0.5],
     "image_std": [0.25],
@@ -236,6 +240,28 @@ def test_widths_that_are_chosen_for_a_cpu_are_wide_enough_for_attention():
 def test_device_is_the_one_that_was_chosen():
     assert settings_of(TURING, device="auto").taken.device == "cuda:1"
     assert settings_of(CPU, device="auto").taken.device == "cpu"
+
+
+def test_the_classes_that_were_found_are_taken_with_their_reasons():
+    found = dataclasses.replace(
+        DATASET,
+        mask_values=(0, (1, 2), (64, 0, 128)),
+        num_classes=3,
+        num_classes_reason="3 classes in label_colors.txt",
+        class_names=("sky", "road", "pole"),
+        class_names_reason="by label_colors.txt",
+        class_shares=[0.5, 0.3, 0.2],
+        mask_tolerance=31,
+    )
+    settings = settings_of(dataset=found)
+    assert (settings.taken.num_classes, settings.taken.class_names) == (3, ("sky", "road", "pole"))
+    assert settings.taken.mask_tolerance == 31
+    lines = settings.to_yaml("a run").splitlines()
+    assert "num_classes: 3  # decided: 3 classes in label_colors.txt" in lines
+    assert "class_names: [sky, road, pole]  # decided: by label_colors.txt" in lines
+    assert ("num_classes", "3", "3 classes in label_colors.txt") in settings.describe()
+    given = settings_of(dataset=found, num_classes=2, class_names=["a", "b"], mask_tolerance=0).taken
+    assert (given.num_classes, given.class_names, given.mask_tolerance) == (2, ("a", "b"), 0)
 
 
 def test_ignore_value_is_found_along_with_mask_values():

@@ -73,13 +73,14 @@ def test_one_side_is_a_square_image():
 
 
 def test_classes_without_names_are_numbered():
-    assert (class_names(Config()), id_names(Config())) == (["foreground"], ["background", "foreground"])
+    one = Config(num_classes=1)
+    assert (class_names(one), id_names(one)) == (["foreground"], ["background", "foreground"])
     three = Config(num_classes=3)
     assert class_names(three) == id_names(three) == ["class 0", "class 1", "class 2"]
 
 
 def test_names_of_classes_are_those_of_the_config():
-    binary = Config(class_names=("road",))
+    binary = Config(num_classes=1, class_names=("road",))
     assert (class_names(binary), id_names(binary)) == (["road"], ["background", "road"])
     two = Config(num_classes=2, class_names=("field", "road"))
     assert class_names(two) == id_names(two) == ["field", "road"]

@@ -11,14 +11,13 @@ from unet_trainer.datasets.class_statistics import (
     class_shares,
     class_table,
     describe_classes,
-    describe_rarest_values,
     ignored_share,
     total_counts,
+    value_table,
 )
-from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, given_coding
 
 
 def masks_of(*counts):
@@ -28,13 +27,14 @@ def masks_of(*counts):
 
 # 10 pixels of void, 60 + 20 of class 0, 10 of class 1, none of class 2
 MASKS = masks_of({0: 60, 1: 10, 255: 10}, {0: 20})
-CODING = MaskCoding((0, 1, 2), 0, 255, "class ids; 255 is taken as void")
+CODING = MaskCoding((0, 1, 2), 0, 255, reason="class ids; 255 is taken as void")
 NAMES = ("sky", "road", "cow")
 
 
 def test_values_are_counted_over_all_masks():
     assert total_counts(MASKS) == {0: 80, 1: 10, 255: 10}
-    assert total_counts([]) == {}
+    assert value_table(MASKS) == [(0, 0.8, 2), (1, 0.1, 1), (255, 0.1, 1)]
+    assert value_table([]) == []
 
 
 def test_class_ids_of_a_mask_include_ignored_and_unknown_pixels():
@@ -87,10 +87,22 @@ def test_the_description_names_eight_classes_at_most():
     assert text == "0 → c0 100.0%, " + ", ".join(f"{index} → c{index} 0.0%" for index in range(1, 8)) + ", … of pixels"
 
 
-def test_the_three_rarest_values_are_named_with_a_mask_that_holds_them(tmp_path):
-    pairs = [Pair(name, tmp_path / f"{name}.png", tmp_path / f"{name}_mask.png") for name in "ab"]
-    masks = masks_of({0: 90, 1: 5, 7: 1}, {0: 90, 1: 5, 2: 3, COLOUR + 0xFF: 2})
-    assert describe_rarest_values(pairs, masks) == (
-        f"Rarest: 7 in 1 of 2 masks, e.g. {pairs[0].mask}; #0000ff in 1 of 2 masks, e.g. {pairs[1].mask}; "
-        f"2 in 1 of 2 masks, e.g. {pairs[1].mask}"
+def test_merged_values_and_several_ignored_ones_are_described():
+    coding = given_coding((0, (1, 2)), (9, (255, 0, 0)))
+    masks = masks_of({0: 4, 1: 2, 2: 2, 9: 1, COLOUR + 0xFF0000: 1})
+    assert describe_classes(masks, coding, ("no", "yes")) == (
+        "0 → no 50.0%, 1, 2 → yes 50.0% of pixels; 9, #ff0000 are ignored, 20.0% of all pixels"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ignores_unknown": True}, "other values are ignored, 20.0% of all pixels"),
+        ({"ignores_unknown": True, "ignore_value": 9}, "9 and other values are ignored, 20.0% of all pixels"),
+        ({"tolerance": 5}, "other values are ignored, 20.0% of all pixels"),
+    ],
+)
+def test_values_of_no_class_that_count_nowhere_are_described(options, said):
+    masks = masks_of({0: 7, 200: 1, 9: 1, 100: 1})
+    assert describe_classes(masks, given_coding((0, 200), **options), ("no", "yes")).endswith(f" of pixels; {said}")

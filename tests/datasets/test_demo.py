@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets import demo
-from unet_trainer.datasets.class_statistics import total_counts
+from unet_trainer.datasets.coding_choice import choose_classes
 from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
 from unet_trainer.datasets.folder_pairs import find_pairs
+from unet_trainer.datasets.mask_evidence import MaskEvidence
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.images.image_files import read_image, read_mask
-from unet_trainer.images.mask_coding import build_coding
 
 
 @pytest.fixture
@@ -68,7 +69,8 @@ def test_the_demo_is_a_valid_dataset_of_jpegs_and_png_masks(tmp_path):
     found = scan_pairs(pairs, 2)
     assert [(facts.image.size, facts.mask.size) for facts in found] == [((192, 192), (192, 192))] * 3
     assert [(facts.image.channels, facts.image.dtype) for facts in found] == [(3, "uint8")] * 3
-    assert build_coding("auto", 1, None, total_counts([facts.mask for facts in found])).mask_values == (0, 255)
+    classes = choose_classes(Config(), MaskEvidence([facts.mask for facts in found]))
+    assert (classes.coding.mask_values, classes.num_classes) == ((0, 255), 1)
     image, mask = draw_sample(2)
     assert np.array_equal(read_mask(pairs[2].mask), mask)
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise

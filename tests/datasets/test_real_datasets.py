@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 import shutil
+import textwrap
 
 import cv2
 import numpy as np
@@ -111,6 +112,26 @@ def soft(index):
     return cv2.resize(cv2.GaussianBlur(large, (0, 0), 3), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
 
 
+def transparent(ids, value):
+    """A picture of one colour, of which only the pixels with an id can be seen."""
+    return Image.fromarray(np.dstack([np.full((SIDE, SIDE, 3), value, np.uint8), ids * 255]))
+
+
+def objects(index, number):
+    """H,W uint16: ids of discs that do not touch, 1 to `number`."""
+    mask = np.zeros((SIDE, SIDE), np.uint16)
+    for one in range(number):
+        cv2.circle(mask, (6 + 12 * ((one + index) % 4), 6 + 12 * (one // 4)), 4, one + 1, -1)
+    return mask
+
+
+def voc(index):
+    """H,W of ids 0 to 20 in squares, with lines of 255 between them."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    ids = (rows // 8 * 6 + columns // 8 + index) % 21
+    return np.where((rows % 8 == 0) | (columns % 8 == 0), 255, ids).astype(np.uint8)
+
+
 def with_void(ids):
     ids = ids.copy()
     ids[:4] = 255
@@ -126,13 +147,43 @@ MASK_KINDS = {
     "0 and 1": (blob, "png", {}, (0, 1), None, blob),
     "0 and 255": (lambda i: blob(i) * 255, "png", {}, (0, 255), None, blob),
     "0 and 255 with two classes": (lambda i: blob(i) * 255, "png", {"num_classes": 2}, (0, 255), None, blob),
-    "any two values": (lambda i: blob(i) * 100 + 38, "png", {}, (38, 138), None, blob),
+    "0 and any other value": (lambda i: blob(i) * 100, "png", {}, (0, 100), None, blob),
+    "two values, given": (lambda i: blob(i) * 100 + 38, "png", {"mask_values": [138, 38]}, (138, 38), None, lambda i: 1 - blob(i)),
+    "white on transparent": (lambda i: transparent(blob(i), 255), "png", {}, (0, 255), None, blob),
+    "black on transparent": (lambda i: transparent(blob(i), 0), "png", {}, (0, 255), None, blob),
     "mode 1": (lambda i: Image.fromarray(blob(i).astype(bool)), "png", {}, (0, 255), None, blob),
     "grey as RGB": (lambda i: colour(blob(i), [(0, 0, 0), (255, 255, 255)]), "png", {}, (0, 255), None, blob),
     "bmp": (lambda i: blob(i) * 255, "bmp", {}, (0, 255), None, blob),
     "gif": (lambda i: Image.fromarray(blob(i) * 255), "gif", {}, (0, 255), None, blob),
     "tiff": (lambda i: blob(i) * 255, "tif", {}, (0, 255), None, blob),
     "ids": (rings, "png", {"num_classes": 3}, (0, 1, 2), None, rings),
+    "ids, found": (rings, "png", {}, (0, 1, 2), None, rings),
+    "ids and void, found": (lambda i: with_void(rings(i)), "png", {}, (0, 1, 2), 255, lambda i: with_void(rings(i))),
+    "ids 0 to 20 and void as in VOC, found": (voc, "png", {}, tuple(range(21)), 255, voc),
+    "ids 0 to 11 with the last one ignored, found": (
+        bands,
+        "png",
+        {"ignore_value": 11},
+        tuple(range(11)),
+        11,
+        lambda i: with_last_ignored(bands(i), 11),
+    ),
+    "ids of which two are one class and two are ignored": (
+        bands,
+        "png",
+        {"mask_values": [0, [1, 2], 3, 4, 5, 6, 7, 8, 9], "ignore_value": [10, 11]},
+        (0, (1, 2), *range(3, 10)),
+        (10, 11),
+        lambda i: np.array([0, 1, 1, 2, 3, 4, 5, 6, 7, 8, IGNORED, IGNORED], np.uint8)[bands(i)],
+    ),
+    "values of no class that count nowhere": (
+        rings,
+        "png",
+        {"mask_values": [0, 1], "unknown_values": "ignore"},
+        (0, 1),
+        None,
+        lambda i: with_last_ignored(rings(i), 2),
+    ),
     "ids and void": (lambda i: with_void(rings(i)), "png", {"num_classes": 3}, (0, 1, 2), 255, lambda i: with_void(rings(i))),
     "ids 0 to 11 and void": (
         lambda i: with_void(bands(i)),
@@ -177,6 +228,14 @@ MASK_KINDS = {
         None,
         rings,
     ),
+    "colours of which two are one class": (
+        lambda i: colour(bands(i) % 4, [(0, 0, 0), (64, 0, 128), (64, 0, 192), (9, 9, 9)]),
+        "png",
+        {"mask_values": [0, [[64, 0, 128], [64, 0, 192]]], "ignore_value": [9, 9, 9]},
+        (0, ((64, 0, 128), (64, 0, 192))),
+        (9, 9, 9),
+        lambda i: np.array([0, 1, 1, IGNORED], np.uint8)[bands(i) % 4],
+    ),
     "trimap, given": (
         lambda i: np.array([2, 1, 3], np.uint8)[rings(i)],
         "png",
@@ -185,9 +244,16 @@ MASK_KINDS = {
         3,
         lambda i: with_last_ignored(rings(i), 2),
     ),
-    "16-bit object ids": (lambda i: rings(i).astype(np.uint16) * 700, "png", {}, "nonzero", None, lambda i: rings(i) > 0),
-    "few 16-bit object ids": (lambda i: rings(i).astype(np.uint16), "png", {}, "nonzero", None, lambda i: rings(i) > 0),
-    "few 16-bit object ids as TIFF": (lambda i: rings(i).astype(np.uint16), "tif", {}, "nonzero", None, lambda i: rings(i) > 0),
+    "16-bit object ids": (
+        lambda i: np.where(objects(i, 3) > 0, objects(i, 3) + 50 * i, 0).astype(np.uint16),
+        "png",
+        {},
+        "nonzero",
+        None,
+        lambda i: objects(i, 3) > 0,
+    ),
+    "few small ids in 16 bit": (lambda i: rings(i).astype(np.uint16), "png", {}, (0, 1, 2), None, rings),
+    "few small ids in 16 bit as TIFF": (lambda i: rings(i).astype(np.uint16), "tif", {}, (0, 1, 2), None, rings),
     "8-bit object ids, given": (lambda i: rings(i) * 9, "png", {"mask_values": "nonzero"}, "nonzero", None, lambda i: rings(i) > 0),
     "soft edges": (soft, "png", {}, "above 127", None, lambda i: soft(i) > 127),
 }
@@ -231,9 +297,37 @@ AMBIGUOUS_MASKS = {
     "three greys for one class": (
         lambda i: rings(i) * 100,
         {},
-        ["0: ", "100: ", "200: ", "num_classes: 3 with mask_values: [0, 100, 200]"],
+        ["0: ", "100: ", "200: ", "num_classes: 3\n    mask_values: [0, 100, 200]"],
     ),
-    "8-bit object ids": (lambda i: blob(i) * (1 + i), {}, ["num_classes: 9", "mask_values: nonzero"]),
+    "two values": (lambda i: blob(i) * 100 + 38, {}, ["Which of the two is the background?", "mask_values: [138, 38]"]),
+    "a trimap": (
+        lambda i: np.array([2, 1, 3], np.uint8)[rings(i)],
+        {},
+        ["mask_values: [2, 1]\n    ignore_value: 3", "num_classes: 3\n    mask_values: [1, 2, 3]"],
+    ),
+    "an id for each mask": (lambda i: blob(i) * (1 + i), {}, ["num_classes: 9", "mask_values: nonzero"]),
+    "8-bit object ids": (
+        lambda i: objects(i, 2 + i).astype(np.uint8),
+        {},
+        ["look like ids of objects", "config:\n    # every object is foreground\n    num_classes: 1\n    mask_values: nonzero"],
+    ),
+    "8-bit object ids made visible": (
+        lambda i: (objects(i, 2 + i) * 30).astype(np.uint8),
+        {"num_classes": 1},
+        ["look like ids of objects", "config:\n    # every object is foreground\n    num_classes: 1\n    mask_values: nonzero"],
+    ),
+    "ten grey classes": (
+        lambda i: (objects(i, 10) * 25).astype(np.uint8),
+        {},
+        ["num_classes: 11\n    mask_values: [0, 25, 50, 75, 100,", "mask_values: nonzero"],
+    ),
+    "palettes in another order": (
+        lambda i: palette(blob(i) if i % 2 else 1 - blob(i), [(0, 0, 0), (9, 9, 9)] if i % 2 else [(9, 9, 9), (0, 0, 0)]),
+        {},
+        ["4 masks whose palette has another order", "1.png: #000000 is 0, in "],
+    ),
+    "nothing but background": (lambda i: blob(i) * 0, {}, ["there is nothing to learn: every pixel of all 8 masks is 0;"]),
+    "nothing but foreground": (lambda i: blob(i) * 0 + 255, {}, ["there is nothing to learn: every pixel of all 8 masks is 255;"]),
     "colours without an order": (
         lambda i: colour(rings(i), [(0, 0, 0), (255, 0, 0), (0, 0, 255)]),
         {"num_classes": 3},
@@ -243,8 +337,8 @@ AMBIGUOUS_MASKS = {
     "a value of no class": (rings, {"mask_values": [0, 1]}, ["8 masks with values that belong to no class", "0.png: 2 ("]),
     "ids and void with another number of classes": (
         lambda i: with_void(rings(i)),
-        {},
-        ["num_classes: 3   # 255 is taken as void"],
+        {"num_classes": 1},
+        ["num_classes: 3\n    ignore_value: 255"],
     ),
     "two codings": (
         lambda i: blob(i) * (255 if i % 2 else 1),
@@ -269,14 +363,71 @@ def test_two_codings_are_accepted_once_the_user_has_decided(prepare, tmp_path):
     assert prepare(data, ignore_value=255).written.ignore_value == 255
 
 
-@pytest.mark.parametrize(("value", "missing"), [(0, "foreground"), (255, "background")])
-def test_masks_of_a_single_value_give_a_warning(value, missing, prepare, tmp_path):
-    data = write_dataset(tmp_path / "data", lambda i: np.full((SIDE, SIDE), value, np.uint8))
-    assert f"Warning: no pixel of {missing} in any mask" in prepare(data).printed
+@pytest.mark.parametrize(
+    "kind", ["three greys for one class", "two values", "a trimap", "8-bit object ids", "colours without an order"]
+)
+def test_the_lines_of_a_question_train_as_they_are(kind, prepare, tiny_config, tmp_path):
+    make_mask, settings, _ = AMBIGUOUS_MASKS[kind]
+    data = write_dataset(tmp_path / "data", make_mask)
+    with pytest.raises(DataError) as raised:
+        prepare(data, **settings)
+    lines = str(raised.value).partition("One of these goes into the config:\n")[2].partition("\n\n")[0]
+    (tmp_path / "mine.yaml").write_text(textwrap.dedent(lines))
+    answer = load_config(tmp_path / "mine.yaml")
+    given = {name: getattr(answer, name) for name in answer.sources}
+    assert "mask_values" in given
+    run = prepare(data, **{**settings, **given})
+    assert run.written.num_classes == answer.num_classes
+    (batch,) = run.loaders.val.epoch(0)
+    assert batch.masks.max() <= IGNORED
+
+
+def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp_path, capsys):
+    """Trained, and resumed with the same settings: auto is what the run began with."""
+    data = write_dataset(tmp_path / "data", lambda i: with_void(rings(i)))
+    result = train(tiny_config, data_dir=data, num_epochs=1, resume="auto")
+    assert "num_classes: 3  (the masks hold ids 0 to 2; 255 beside them is taken as void)" in capsys.readouterr().out
+    text = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
+    assert "\nnum_classes: 3  # decided: the masks hold ids 0 to 2; 255 beside them is taken as void\n" in text
+    assert list(result.per_class_iou) == ["class 0", "class 1", "class 2"]
+    again = train(tiny_config, data_dir=data, num_epochs=2, resume="auto")
+    assert (again.run_dir, len(again.per_class_iou)) == (result.run_dir, 3)
+    with pytest.raises(CheckpointError, match="num_classes: 3 in the checkpoint, 4 now; it decides the classes"):
+        train(tiny_config, data_dir=data, num_epochs=3, resume="auto", num_classes=4)
+
+
+def test_names_of_a_class_file_are_those_of_the_scores(tiny_config, tmp_path):
+    data = write_dataset(tmp_path / "data", lambda i: colour(rings(i), [(0, 0, 0), (128, 0, 0), (0, 128, 0)]))
+    (data / "class_dict.csv").write_text("name,r,g,b\nrest,0,0,0\nring,128,0,0\ncore,0,128,0\n")
+    result = train(tiny_config, data_dir=data, num_epochs=1)
+    assert list(result.per_class_iou) == ["rest", "ring", "core"]
+    written = load_config(result.run_dir / "config.yaml")
+    assert (written.num_classes, written.mask_values) == (3, (0, (128, 0, 0), (0, 128, 0)))
+    assert written.class_names == ("rest", "ring", "core")
+
+
+def test_colours_saved_as_jpeg_are_read_as_the_nearest(prepare, tmp_path):
+    colours = [(0, 0, 0), (128, 0, 0), (0, 0, 128)]
+    data = write_dataset(tmp_path / "data", lambda i: rings(i))
+    for index in range(NUM_PAIRS):
+        (data / f"masks/{index}.png").unlink()
+        colour(rings(index), colours).save(data / f"masks/{index}.jpg", quality=95, subsampling=0)
+    run = prepare(data, mask_values=[list(one) for one in colours])
+    assert "(masks saved as JPEG: the nearest value, if it is within 48; pixels between two count nowhere)" in run.printed
+    assert run.written.mask_tolerance == 48
+    for pair in run.dataset.pairs:
+        ids, truth = run.dataset.coding.encode(read_mask(pair.mask)), rings(int(pair.name))
+        assert (ids == truth).mean() > 0.95
+        assert np.array_equal(ids[ids != IGNORED], truth[ids != IGNORED])
 
 
 def test_class_weights_follow_from_the_masks_and_are_written_down(prepare, tmp_path):
-    data = write_dataset(tmp_path / "data", rings)
+    def with_rare_class(index):
+        ids = blob(index)
+        ids[20 + index, 23:25] = 2  # two pixels
+        return ids
+
+    data = write_dataset(tmp_path / "data", with_rare_class)
     run = prepare(data, num_classes=3, class_weights="auto")
     assert len(run.written.class_weights) == 3
     assert run.written.class_weights[0] < run.written.class_weights[1] < run.written.class_weights[2]

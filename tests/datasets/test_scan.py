@@ -14,8 +14,9 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
-from helpers.image_bytes import cv2_bytes, damaged_jpeg
+from helpers.image_bytes import cv2_bytes, damaged_jpeg, pil_bytes
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import (
@@ -70,7 +71,7 @@ def forbid_decoding(monkeypatch):
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(scan, "decode_image", refuse)
-    monkeypatch.setattr(scan, "decode_mask", refuse)
+    monkeypatch.setattr(scan, "decode_mask_or_alpha", refuse)
 
 
 def log_reads(monkeypatch, log):
@@ -126,6 +127,31 @@ def test_wide_values_and_colours_are_counted_too(tmp_path):
     write_image(colours.mask, np.array([[[255, 0, 0], [0, 0, 0]]], np.uint8))
     counts = [facts.mask.counts for facts in scan_pairs([ids, colours], 1)]
     assert counts == [{0: 1, 300: 2}, {0: 1, COLOUR + 0xFF0000: 1}]
+
+
+def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
+    """Structure, compression, alpha and palette."""
+    ids = np.zeros((8, 8), np.uint8)
+    ids[2:4, 2:4], ids[5:7, 5:7] = 1, 2
+    grey = make_pair(tmp_path, "grey", ids)
+    jpeg = Pair("jpeg", make_pair(tmp_path, "jpeg", ids).image, tmp_path / "jpeg_mask.jpg")
+    write_image(jpeg.mask, ids * 100)
+    alpha = make_pair(tmp_path, "alpha", ids)
+    alpha.mask.write_bytes(pil_bytes("PNG", np.dstack([np.full((8, 8, 3), 255, np.uint8), ids * 100])))
+    palette = make_pair(tmp_path, "palette", ids)
+    image = Image.frombytes("P", (8, 8), (ids > 0).astype(np.uint8).tobytes())
+    image.putpalette([9, 8, 7, 255, 0, 0, 1, 1, 1])
+    palette.mask.write_bytes(pil_bytes("PNG", image))
+    pairs = [grey, jpeg, alpha, palette]
+    cache = tmp_path / "cache.json"
+    masks = [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))]
+    assert (masks[0].structure.num_values, masks[0].structure.num_pieces) == (2, 2)
+    assert [mask.is_lossy for mask in masks] == [False, True, False, False]
+    assert [mask.is_alpha for mask in masks] == [False, False, True, False]
+    assert masks[2].counts == {0: 56, 100: 4, 200: 4}
+    assert [mask.palette for mask in masks] == [None, None, None, {0: 0x090807, 1: 0xFF0000}]
+    assert masks[3].structure is None
+    assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
 
 
 def test_every_pixel_of_a_mask_with_many_millions_is_counted(tmp_path):
@@ -357,7 +383,8 @@ def crash_on(monkeypatch, name, path, message=b""):
 def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_path, monkeypatch, which):
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(5)]
     write_image(pairs[2].mask, np.ones((64, 80), np.uint8))  # the bytes of each mask are compared
-    crash_on(monkeypatch, f"decode_{which}", getattr(pairs[2], which), b"double free\n detected")
+    decoder = "decode_image" if which == "image" else "decode_mask_or_alpha"
+    crash_on(monkeypatch, decoder, getattr(pairs[2], which), b"double free\n detected")
     ticks = []
     found = scan_pairs(pairs, 2, lambda: ticks.append(1), ScanCache(tmp_path / "cache.json"))
     assert len(ticks) == 5
@@ -461,9 +488,9 @@ def test_a_deleted_file_is_not_found_in_the_cache(tmp_path):
         b"\xff\xfe\x00",
         b"[1, 2]",
         b"null",
-        b'{"format": 1}',
-        b'{"format": 1, "files": null}',
-        b'{"format": 1, "files": [1, 2]}',
+        b'{"format": 2}',
+        b'{"format": 2, "files": null}',
+        b'{"format": 2, "files": [1, 2]}',
         b'{"format": 0, "files": {"image:/a": [[1, 2], {}]}}',
         b'{"files": {}}',
     ],

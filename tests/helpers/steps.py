@@ -41,7 +41,7 @@ def make_spec(image=RGB_8BIT, num_classes=1, **others):
 
 def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, find_weights=lambda encoder: (None, "none are here"), **settings):
     """Resolved settings of a tiny model on a dataset with images of this spec."""
-    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", **settings})
+    config = load_config({**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", "num_classes": 1, **settings})
     num_ids = max(2, config.num_classes)
     facts = DatasetFacts(
         channels=image.channels,

@@ -24,6 +24,7 @@ from unet_trainer.images.image_files import (
     ReadError,
     decode_image,
     decode_mask,
+    decode_mask_or_alpha,
     encode_image,
     read_image,
     read_image_and_size,
@@ -583,6 +584,55 @@ def test_an_rgb_mask_with_equal_channels_is_read_as_grey(tmp_path):
 def test_an_rgba_mask_with_equal_channels_is_read_without_its_alpha(tmp_path):
     Image.fromarray(np.dstack([IDS, IDS, IDS, np.full_like(IDS, 255)]), "RGBA").save(tmp_path / "a.png")
     assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
+
+
+DISC = np.kron(np.array([[0, 255, 255, 0], [0, 255, 0, 0]], np.uint8), np.ones((6, 5), np.uint8))  # 12 high, 20 wide
+
+
+def in_alpha(kind, colour=(255, 255, 255), alpha=DISC, **options):
+    """A picture of one colour with this alpha channel."""
+    return pil_bytes(kind, np.dstack([np.full((*alpha.shape, len(colour)), colour, np.uint8), alpha]), **options)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        in_alpha("PNG"),
+        in_alpha("PNG", (0, 0, 0)),
+        in_alpha("PNG", (200, 30, 0)),
+        in_alpha("PNG", (255,)),
+        in_alpha("WEBP", lossless=True, exact=True),
+        in_alpha("TIFF"),
+        cv2_bytes(".png", np.dstack([np.full((12, 20, 3), 255, np.uint8), DISC])),
+    ],
+)
+def test_of_a_picture_in_one_colour_the_alpha_channel_is_the_mask(data):
+    decoded = decode_mask_or_alpha(data)
+    assert decoded.is_alpha
+    assert np.array_equal(decoded.values, DISC)
+    assert np.array_equal(decode_mask(data), DISC)
+
+
+def test_nothing_that_can_be_seen_is_an_empty_mask():
+    """White on transparent, in an image without objects."""
+    data = in_alpha("PNG", alpha=np.zeros_like(DISC))
+    assert decode_mask_or_alpha(data).is_alpha
+    assert np.array_equal(decode_mask(data), np.zeros_like(DISC))
+
+
+def test_alpha_is_no_mask_where_the_colour_varies_or_all_can_be_seen():
+    opaque = in_alpha("PNG", alpha=np.full_like(DISC, 255))
+    assert decode_mask_or_alpha(opaque).is_alpha is False
+    assert set(decode_mask(opaque).ravel().tolist()) == {255}
+    coloured = pil_bytes("PNG", np.dstack([DISC, DISC, DISC, 255 - DISC]))
+    assert decode_mask_or_alpha(coloured).is_alpha is False
+    assert np.array_equal(decode_mask(coloured), DISC)
+
+
+def test_a_mask_in_the_alpha_channel_is_rotated_as_an_image_is():
+    data = in_alpha("PNG", exif=exif(6))
+    assert np.array_equal(decode_mask(data), np.rot90(DISC, -1))
+    assert decode_image(data).shape == (20, 12, 3)
 
 
 def test_a_colour_mask_has_one_number_for_each_colour(tmp_path):

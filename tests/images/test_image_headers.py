@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
+from helpers.image_bytes import exif, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images.image_files import decode_image
 from unet_trainer.images.image_headers import (
     TIFF_BITS,
@@ -15,11 +15,12 @@ from unet_trainer.images.image_headers import (
     displayed_size,
     has_alpha,
     has_palette,
-    is_16bit,
     is_cut_off,
+    is_lossy,
     is_plain_tiff,
     is_turned,
     jpeg_frame,
+    palette_colours,
     picture_size,
     png_bits,
     png_colour_type,
@@ -63,12 +64,31 @@ def test_indices_into_colours_are_a_palette_and_greys_are_not(kind):
     assert not has_palette(pil_bytes(kind, COLOUR))
 
 
-def test_16_bit_is_told_by_the_depth_and_not_by_the_values():
-    small = np.ones((4, 5), np.uint16)
-    for data in (cv2_bytes(".png", small), tiff_bytes(small)):
-        assert is_16bit(data)
-    for data in (cv2_bytes(".png", GREY), tiff_bytes(GREY), npy_bytes(small), pil_bytes("JPEG", GREY)):
-        assert not is_16bit(data)
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_the_colours_of_a_palette_are_read(kind):
+    assert palette_colours(pil_bytes(kind, palette_image()))[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    assert palette_colours(pil_bytes(kind, COLOUR)) == []
+    assert palette_colours(pil_bytes(kind, palette_image())[:30]) == []
+
+
+def test_compression_that_changes_values_is_told():
+    for data in (
+        pil_bytes("JPEG", GREY),
+        pil_bytes("JPEG", COLOUR),
+        pil_bytes("WEBP", COLOUR),
+        pil_bytes("WEBP", FOUR),
+        pil_bytes("TIFF", COLOUR, compression="jpeg"),
+    ):
+        assert is_lossy(data)
+    for data in (
+        pil_bytes("PNG", GREY),
+        pil_bytes("WEBP", COLOUR, lossless=True),
+        pil_bytes("WEBP", FOUR, lossless=True),
+        pil_bytes("TIFF", COLOUR),
+        pil_bytes("TIFF", COLOUR, compression="tiff_lzw"),
+        npy_bytes(GREY),
+    ):
+        assert not is_lossy(data)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

@@ -45,7 +45,7 @@ def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
 
 def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
     with pytest.raises(CheckpointError) as caught:
-        compare({"encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
+        compare({"num_classes": 1, "encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
     assert str(caught.value) == (
         "cannot go on with other settings than the run began with:\n"
         "  num_classes: 1 in the checkpoint, 3 now; it decides the classes\n"
@@ -88,6 +88,36 @@ def test_a_key_that_an_earlier_version_did_not_have_has_not_changed():
     assert compare_configs(before, now.repeatable_dict(), as_dict(now.asked)) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"mask_values": [[0, 0, 0], [255, 0, 0]]}, {"mask_values": [0, [255, 0, 0]]}),  # black is the value 0
+        ({"mask_values": [0, [1, 2]]}, {"mask_values": [[0], [[2], [1]]]}),
+        ({"ignore_value": [10, 11]}, {"ignore_value": [[11], [10]]}),
+        ({"ignore_value": 255}, {"ignore_value": [255, 255, 255]}),
+    ],
+)
+def test_classes_that_are_written_in_another_way_have_not_changed(before, now):
+    assert compare(before, now) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "name"),
+    [
+        ({"mask_values": [0, 1]}, {"mask_values": [0, [1, 2]]}, "mask_values"),
+        ({"mask_values": [0, 1]}, {"mask_values": [1, 0]}, "mask_values"),
+        ({"mask_values": [0, 1]}, {"mask_values": "nonzero"}, "mask_values"),
+        ({"ignore_value": 255}, {"ignore_value": [254, 255]}, "ignore_value"),
+        ({"ignore_value": 255}, {"ignore_value": None}, "ignore_value"),
+        ({}, {"unknown_values": "ignore"}, "unknown_values"),
+        ({"mask_tolerance": 0}, {"mask_tolerance": 40}, "mask_tolerance"),
+    ],
+)
+def test_other_classes_are_refused(before, now, name):
+    with pytest.raises(CheckpointError, match=rf"\n  {name}: .* now; it decides the classes\n"):
+        compare(before, now)
+
+
 # What is open at the resume as well
 
 
@@ -118,11 +148,11 @@ def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
 
 def test_a_checkpoint_of_before_a_setting_existed_has_what_was_done_then():
     """Repeats, rates of the encoder, attention and deep supervision are decided otherwise for a new run."""
-    new = ("repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision", "cutmix")
+    new = tuple(BEFORE_THEY_EXISTED)
     before = {name: value for name, value in make_settings().repeatable_dict().items() if name not in new}
     kept = keep_decided(Config(), before)
     assert (kept.repeats, kept.encoder_lr_factor, kept.decoder_attention, kept.deep_supervision) == (1, 1.0, "none", 0.0)
-    assert kept.cutmix == 0
+    assert (kept.mask_tolerance, kept.cutmix) == (0, 0)
     assert set(BEFORE_THEY_EXISTED) <= set(FIELDS)
     set_now = keep_decided(load_config({"encoder_lr_factor": 0.5, "repeats": 2}), before)
     assert (set_now.encoder_lr_factor, set_now.repeats) == (0.5, 2)
@@ -146,6 +176,23 @@ def test_widths_that_were_chosen_along_with_the_encoder_are_kept_with_it():
     own = keep_decided(Config(decoder_channels=(8, 8, 8, 8, 8)), before)
     assert own.decoder_channels == (8, 8, 8, 8, 8)  # which compare_configs refuses
     assert keep_decided(Config(encoder="resnet18"), before).decoder_channels is None
+
+
+def test_what_was_found_along_with_the_values_of_the_masks_is_kept_with_them():
+    """The number of classes, void and the names of a class file."""
+    before = {
+        **make_settings().repeatable_dict(),
+        "num_classes": 3,
+        "mask_values": [0, [1, 2], [64, 0, 128]],
+        "ignore_value": 255,
+        "class_names": ["sky", "road", "pole"],
+        "mask_tolerance": 31,
+    }
+    kept = keep_decided(Config(), before)
+    assert (kept.num_classes, kept.mask_values, kept.ignore_value) == (3, (0, (1, 2), (64, 0, 128)), 255)
+    assert (kept.class_names, kept.mask_tolerance) == (("sky", "road", "pole"), 31)
+    given = keep_decided(load_config({"mask_values": [0, 1, 2], "ignore_value": None, "class_names": ["a", "b", "c"]}), before)
+    assert (given.mask_values, given.ignore_value, given.class_names) == ((0, 1, 2), None, ("a", "b", "c"))
 
 
 def test_the_number_of_epochs_is_planned_again_with_a_time_budget_alone():

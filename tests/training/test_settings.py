@@ -120,7 +120,7 @@ def test_decisions_are_told(config, console, monkeypatch):
 
 
 def test_where_everything_is_set_nothing_is_decided(config, console):
-    config = dataclasses.replace(config, crops_per_image=1, repeats=1, encoder_lr_factor=1.0)
+    config = dataclasses.replace(config, num_classes=1, crops_per_image=1, repeats=1, encoder_lr_factor=1.0)
     build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
     assert "Decided" not in said(console)
     assert "Trying the step" not in said(console)

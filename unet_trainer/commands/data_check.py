@@ -9,14 +9,22 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.dump import as_dict
+from unet_trainer.config.dump import as_dict, to_plain, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, as_shape, id_names, is_demo_dir
-from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_shares, class_table, describe_classes
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, settle_classes
+from unet_trainer.datasets.class_statistics import (
+    absent_classes,
+    class_ids,
+    class_shares,
+    class_table,
+    describe_classes,
+    value_table,
+)
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import describe_problems
@@ -24,7 +32,7 @@ from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.image_files import DataError, read_image, read_mask, write_image
 from unet_trainer.images.image_spec import depth_name
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written
 from unet_trainer.images.overlays import contact_sheet, to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -52,9 +60,9 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
         if json_file is not None:
             _write_json(json_file, config, DatasetReport(FoundPairs((), ""), questions=[str(error)]), False, None, [])
         raise
-    config = settle_classes(config, report.found)
+    given, config = config, report.decided(config)
     console.say(f"Dataset {data_dir}")
-    _say_contents(config, report, console)
+    _say_contents(config, report, console, is_open=given.num_classes == "auto")
     sheet = _draw_sheet(config, report)
     if sheet is not None:
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
@@ -70,7 +78,7 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
         console.say()
         console.say(question)
     is_good = not report.blocking_message
-    lines = config_lines(config, report)
+    lines = config_lines(given, report)
     console.say()
     if is_good:
         console.say("Nothing stands in the way of training. The settings for this data:")
@@ -86,7 +94,7 @@ def check_data(config: Config, console: Console, json_file: Path | None) -> bool
     return is_good
 
 
-def _say_contents(config: Config, report: DatasetReport, console: Console) -> None:
+def _say_contents(config: Config, report: DatasetReport, console: Console, is_open: bool) -> None:
     console.fact("Pairs", f"{len(report.found.pairs)} ({report.found.rule})")
     if report.kind is None:
         return
@@ -97,8 +105,10 @@ def _say_contents(config: Config, report: DatasetReport, console: Console) -> No
     if report.image_spec is not None:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std))
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
-    if report.coding is not None:
+    if report.coding is not None and report.classes is not None:
         console.fact("Masks", describe_classes(report.masks, report.coding, id_names(config)))
+        if is_open:
+            console.fact("Classes", f"num_classes: {config.num_classes} ({report.classes.num_classes_reason})")
         ids = [set(class_ids(mask, report.coding)) for mask in report.masks]
         table = class_table(report.masks, report.coding, id_names(config))
         width = max(len(name) for _, name, _ in table)
@@ -113,17 +123,8 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
     """What to paste into a config for this data."""
     lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
     given, defaults = {**as_dict(config), **report.found.suggested}, as_dict(Config())
-    num_classes = config.num_classes
-    if report.found.class_names and "num_classes" not in config.sources:
-        num_classes = len(report.found.class_names)
-    if report.found.class_names and config.class_names is None and num_classes == len(report.found.class_names):
-        given["class_names"] = list(report.found.class_names)
     lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
-    lines.append(f"num_classes: {num_classes}")
-    if report.coding is not None:
-        lines.append(f"mask_values: {json.dumps(report.coding.mask_values).replace(chr(34), '')}")
-        if report.coding.ignore_value is not None:
-            lines.append(f"ignore_value: {report.coding.ignore_value}")
+    lines += [f"{name}: {value_text(to_plain(value))}" for name, value in _class_settings(config, report).items()]
     if report.images:
         height, width = (0, 0) if config.image_size == "auto" else as_shape(config.image_size)
         middle = np.median([image.height * image.width for image in report.images])
@@ -133,12 +134,26 @@ def config_lines(config: Config, report: DatasetReport) -> list[str]:
     return lines
 
 
+def _class_settings(config: Config, report: DatasetReport) -> dict[str, Any]:
+    """The classes that were found or given; while their question is open, those of the first choice."""
+    if report.classes is None:
+        first = report.choices[0].settings if report.choices else {}
+        return {**({} if config.num_classes == "auto" else {"num_classes": config.num_classes}), **first}
+    coding, names = report.classes.coding, report.classes.class_names
+    settings: dict[str, Any] = {"num_classes": report.classes.num_classes}
+    settings |= {"class_names": names} if names else {}
+    settings["mask_values"] = coding.mask_values
+    settings |= {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
+    settings |= {"unknown_values": "ignore"} if coding.ignores_unknown else {}
+    return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
+
+
 def _draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     """Overlays of the pairs with the rarest classes first, under checkpoint_dir."""
     if report.coding is None or not report.pairs:
         return None
     pictures, labels = [], []
-    for index, class_id in _rarest_first(report.masks, report.coding, max(2, config.num_classes))[:NUM_PICTURES]:
+    for index, class_id in _rarest_first(report.masks, report.coding, len(id_names(config)))[:NUM_PICTURES]:
         pair = report.pairs[index]
         image = to_display(read_image(pair.image))
         ids = report.coding.encode(read_mask(pair.mask))
@@ -207,6 +222,11 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
             {"values": values, "name": name, "share": share}
             for values, name, share in class_table(report.masks, report.coding, id_names(config))
         ],
+        "values": [
+            {"value": to_plain(as_written([row.value])), "share": row.share, "masks": row.num_masks}
+            for row in value_table(report.masks)
+        ],
+        "choices": [{"meaning": choice.meaning, "settings": to_plain(dict(choice.settings))} for choice in report.choices],
         "problems": [dataclasses.asdict(problem) for problem in report.problems],
         "questions": report.questions,
         "notices": report.notices,

@@ -131,7 +131,7 @@ def _problems_as_findings(page: Page, section: str) -> Iterator[None]:
 def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
     from unet_trainer.commands.machine_facts import measure_reading
     from unet_trainer.commands.machine_report import reading_finding
-    from unet_trainer.datasets.dataset_report import build_dataset_report, settle_classes
+    from unet_trainer.datasets.dataset_report import build_dataset_report
     from unet_trainer.datasets.demo import ensure_demo
 
     data_dir = Path(config.data_dir)
@@ -145,7 +145,7 @@ def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
         return None
     with _problems_as_findings(page, "data"):
         report = build_dataset_report(config, page.console)
-        page.show("data", data_findings(settle_classes(config, report.found), report))
+        page.show("data", data_findings(report.decided(config), report))
         if report.blocking_message:
             command = f"python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
             page.console.say(f"    All of it: {command}")
@@ -169,7 +169,7 @@ def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
     if report.kind is not None and report.images:
         found.append(Finding("ok", "Images", f"{report.kind}; {describe_sizes(report.images)}"))
     if report.coding is not None and report.masks:
-        rows = class_table(report.masks, report.coding, id_names(config))
+        rows = class_table(report.masks, report.coding, id_names(report.decided(config)))
         shares = ", ".join(f"{row.name} {row.share:.1%}" for row in rows[:MAX_CLASSES])
         more = f" and {len(rows) - MAX_CLASSES} more classes" if len(rows) > MAX_CLASSES else ""
         ignored = ignored_share(report.masks, report.coding)
@@ -191,7 +191,6 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.config.data_choices import choose_fit
     from unet_trainer.config.resolve import resolve
-    from unet_trainer.datasets.dataset_report import settle_classes
     from unet_trainer.model.network import check_encoder_name
     from unet_trainer.training.build import build_datasets
     from unet_trainer.training.config_review import review
@@ -200,10 +199,9 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
 
     if config.encoder != "auto":
         check_encoder_name(config.encoder)
-    config = settle_classes(config, dataset)
     hardware = build_hardware(config, Console(io.StringIO()))
     measured = measure(config, dataset, page.console)
-    facts = dataset.facts(config.num_classes, measured)
+    facts = dataset.facts(measured)
     fit = choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit
     page.show("data", measured_findings(measured, fit))
     page.content["measurements"] = dataclasses.asdict(measured)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from unet_trainer.config.facts import DatasetFacts
+from unet_trainer.config.mask_classes import implied_num_classes
 from unet_trainer.config.resolve import resolve
 from unet_trainer.config.schema import Config, as_shape
 from unet_trainer.config.training_choices import REFERENCE_BATCH
@@ -50,7 +51,8 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
         check_encoder_name(config.encoder)
     hardware = build_hardware(config, console)
     size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
-    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size])
+    num_classes = implied_num_classes(config.class_names, config.class_weights, config.mask_values) or 1
+    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes)
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
     fixed = dataclasses.replace(
@@ -67,7 +69,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     settings = resolve(fixed, hardware, facts)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     say_precision(settings, hardware, console)
-    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, config.num_classes)))))
+    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, settings.taken.num_classes)))))
     components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)
     if settings.taken.compile_model:
         console.say("Compiling the step ...")

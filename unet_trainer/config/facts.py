@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from unet_trainer.config.mask_classes import MaskClass, MaskValues
+
 TOLD_SHARE = 0.85  # a transform that can be told from the original in so many images changes what the data look like
 TOLD_CHANCE = 0.02  # and that so many are told by chance is less likely than this
 
@@ -64,14 +66,19 @@ class DatasetFacts:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     statistics_reason: str
-    mask_values: str | tuple[int | tuple[int, int, int], ...]
-    ignore_value: int | None
+    mask_values: MaskValues
+    ignore_value: MaskClass | None
     mask_reason: str
     class_shares: Sequence[float]  # by class id, of the pixels that count
     train_sizes: Sequence[tuple[int, int]]  # height and width of each training image
     val_sizes: Sequence[tuple[int, int]] = field(default=())
     bytes_per_value: int = 1  # of a channel of a pixel in a batch
     measurements: Measurements | None = None
+    num_classes: int = 1
+    num_classes_reason: str = ""
+    class_names: tuple[str, ...] | None = None  # that a file beside the masks gives
+    class_names_reason: str = ""
+    mask_tolerance: int = 0
 
 
 @dataclass(frozen=True)

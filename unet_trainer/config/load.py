@@ -13,6 +13,7 @@ from typing import Any
 from unet_trainer.config import parsers as p
 from unet_trainer.config.dump import as_dict, to_plain
 from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.mask_classes import MaskClass, MaskValues, as_grey, implied_num_classes, split_values
 from unet_trainer.config.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
     FIELDS,
@@ -288,38 +289,63 @@ def _decoder_contradictions(values: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def class_contradictions(config: Config) -> list[str]:
+    """The same problems, of a config whose number of classes the masks have decided."""
+    values = {name: getattr(config, name) for name in FIELDS}
+    return _class_contradictions(values, lambda *names: True)
+
+
 def _class_contradictions(values: Mapping[str, Any], given: Callable[..., bool]) -> list[str]:
     found = []
-    num_classes = values["num_classes"]
+    num_classes, source = values["num_classes"], "num_classes"
+    mask_values = values.get("mask_values", "auto")
+    if num_classes == "auto":
+        names, weights = values.get("class_names"), values.get("class_weights")
+        num_classes = implied_num_classes(names, weights, mask_values)
+        source = "class_names" if names else "class_weights" if isinstance(weights, tuple) else "mask_values"
+    if num_classes is not None:
+        found += _length_contradictions(values, given, num_classes, source)
+    if not given("mask_values"):  # it has a problem of its own
+        return found
+    if isinstance(mask_values, str):
+        if num_classes is not None and num_classes > 2 and mask_values != "auto":
+            found.append(f"mask_values: {mask_values} tells two classes apart, {source}: {num_classes} needs a value for each")
+    else:
+        by_class = [[as_grey(value) for value in split_values(mask_class)] for mask_class in mask_values]
+        flat = [value for one_class in by_class for value in one_class]
+        needed = len(mask_values) if num_classes is None else max(2, num_classes)
+        if len(mask_values) != needed or len(set(flat)) != len(flat):
+            order = "background first" if num_classes == 1 else "one a class"
+            found.append(f"mask_values: got {to_plain(mask_values)}; need {needed} different values, {order}")
+    if given("ignore_value") and values["ignore_value"] is not None:
+        found += _ignore_contradictions(values["ignore_value"], mask_values, num_classes)
+    return found
+
+
+def _length_contradictions(values: Mapping[str, Any], given: Callable[..., bool], num_classes: int, source: str) -> list[str]:
+    found = []
     if given("loss") and "bce" in values["loss"] and num_classes > 1:
         found.append(f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy")
     if given("class_weights") and isinstance(values["class_weights"], tuple) and len(values["class_weights"]) != num_classes:
-        found.append(f"class_weights: got {len(values['class_weights'])} values; need {num_classes}, one for each of num_classes")
+        found.append(f"class_weights: got {len(values['class_weights'])} values; need {num_classes}, one for each of {source}")
     if given("class_names") and values["class_names"] and len(values["class_names"]) != num_classes:
-        found.append(f"class_names: got {len(values['class_names'])} names; need {num_classes}, one for each of num_classes")
-    if given("mask_values") and isinstance(values["mask_values"], str) and values["mask_values"] != "auto" and num_classes > 2:
-        found.append(
-            f"mask_values: {values['mask_values']} tells two classes apart, num_classes: {num_classes} needs a value for each"
-        )
-    if given("mask_values") and not isinstance(values["mask_values"], str):
-        needed = max(2, num_classes)
-        if len(values["mask_values"]) != needed or len(set(values["mask_values"])) != needed:
-            found.append(
-                f"mask_values: got {to_plain(values['mask_values'])}; need {needed} different values, "
-                f"{'background first' if num_classes == 1 else 'one a class'}"
-            )
-        if given("ignore_value") and values["ignore_value"] in values["mask_values"]:
-            found.append(f"ignore_value: {values['ignore_value']} is also in mask_values; need another, or null")
-    elif (
-        given("ignore_value", "mask_values")
-        and values["mask_values"] == "auto"
-        and values["ignore_value"] in range(max(2, num_classes))
-    ):
-        found.append(
-            f"ignore_value: {values['ignore_value']} is the id of a class (num_classes: {num_classes}); "
-            "set mask_values to the values of the classes"
-        )
+        found.append(f"class_names: got {len(values['class_names'])} names; need {num_classes}, one for each of {source}")
     return found
+
+
+def _ignore_contradictions(ignore_value: MaskClass, mask_values: MaskValues, num_classes: int | None) -> list[str]:
+    ignored = [as_grey(value) for value in split_values(ignore_value)]
+    if not isinstance(mask_values, str):
+        taken = {as_grey(value) for mask_class in mask_values for value in split_values(mask_class)}
+        both = [value for value in ignored if value in taken]
+        return [f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null"] if both else []
+    ids = [value for value in ignored if num_classes is not None and value in range(max(2, num_classes))]
+    if mask_values == "auto" and ids:
+        return [
+            f"ignore_value: {ids[0]} is the id of a class (num_classes: {num_classes}); "
+            "set mask_values to the values of the classes"
+        ]
+    return []
 
 
 def _is_folder_name(name: str) -> bool:

@@ -252,21 +252,6 @@ def weighted_terms(names: Iterable[str]) -> Parser:
     return parse
 
 
-def mask_values(raw: Any) -> Any:
-    """`auto`, `nonzero`, `above 127`, or a value or [red, green, blue] for each class."""
-    if isinstance(raw, str):
-        name, _, threshold = raw.strip().partition(" ")
-        if raw.strip() in ("auto", "nonzero"):
-            return raw.strip()
-        number = parse_number(threshold)
-        if name == "above" and number is not None and number in range(65535):
-            return f"above {int(number)}"
-        raise ValueError("need auto, nonzero, above 127, or a list such as [0, 255] or [[0, 0, 0], [255, 0, 0]]")
-    value = integer(minimum=0, maximum=65535, example="0")
-    colour = listing(integer(minimum=0, maximum=255, example="0"), example="[255, 0, 0]", minimum=3, maximum=3)
-    return listing(either(value, colour), example="[0, 255]", minimum=2)(raw)
-
-
 def transform_list(raw: Any) -> tuple[Any, ...]:
     """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
     need = "need a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]"

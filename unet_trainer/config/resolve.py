@@ -27,9 +27,12 @@ from unet_trainer.config.training_choices import NumberFormat
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 # Decided like the others, and said in lines of their own.
+SAID_ELSEWHERE = (
+    "device", "num_workers", "mask_values", "ignore_value", "mask_tolerance", "in_channels", "image_mean", "image_std",
+    "class_weights",
+)  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
 PLAIN = {"crops_per_image": 1, "decoder_attention": "none", "deep_supervision": 0.0, "encoder_lr_factor": 1.0, "cutmix": 0.0}
-SAID_ELSEWHERE = ("device", "num_workers", "mask_values", "ignore_value", "in_channels", "image_mean", "image_std", "class_weights")
 
 MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
@@ -39,6 +42,8 @@ FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or
 class ResolvedConfig(Config):
     """A Config in which nothing is left open."""
 
+    num_classes: int
+    mask_tolerance: int
     encoder_weights: str | None
     decoder_attention: Literal["none", "scse"]
     deep_supervision: float
@@ -224,6 +229,11 @@ def _resolve_machine(draft: _Draft, hardware: HardwareFacts) -> None:
 
 
 def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts) -> None:
+    draft.decide_if_open("num_classes", (dataset.num_classes, dataset.num_classes_reason))
+    tolerance_reason = dataset.mask_reason if dataset.mask_tolerance else "the values are exact"
+    draft.decide_if_open("mask_tolerance", (dataset.mask_tolerance, tolerance_reason))
+    if draft["class_names"] is None and dataset.class_names is not None:
+        draft.decide("class_names", dataset.class_names, dataset.class_names_reason)
     if draft.is_open("mask_values"):
         draft.decide("mask_values", dataset.mask_values, dataset.mask_reason)
         if draft["ignore_value"] is None and dataset.ignore_value is not None:

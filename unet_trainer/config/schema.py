@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unet_trainer.config import parsers as p
+from unet_trainer.config.mask_classes import MaskClass, MaskValues, parse_mask_class, parse_mask_values
 
 Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
@@ -61,21 +62,36 @@ class Config:
     unpaired: Literal["error", "skip"] = key(
         "error", p.choice("error", "skip"), "images without a mask and masks without an image: error, or skip: left out and counted"
     )
-    num_classes: int = key(
-        1,
-        p.integer(minimum=1, maximum=254, example="1"),
-        "1: foreground against background; K: class ids 0 to K-1, background included",
+    num_classes: int | Auto = key(
+        "auto",
+        p.auto_or(p.integer(minimum=1, maximum=254, example="1")),
+        "1: foreground against background; K: class ids 0 to K-1, background included; auto: 1 for masks of two values, else as many "
+        "as there are ids",
     )
     class_names: tuple[str, ...] | None = key(
-        None, p.optional(p.listing(p.text(), example="[background, road]")), "names for the per-class table, one for each class"
+        None,
+        p.optional(p.listing(p.text(), example="[background, road]")),
+        "names for the per-class table, one for each class; null: from a class file beside the masks, if there is one",
     )
-    mask_values: str | tuple[int | tuple[int, int, int], ...] = key(
+    mask_values: MaskValues = key(
         "auto",
-        p.mask_values,
-        "auto: decided from all masks, and reported; the value or [red, green, blue] of each class, in class order; nonzero; or above N",
+        parse_mask_values,
+        "auto: decided from all masks, and reported; the value or [red, green, blue] of each class, in class order, or a list of "
+        "several that are one class: [0, [1, 2]]; nonzero; or above N",
     )
-    ignore_value: int | None = key(
-        None, p.optional(p.integer(minimum=0, maximum=65535, example="255")), "mask value of pixels that count nowhere"
+    ignore_value: MaskClass | None = key(
+        None,
+        p.optional(parse_mask_class),
+        "mask value of pixels that count nowhere; or a colour, or a list of several: [10, 11]",
+    )
+    unknown_values: Literal["error", "ignore"] = key(
+        "error", p.choice("error", "ignore"), "mask values that belong to no class: error stops, ignore lets them count nowhere"
+    )
+    mask_tolerance: int | Auto = key(
+        "auto",
+        p.auto_or(p.integer(minimum=0, maximum=127, example="0")),
+        "a pixel this close to a value or colour of mask_values (in each channel) is of its class, others count nowhere; auto: 0, more "
+        "for masks saved as JPEG",
     )
     val_fraction: float = key(
         0.2, p.number(above=0, below=1, example="0.2"), "share of the pairs held out for validation when there is no val/ folder"
@@ -364,11 +380,18 @@ def as_shape(image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 def class_names(config: Config) -> list[str]:
     """A name for each class that is reported."""
+    num_classes = _decided_num_classes(config)
     if config.class_names is not None:
         return list(config.class_names)
-    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
+    return ["foreground"] if num_classes == 1 else [f"class {index}" for index in range(num_classes)]
 
 
 def id_names(config: Config) -> list[str]:
     """A name for each class id, background included."""
-    return ["background", *class_names(config)] if config.num_classes == 1 else class_names(config)
+    return ["background", *class_names(config)] if _decided_num_classes(config) == 1 else class_names(config)
+
+
+def _decided_num_classes(config: Config) -> int:
+    """The number of classes of a config in which the dataset report has decided it."""
+    assert config.num_classes != "auto"
+    return config.num_classes

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_value
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_values
 
 NUM_SHOWN = 8  # classes in the line that describes them
 
@@ -23,6 +22,22 @@ def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
     return total
 
 
+class ValueRow(NamedTuple):
+    """A value that occurs in masks."""
+
+    value: int
+    share: float  # of all pixels
+    num_masks: int  # that hold it
+
+
+def value_table(masks: Sequence[MaskFacts]) -> list[ValueRow]:
+    """A row for each value that occurs, the most frequent first."""
+    pixels = total_counts(masks)
+    holders = Counter(value for mask in masks for value in mask.counts)
+    total = sum(pixels.values())
+    return [ValueRow(value, count / total, holders[value]) for value, count in pixels.most_common()]
+
+
 def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
     """Class id → number of pixels of a mask; includes IGNORED and UNKNOWN."""
     values = np.array(sorted(mask.counts))
@@ -30,15 +45,6 @@ def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
     for value, class_id in zip(values.tolist(), coding.encode(values).tolist(), strict=True):
         pixels[class_id] += mask.counts[value]
     return dict(pixels)
-
-
-def describe_rarest_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> str:
-    """The three rarest values, each with a mask that holds it: stray values are found this way."""
-    found = []
-    for value, _ in reversed(total_counts(masks).most_common()[-3:]):
-        holders = [pair.shown_mask for pair, mask in zip(pairs, masks, strict=True) if value in mask.counts]
-        found.append(f"{show_value(value)} in {len(holders)} of {len(pairs)} masks, e.g. {holders[0]}")
-    return "Rarest: " + "; ".join(found)
 
 
 def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
@@ -68,9 +74,16 @@ def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequ
     """The table in one line, with the ignored share and the reason for the coding."""
     table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
     ignored = ignored_share(masks, coding)
-    ignored_text = f"; {show_value(coding.ignore_value or 0)} is ignored, {ignored:.1%} of all pixels" if ignored else ""
+    ignored_text = f"; {_ignored_values(coding)} ignored, {ignored:.1%} of all pixels" if ignored else ""
     reason = f" ({coding.reason})" if coding.reason != "mask_values" else ""
     return ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + f" of pixels{ignored_text}{reason}"
+
+
+def _ignored_values(coding: MaskCoding) -> str:
+    named = show_values(coding.ignored)
+    if coding.ignores_unknown or coding.tolerance:
+        named = f"{named} and other values" if named else "other values"
+    return f"{named} {'is' if len(coding.ignored) == 1 and named == show_values(coding.ignored) else 'are'}"
 
 
 def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:

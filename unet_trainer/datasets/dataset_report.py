@@ -12,12 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from unet_trainer.config.dump import to_plain
+from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
-from unet_trainer.config.schema import FIELDS, Config, id_names
+from unet_trainer.config.load import class_contradictions
+from unet_trainer.config.mask_classes import split_values
+from unet_trainer.config.schema import Config, id_names
 from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
-from unet_trainer.datasets.class_statistics import class_ids, class_shares, class_table, describe_rarest_values, total_counts
+from unet_trainer.datasets.class_files import find_class_file
+from unet_trainer.datasets.class_statistics import class_ids, class_shares
+from unet_trainer.datasets.coding_choice import VOID, ChosenClasses, choose_classes, present_classes
+from unet_trainer.datasets.coding_question import Choice, ask_for_classes
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
+from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
 from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
@@ -27,7 +37,7 @@ from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, build_coding, show_value
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -50,6 +60,8 @@ class DatasetReport:
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
     split: Split | None = None
+    classes: ChosenClasses | None = None  # its coding, and how many classes there are
+    choices: Sequence[Choice] = ()  # of the question what the mask values mean
     advised: dict[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
 
     @property
@@ -59,23 +71,28 @@ class DatasetReport:
         parts = (self.found.blocking_message, describe_problems(others, NUM_NAMED), *self.questions)
         return "\n".join(text for text in parts if text)
 
+    def decided(self, config: Config) -> Config:
+        """The config with the number and the names of the classes that were found."""
+        if self.classes is None:
+            return config
+        names = config.class_names or self.classes.class_names
+        return replace(config, num_classes=self.classes.num_classes, class_names=names)
+
     def checked(self) -> CheckedDataset:
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
-        if message or self.kind is None or self.coding is None or self.image_spec is None or self.split is None:
+        if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
             raise DataError(message or "the dataset has no pair that can be used")
         return CheckedDataset(
             tuple(self.pairs),
             tuple(self.images),
             tuple(self.masks),
             self.kind,
-            self.coding,
+            self.classes,
             self.image_spec,
             self.statistics_reason,
             self.split,
             tuple(self.notices),
-            self.found.num_classes,
-            self.found.class_names,
         )
 
 
@@ -87,19 +104,25 @@ class CheckedDataset:
     images: Sequence[ImageFacts]
     masks: Sequence[MaskFacts]
     kind: ImageKind
-    coding: MaskCoding
+    classes: ChosenClasses
     image_spec: ImageSpec
     statistics_reason: str
     split: Split
     notices: Sequence[str]
-    num_classes: int | None = None  # if annotations say it
-    class_names: tuple[str, ...] | None = None  # likewise
+
+    @property
+    def coding(self) -> MaskCoding:
+        return self.classes.coding
+
+    @property
+    def num_ids(self) -> int:
+        return max(2, self.classes.num_classes)
 
     def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
         """The scanned facts of some of the pairs, in their order."""
         return _facts_of(pairs, self.pairs, self.images, self.masks)
 
-    def facts(self, num_classes: int, measurements: Measurements | None = None) -> DatasetFacts:
+    def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
         images, _ = self.facts_of(self.split.train)
         val_images, _ = self.facts_of(self.split.val)
@@ -109,13 +132,18 @@ class CheckedDataset:
             std=self.image_spec.std,
             statistics_reason=self.statistics_reason,
             mask_values=self.coding.mask_values,
-            ignore_value=self.coding.ignore_value,
+            ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
-            class_shares=class_shares(self.masks, self.coding, max(2, num_classes)),
+            class_shares=class_shares(self.masks, self.coding, self.num_ids),
             train_sizes=[image.size for image in images],
             val_sizes=[image.size for image in val_images],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
             measurements=measurements,
+            num_classes=self.classes.num_classes,
+            num_classes_reason=self.classes.num_classes_reason,
+            class_names=self.classes.class_names,
+            class_names_reason=self.classes.class_names_reason,
+            mask_tolerance=self.coding.tolerance,
         )
 
 
@@ -168,29 +196,10 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
     return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
 
 
-def settle_classes(config: Config, found: FoundPairs | CheckedDataset) -> Config:
-    """The config with the number and the names of classes that annotations say, where it leaves them open."""
-    if found.num_classes is None:
-        return config
-    values: dict[str, Any] = {}
-    if "num_classes" not in config.sources and config.num_classes == FIELDS["num_classes"].default:
-        values["num_classes"] = found.num_classes
-    num_classes = values.get("num_classes", config.num_classes)
-    if config.class_names is None and found.class_names is not None:
-        names = found.class_names
-        if num_classes == 2 and len(names) == 1:  # one class as two ids
-            names = ("background", *names)
-        if len(names) == num_classes:
-            values["class_names"] = names
-    sources: Mapping[str, str] = {**config.sources, **dict.fromkeys(values, "annotations")}
-    return replace(config, **values, sources=sources) if values else config
-
-
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
     report = DatasetReport(found or find_dataset(config, console))
-    config = settle_classes(config, report.found)
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
         facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
@@ -282,53 +291,99 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
 def _choose_coding(report: DatasetReport, config: Config) -> None:
     if not report.pairs:
         return
-    try:
-        counts, are_16bit = total_counts(report.masks), all(mask.is_16bit for mask in report.masks)
-        if config.mask_values == "auto" and config.num_classes == report.found.num_classes:  # drawn, so that the ids are known
-            void = IGNORED if config.ignore_value is None and IGNORED in counts else config.ignore_value
-            coding = MaskCoding(tuple(range(max(2, config.num_classes))), 0, void, "class ids, from the annotations")
-        else:
-            coding = build_coding(config.mask_values, config.num_classes, config.ignore_value, counts, are_16bit)
-    except DataError as error:
-        report.questions.append(f"{error}\n  {describe_rarest_values(report.pairs, report.masks)}")
+    _refuse_swapped_palettes(report)
+    ignored = given_coding("nonzero", config.ignore_value).ignored
+    evidence = MaskEvidence(report.masks, ignored)
+    class_file = find_class_file(Path(config.data_dir), report.pairs) if config.mask_values == "auto" else None
+    if len(evidence.seen) < 2 and config.mask_values == "auto":
+        every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
+        report.questions.append(_nothing_to_learn(len(report.masks), every))
         return
-    report.coding = coding
-    present = [row.name for row in class_table(report.masks, coding, id_names(config)) if row.share > 0]
-    if config.ignore_value is None and coding.ignore_value is not None and config.num_classes > 1 and len(present) < 2:
-        void = coding.ignore_value
-        report.questions.append(
-            f"mask_values: with {void} as void, the masks hold no class but {present[0] if present else 'none'}, and there is "
-            f"nothing to learn. Set num_classes: 1 if {void} is the foreground, or mask_values to the values of the "
-            f"{config.num_classes} classes\n  {describe_rarest_values(report.pairs, report.masks)}"
-        )
-    elif config.ignore_value is None and coding.ignore_value is not None and not _void_occurs_beside_classes(report, coding):
-        report.questions.append(
-            f"mask_values: {coding.ignore_value} occurs only in masks that hold no class but 0. Is it void, or the foreground of "
-            f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
-            f"void, or give all masks the same values\n  {describe_rarest_values(report.pairs, report.masks)}"
-        )
+    try:
+        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
+    except DataError as error:
+        report.questions.append(str(error))
+        return
+    if chosen is None:
+        question = ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], class_file)
+        report.questions.append(str(question))
+        report.choices = question.choices
+        return
+    report.classes, report.coding = chosen, chosen.coding
+    decided = report.decided(config)
+    if problems := class_contradictions(decided):
+        raise ConfigError("\n".join(problems))
+    present = present_classes(chosen.coding, evidence) - {IGNORED, UNKNOWN}
+    if len(present) < 2:
+        names = id_names(decided)
+        every = names[present.pop()] if present else "ignored or of no class"
+        given = f"mask_values: {to_plain(chosen.coding.mask_values)}"
+        report.questions.append(_nothing_to_learn(len(report.masks), f"{every} ({given})"))
+    lines = unknown_value_lines(report, chosen.coding)
+    if lines:
+        classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
+        title = f"masks with values that belong to no class (the classes are {classes})"
+        report.problems.append(Problem("values", title, tuple(lines), _unknown_fix(config, evidence)))
+
+
+def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
+    """Of masks that were made from files which say the classes: their values are ids, and 255 is void."""
+    number = found.num_classes
+    if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
+        return None
+    void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
+    coding = given_coding(tuple(range(max(2, number))), void, config.unknown_values == "ignore", reason="class ids")
+    reason = "as the files have that the masks are made from"
+    names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
+    return ChosenClasses(coding, number, reason, names, reason if names else "")
+
+
+def _nothing_to_learn(num_masks: int, every: str) -> str:
+    return (
+        f"there is nothing to learn: every pixel of all {counted(num_masks, 'mask')} is {every}; are these the masks (mask_dir), "
+        "and were they written right?"
+    )
+
+
+def _refuse_swapped_palettes(report: DatasetReport) -> None:
+    lines = []
+    for index, (first, colour) in swapped_palettes(report.masks).items():
+        here, there = (_index_of(report.masks[number].palette, colour) for number in (index, first))
+        mask, other = report.pairs[index].shown_mask, report.pairs[first].shown_mask
+        lines.append(f"{mask}: #{colour:06x} is {here}, in {other} it is {there}")
+    if lines:
+        fix = "save the masks in colour, or all with the same palette: their values are places in it"
+        report.problems.append(Problem("palettes", "masks whose palette has another order", tuple(lines), fix))
+
+
+def _index_of(palette: Mapping[int, int] | None, colour: int) -> int:
+    return next(value for value, held in (palette or {}).items() if held == colour)
+
+
+def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
+    """A line for each mask with values that belong to no class."""
     lines = []
     for pair, mask in zip(report.pairs, report.masks, strict=True):
-        if UNKNOWN not in class_ids(mask, coding):
+        values = sorted(mask.counts)
+        ids = coding.encode(np.array(values, np.int64)).tolist()
+        unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
+        if not unknown:
             continue
         total = sum(mask.counts.values())
-        unknown = [value for value in sorted(mask.counts) if UNKNOWN in class_ids(replace(mask, counts={value: 1}), coding)]
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
         lines.append(f"{pair.shown_mask}: {shares}")
-    if lines:
-        classes = ", ".join(show_value(value) for value in coding.values or ())
-        title = f"masks with values that belong to no class (the classes are {classes})"
-        fix = "correct the masks, or add the values to mask_values or ignore_value"
-        report.problems.append(Problem("values", title, tuple(lines), fix))
+    return lines
 
 
-def _void_occurs_beside_classes(report: DatasetReport, coding: MaskCoding) -> bool:
-    """Whether the value taken as void occurs in a mask that also holds a class other than 0, or no mask holds such a class."""
-    for mask in report.masks:
-        held = set(class_ids(mask, coding))
-        if IGNORED in held and held - {0, IGNORED, UNKNOWN}:
-            return True
-    return not any(set(class_ids(mask, coding)) - {0, IGNORED, UNKNOWN} for mask in report.masks)
+def _unknown_fix(config: Config, evidence: MaskEvidence) -> str:
+    """How to settle values of no class; three values that were written as a colour are named."""
+    entries = [] if isinstance(config.mask_values, str) else list(config.mask_values)
+    entries += [] if config.ignore_value is None else [config.ignore_value]
+    for colour in (value for entry in entries for value in split_values(entry) if isinstance(value, tuple)):
+        if as_number(colour) not in evidence.counts and set(colour) <= set(evidence.seen) and len(set(colour)) == len(colour):
+            apart = [[channel] for channel in colour]
+            return f"{list(colour)} is a colour, and no mask has it; three values that are one class are written {apart}"
+    return "correct the masks, or add the values to mask_values or ignore_value; with unknown_values: ignore they count nowhere"
 
 
 def _split(report: DatasetReport, config: Config, is_given: bool) -> None:
@@ -391,6 +446,11 @@ def _add_notices(report: DatasetReport) -> None:
     alpha = sum(image.has_alpha for image in report.images)
     turned = sum(image.is_turned for image in report.images)
     grey = sum(image.channels == 1 for image in report.images)
+    in_alpha = sum(mask.is_alpha for mask in report.masks)
+    if in_alpha:
+        report.notices.append(
+            f"the alpha channel of {in_alpha} of {len(report.masks)} masks is the mask; their colour is the same everywhere"
+        )
     if alpha:
         report.notices.append(f"the alpha channel of {alpha} of {len(report.images)} images is dropped")
     if turned:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import Pixels, ReadError, decode_image, decode_mask, read_bytes, refuse_bomb
-from unet_trainer.images.image_headers import has_alpha, is_16bit, is_turned
+from unet_trainer.images.image_files import Pixels, ReadError, decode_image, decode_mask_or_alpha, read_bytes, refuse_bomb
+from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
+from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 MISSING = 1e30  # larger numbers mark pixels without data; they would dominate the statistics
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
@@ -64,7 +65,10 @@ class MaskFacts:
     width: int
     counts: dict[int, int]  # value → number of pixels
     digest: str
-    is_16bit: bool = False
+    is_lossy: bool = False  # compressed in a way that changes values, as JPEG does
+    is_alpha: bool = False  # the values are those of the alpha channel
+    structure: MaskStructure | None = None  # None: fewer than three values
+    palette: dict[int, int] | None = None  # of a mask with a palette, value → 0xRRGGBB, of the values that occur
 
     @property
     def size(self) -> tuple[int, int]:
@@ -103,7 +107,15 @@ class ScanCache:
         known = self._find("mask", path, stamp)
         if known is None:
             return None
-        return MaskFacts(**{**known, "counts": {int(value): count for value, count in known["counts"].items()}})
+        structure, palette = known["structure"], known["palette"]
+        return MaskFacts(
+            **{
+                **known,
+                "counts": _by_value(known["counts"]),
+                "structure": None if structure is None else MaskStructure(**structure),
+                "palette": None if palette is None else _by_value(palette),
+            }
+        )
 
     def _find(self, role: str, path: Path, stamp: Stamp | None) -> dict[str, Any] | None:
         entry = self.known.get(_cache_key(role, path))
@@ -123,6 +135,11 @@ class ScanCache:
         with contextlib.suppress(OSError):  # as above
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
+
+
+def _by_value(numbers: Mapping[str, int]) -> dict[int, int]:
+    """JSON has no keys but text."""
+    return {int(value): number for value, number in numbers.items()}
 
 
 def _cache_key(role: str, path: Path) -> str:
@@ -227,11 +244,27 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | st
     try:
         data = read_bytes(path)
         refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
-        mask = decode_mask(data)
+        mask, is_alpha = decode_mask_or_alpha(data)
     except ReadError as error:
         return str(error)
     height, width = mask.shape
-    return MaskFacts(height, width, _count_values(mask), _digest(data), is_16bit(data))
+    counts = _count_values(mask)
+    colours = palette_colours(data)
+    return MaskFacts(
+        height,
+        width,
+        counts,
+        _digest(data),
+        is_lossy(data),
+        is_alpha,
+        measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None,
+        {value: _as_hex(colours[value]) for value in counts if value < len(colours)} if colours else None,
+    )
+
+
+def _as_hex(colour: tuple[int, int, int]) -> int:
+    red, green, blue = colour
+    return (red << 16) + (green << 8) + blue
 
 
 def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float, float]:

@@ -10,12 +10,12 @@ import io
 import logging
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_headers as headers
@@ -64,7 +64,10 @@ def read_image_and_size(path: Path, min_side: int | None) -> tuple[Pixels, tuple
 
 
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour; int32 for colours."""
+    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour; int32 for colours.
+
+    A picture in one colour with a varying alpha channel is a mask in its alpha channel.
+    """
     return decode_mask(read_bytes(path))
 
 
@@ -95,8 +98,31 @@ def decode_image(data: bytes, min_side: int | None = None) -> Pixels:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
+class DecodedMask(NamedTuple):
+    """H,W whole numbers, and whether they are those of the alpha channel."""
+
+    values: Pixels
+    is_alpha: bool
+
+
 def decode_mask(data: bytes) -> Pixels:
     """H,W whole numbers: see read_mask."""
+    return decode_mask_or_alpha(data).values
+
+
+def decode_mask_or_alpha(data: bytes) -> DecodedMask:
+    """The mask, and where it was found: of a picture in one colour with holes in it, the alpha channel is the mask."""
+    mask = _decode_mask_values(data)
+    if headers.has_alpha(data) and (mask == mask.flat[0]).all():
+        alpha = _decode_alpha(data)
+        if alpha is not None and alpha.shape == mask.shape:
+            varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
+            if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
+                return DecodedMask(alpha, True)
+    return DecodedMask(mask, False)
+
+
+def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(NPY_START):
         return _whole_numbers(np.squeeze(_decode_npy(data)))
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
@@ -206,6 +232,16 @@ def _decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
             return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
     except headers.PIL_ERRORS as error:
         raise ReadError(f"cannot be decoded ({error})") from None
+
+
+def _decode_alpha(data: bytes) -> Pixels | None:
+    """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            upright = ImageOps.exif_transpose(picture) if headers.is_turned(data) else picture
+            return np.array(upright.convert("RGBA").getchannel("A"))
+    except headers.PIL_ERRORS:
+        return None
 
 
 def _refuse_cut_off(data: bytes) -> None:

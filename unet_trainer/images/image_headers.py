@@ -21,7 +21,8 @@ PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
 
-TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_EXTRA_SAMPLES = 258, 262, 277, 284, 338  # tags
+TIFF_BITS, TIFF_COMPRESSION, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_EXTRA_SAMPLES = 258, 259, 262, 277, 284, 338  # tags
+TIFF_JPEGS = (6, 7)  # values of TIFF_COMPRESSION
 TIFF_WHITE_IS_0, TIFF_RGB, TIFF_IS_PALETTE, TIFF_YCBCR = 0, 2, 3, 6  # values of TIFF_PHOTOMETRIC
 TIFF_ALPHAS = (1, 2)  # values of TIFF_EXTRA_SAMPLES; with any other value the sample is a channel
 TIFF_SHORT = 3  # type of a tag: 16-bit numbers
@@ -60,9 +61,25 @@ def has_palette(data: bytes) -> bool:
     return png_colour_type(data) == PNG_PALETTE
 
 
-def is_16bit(data: bytes) -> bool:
-    """Whether a PNG or TIFF stores 16 bits per value, whatever the values are."""
-    return png_bits(data) == 16 or (data.startswith(TIFF_STARTS) and tiff_tags(data).get(TIFF_BITS) == (16,))
+def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
+    """Red, green and blue of each index; empty for a file without a palette."""
+    if not has_palette(data):
+        return []
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            channels = picture.getpalette("RGB") or []
+    except PIL_ERRORS:
+        return []
+    return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
+
+
+def is_lossy(data: bytes) -> bool:
+    """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
+    if data.startswith(TIFF_STARTS):
+        return tiff_tags(data).get(TIFF_COMPRESSION, (1,))[0] in TIFF_JPEGS
+    if data.startswith(WEBP_START):
+        return b"VP8 " in data[12:16] or (data[12:16] == b"VP8X" and b"VP8L" not in data[:65536])
+    return data.startswith(JPEG_START)
 
 
 def is_turned(data: bytes) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.datasets.splits import Split
+from unet_trainer.images.mask_coding import given_coding
 from unet_trainer.runs.errors import CheckpointError
 
 # Changing these between two starts would make the result meaningless; the text says what they decide.
@@ -15,6 +16,8 @@ MUST_STAY = {
     "num_classes": "the classes",
     "mask_values": "the classes",
     "ignore_value": "the classes",
+    "unknown_values": "the classes",
+    "mask_tolerance": "the classes",
     "architecture": "the model",
     "encoder": "the model",
     "decoder_channels": "the model",
@@ -55,6 +58,7 @@ MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
 # What settings meant before they existed.
 BEFORE_THEY_EXISTED: Mapping[str, Any] = {
     "repeats": 1,
+    "mask_tolerance": 0,
     "encoder_lr_factor": 1.0,
     "decoder_attention": "none",
     "deep_supervision": 0.0,
@@ -63,15 +67,21 @@ BEFORE_THEY_EXISTED: Mapping[str, Any] = {
 
 
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
-    """The config of a resumed run: what it leaves open is as the run began."""
+    """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number of classes,
+    which no mask value would fit."""
+    number = before.get("num_classes", config.num_classes)
+    if config.num_classes not in ("auto", number):
+        raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
     kept = {}
     for name in FIELDS:
         if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
             continue
         if getattr(config, name) == "auto" and (value := {**BEFORE_THEY_EXISTED, **before}.get(name, "auto")) != "auto":
             kept[name] = FIELDS[name].metadata["parse"](value)
-    if config.encoder == "auto" and config.decoder_channels is None:  # they were chosen along with the encoder
-        kept["decoder_channels"] = FIELDS["decoder_channels"].metadata["parse"](before.get("decoder_channels"))
+    together = [("encoder", "decoder_channels"), ("mask_values", "ignore_value"), ("mask_values", "class_names")]
+    for name, other in together:  # null stands for what was chosen along with it
+        if getattr(config, name) == "auto" and getattr(config, other) is None:
+            kept[other] = FIELDS[other].metadata["parse"](before.get(other))
     return replace(config, **kept)
 
 
@@ -87,19 +97,32 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
     changed = [
         name
         for name in FIELDS
-        if name in before and before[name] not in (now[name], asked[name]) and name not in MAY_CHANGE_SILENTLY
+        if name in before
+        and name not in MAY_CHANGE_SILENTLY
+        and _meaning(name, before[name]) not in (_meaning(name, now[name]), _meaning(name, asked[name]))
     ]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     refused = [
         f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
     ]
     if refused:
-        raise CheckpointError(
-            "cannot go on with other settings than the run began with:\n  "
-            + "\n  ".join(refused)
-            + "\n  Keep them, or start a new run"
-        )
+        raise _refusal(refused)
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
+
+
+def _refusal(lines: Sequence[str]) -> CheckpointError:
+    heading = "cannot go on with other settings than the run began with:"
+    return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
+
+
+def _meaning(name: str, value: Any) -> Any:
+    """What a value of the config says, however it is written: a grey colour is its brightness."""
+    if name == "ignore_value" and value is not None:
+        return set(given_coding("nonzero", FIELDS[name].metadata["parse"](value)).ignored)
+    if name == "mask_values" and not isinstance(value, str):
+        coding = given_coding(FIELDS[name].metadata["parse"](value))
+        return [set(coding.values_of(class_id)) for class_id in range(coding.num_ids)]
+    return value
 
 
 def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:

@@ -76,7 +76,7 @@ def build_settings(
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them."""
     cache = Path(config.checkpoint_dir) / ".cache"
     needs_measuring = depends_on_measurements(config) and not resumes
-    facts = dataset.facts(config.num_classes, measure(config, dataset, console) if needs_measuring else None)
+    facts = dataset.facts(measure(config, dataset, console) if needs_measuring else None)
     with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
         settings = resolve(config, hardware, facts, announced(probe, console), partial(find_weights, console=console))
         cost = known_cost(probe, settings.taken)
@@ -92,7 +92,7 @@ def build_settings(
         who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
         console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
     if config.class_weights == "auto" and settings.taken.class_weights is not None:
-        weights = zip(class_names(config), settings.taken.class_weights, strict=True)
+        weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
         console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
     return settings
 
@@ -103,12 +103,11 @@ def depends_on_measurements(config: Config) -> bool:
 
 
 def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measurements:
-    num_ids = max(2, config.num_classes)
     _, masks = dataset.facts_of(dataset.split.train)
-    common_id = int(np.argmax(class_shares(masks, dataset.coding, num_ids)))
+    common_id = int(np.argmax(class_shares(masks, dataset.coding, dataset.num_ids)))
     cache = Path(config.checkpoint_dir) / ".cache"
     with console.bar("Measuring structures and symmetry:", min(len(masks), MAX_PAIRS), keep=False) as bar:
-        return measure_dataset(dataset.split.train, dataset.coding, num_ids, common_id, count_cores(), bar.tick, cache)
+        return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, count_cores(), bar.tick, cache)
 
 
 def find_weights(encoder: str, console: Console) -> tuple[str | None, str]:

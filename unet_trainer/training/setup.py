@@ -14,7 +14,6 @@ from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolve import Settings
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.dataset_report import settle_classes
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
@@ -54,7 +53,6 @@ def set_up(config: Config, session: Session) -> Run:
 
     hardware = build_hardware(config, console)
     dataset = build_dataset(config, console, folder)
-    config = settle_classes(config, dataset)
     settings = build_settings(config, hardware, dataset, console, resumes=earlier is not None)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     device = torch.device(hardware.device)

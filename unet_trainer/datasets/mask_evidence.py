@@ -1,0 +1,230 @@
+"""What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours, noise.
+
+Each answer is for one question of coding_choice, which decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.images.image_files import COLOUR
+from unet_trainer.images.mask_coding import channels_of
+from unet_trainer.images.mask_structure import EDGE_WIDTH, MIN_EDGE, piece_stride
+
+MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
+MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
+MIN_CLEAR_SHARE = 0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
+MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends: in all masks together,
+FEW = 0.01  # and in each mask in which they are a larger share of its pixels than this
+MAX_PIECES = 1.5  # connected pieces of an id of an object, on average
+MANY_SIZES = 6  # where masks hold 1 to n for so many different n, these are ids of objects, however many pieces they have
+NUM_SCATTERED = 20  # ids of objects that begin anywhere are as many at least
+NESTED_SHARE = 0.95  # of the masks whose ids of objects are 1 to n
+MAX_VOID_SHARE = 0.1  # void is rare,
+MIN_VOID_BORDER = 0.3  # thin,
+THINNER = 2  # thinner than other classes by this factor,
+VOID_HOLDERS = 0.9  # and in nearly all masks
+MIN_REGION = 16  # pixels of a connected piece of a class, on average, in the smaller mask in which pieces are counted
+NOISE_SHARE = 1e-3  # of all pixels: rarer values that occur in a single mask are noise
+MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
+GROUP_WIDTH = 12  # colours within this distance of a more frequent one are shown with it; EDGE_WIDTH of masks saved as JPEG
+MAX_GROUPS = 64
+
+
+@dataclass(frozen=True)
+class ValueGroup:
+    """A frequent value and those close to it."""
+
+    value: int
+    num_values: int
+    pixels: int
+
+
+class MaskEvidence:
+    """The values of all masks, without those that are ignored or set aside."""
+
+    def __init__(self, masks: Sequence[MaskFacts], ignored: Collection[int] = (), set_aside: Collection[int] = ()) -> None:
+        self.masks = masks
+        self.ignored = frozenset(ignored)  # by ignore_value
+        self.left_out = self.ignored | set(set_aside)
+        self.counts: Counter[int] = Counter()  # pixels of each value
+        self.holders: Counter[int] = Counter()  # masks that hold each value
+        for mask in masks:
+            self.counts.update(mask.counts)
+            self.holders.update(mask.counts.keys())
+        for value in self.left_out:
+            del self.counts[value], self.holders[value]
+
+    @cached_property
+    def seen(self) -> list[int]:
+        return sorted(self.counts)
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def has_colours(self) -> bool:
+        return bool(self.seen) and self.seen[-1] >= COLOUR
+
+    @property
+    def is_lossy(self) -> bool:
+        return any(mask.is_lossy for mask in self.masks)
+
+    def share(self, *values: int) -> float:
+        return sum(self.counts[value] for value in values) / max(1, self.total)
+
+    def without(self, values: Collection[int]) -> MaskEvidence:
+        """The same masks as if they had no pixel of these values."""
+        return MaskEvidence(self.masks, self.ignored, values)
+
+    # Soft edges
+
+    def edge_threshold(self) -> int | None:
+        """The middle between the darkest and the brightest value if the greys between are soft edges, or a mask saved as JPEG."""
+        if len(self.seen) < MANY_VALUES or self.seen[-1] > 255:
+            return None
+        low, high = self.seen[0], self.seen[-1]
+        if high - low < MIN_EDGE:
+            return None
+        bottom = sum(self.counts[value] for value in self.seen if value - low <= EDGE_WIDTH)
+        bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
+        top = sum(self.counts[value] for value in bright)
+        between = self.total - bottom - top
+        if len(bright) < MIN_BRIGHT:
+            return None
+        if bottom + top < MIN_CLEAR_SHARE * self.total or top < between or not self._lie_beside_both_ends(low, high):
+            return None
+        return (low + high) // 2
+
+    def _lie_beside_both_ends(self, low: int, high: int) -> bool:
+        all_between = all_beside = 0
+        for mask in self.masks:
+            between = sum(n for value, n in mask.counts.items() if low + EDGE_WIDTH < value < high - EDGE_WIDTH)
+            beside = 0
+            if between and mask.structure is not None and mask.structure.between:
+                beside = round(between * mask.structure.beside_both / mask.structure.between)
+            if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_BOTH * between:
+                return False
+            all_between += between
+            all_beside += beside
+        return all_beside >= MIN_BESIDE_BOTH * all_between or all_between < NOISE_SHARE * self.total
+
+    # Ids of objects
+
+    @cached_property
+    def are_objects(self) -> bool:
+        """Whether the values but 0 are numbers of objects: each is one piece, and k occurs where 1 to k-1 do, or in few masks."""
+        sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
+        sizes = {len(held) for held in sets}
+        structures = [mask.structure for mask in self.masks if mask.structure is not None]
+        num_values = sum(structure.num_values for structure in structures)
+        if 0 not in self.counts or max(sizes, default=0) < 3 or not num_values:
+            return False
+        is_nested = len(sizes) >= 3 and _nested_share(sets, self.holders) >= NESTED_SHARE
+        is_one_piece = sum(structure.num_pieces for structure in structures) <= MAX_PIECES * num_values
+        if is_nested or not is_one_piece:
+            return is_nested and (is_one_piece or len(sizes) >= MANY_SIZES)
+        values = set().union(*sets)
+        return len(values) >= NUM_SCATTERED and 2 * sum(map(len, sets)) <= len(values) * len(sets)
+
+    @property
+    def occur_once(self) -> bool:
+        """Whether half of the values but 0 occur in one mask only, so that they can hardly be classes."""
+        held = [self.holders[value] for value in self.seen if value != 0]
+        return len(self.masks) >= MIN_MASKS and 2 * held.count(1) >= len(held)
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether the values lie in regions, as classes do, and not in specks, as the greys of a photograph."""
+        pieces = pixels = 0
+        for mask in self.masks:
+            if mask.structure is not None:
+                pieces += mask.structure.num_pieces
+                pixels += mask.height * mask.width // piece_stride(mask.size) ** 2
+        return pieces * MIN_REGION <= pixels
+
+    # Void
+
+    @cached_property
+    def last_may_be_void(self) -> bool:
+        """Whether the highest value is rare, thin, beside other values and in nearly all masks."""
+        last = self.seen[-1]
+        holding = [mask for mask in self.masks if mask.structure is not None]
+        with_last = [mask for mask in holding if max(mask.counts) == last]
+        if len(with_last) < max(1, VOID_HOLDERS * len(holding)) or self.share(last) > MAX_VOID_SHARE:
+            return False
+        border = pixels = border_of_others = others = 0
+        for mask in with_last:
+            most = max(mask.counts, key=mask.counts.__getitem__)  # large regions of a background say nothing
+            if mask.structure is not None and most != last:
+                border += mask.structure.border_of_last
+                pixels += mask.counts[last]
+                border_of_others += mask.structure.border - mask.structure.border_of_last - mask.structure.border_of_most
+                others += mask.height * mask.width - mask.counts[last] - mask.counts[most]
+        is_thin = border >= MIN_VOID_BORDER * max(1, pixels)
+        return is_thin and border * others >= THINNER * border_of_others * pixels
+
+    def is_beside_classes(self, value: int) -> bool:
+        """Whether a value occurs in a mask that also holds another value but 0, or no mask holds such a value."""
+        others = [set(mask.counts) - self.left_out - {0, value} for mask in self.masks]
+        return any(held for held, mask in zip(others, self.masks, strict=True) if value in mask.counts) or not any(others)
+
+    # Noise and groups
+
+    @cached_property
+    def noise(self) -> list[int]:
+        """Rare values that occur in one mask only, and are not in a row with the others. JPEG makes many that mean nothing."""
+        if len(self.masks) < MIN_MASKS or self.is_lossy or self.seen == list(range(len(self.seen))):
+            return []
+        return [value for value in self.seen if value and self.holders[value] == 1 and self.share(value) < NOISE_SHARE]
+
+    def holder_of(self, value: int) -> int:
+        """Index of the first mask that holds a value."""
+        return next(index for index, mask in enumerate(self.masks) if value in mask.counts)
+
+    @cached_property
+    def groups(self) -> list[ValueGroup]:
+        """The most frequent values, each with the values close to it, by their number of pixels."""
+        values = [value for value, _ in self.counts.most_common()]
+        wide = [value for value in values if 255 < value < COLOUR]  # greys of more than 8 bits: each by itself
+        narrow = [value for value in values if not 255 < value < COLOUR]
+        colours = np.array([channels_of(value) for value in narrow], np.int16).reshape(-1, 3)
+        pixels = np.array([self.counts[value] for value in narrow], np.int64)
+        is_free = np.ones(len(narrow), bool)
+        found = [ValueGroup(value, 1, self.counts[value]) for value in wide[:MAX_GROUPS]]
+        while is_free.any() and len(found) < MAX_GROUPS:
+            first = int(np.argmax(is_free))  # the most frequent that belongs to none yet
+            close = is_free & (np.abs(colours - colours[first]).max(axis=1) <= (EDGE_WIDTH if self.is_lossy else GROUP_WIDTH))
+            found.append(ValueGroup(narrow[first], int(np.count_nonzero(close)), int(pixels[close].sum())))
+            is_free &= ~close
+        return sorted(found, key=lambda group: -group.pixels)
+
+
+def _nested_share(sets: Sequence[set[int]], holders: Mapping[int, int]) -> float:
+    """Share of the masks whose n values are the n values that most masks hold, but for a tenth of them."""
+    order = sorted(set().union(*sets), key=lambda value: (-holders[value], value))
+    nested = sum(len(held - set(order[: len(held)])) <= len(held) // 10 for held in sets)
+    return nested / len(sets)
+
+
+def swapped_palettes(masks: Sequence[MaskFacts]) -> dict[int, tuple[int, int]]:
+    """Of masks with a palette, each whose index of a colour is another than in the first mask with it: index of the mask → that of
+    the first one, and the colour. The indices of such masks have no meaning in common."""
+    first: dict[int, tuple[int, int]] = {}  # colour → index of a mask, value
+    swapped: dict[int, tuple[int, int]] = {}
+    for index, mask in enumerate(masks):
+        palette = mask.palette or {}
+        if len(set(palette.values())) < len(palette):
+            continue  # two indices of one colour: it does not tell them apart
+        for value, colour in palette.items():
+            known = first.setdefault(colour, (index, value))
+            if known[1] != value:
+                swapped.setdefault(index, (known[0], colour))
+    return swapped
