@@ -1,0 +1,125 @@
+"""What computes logits: a network of torch here, an exported file elsewhere. Everything after the logits is shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.inference.model_card import ModelCard, Symmetry
+from unet_trainer.inference.model_files import read_model
+from unet_trainer.loading.transfer import to_device
+from unet_trainer.model.network import build_network
+from unet_trainer.model.precision import Numerics, choose_device, inspect_hardware
+from unet_trainer.model.segmenter import Segmenter, load_network_weights
+from unet_trainer.runs.errors import CheckpointError
+from unet_trainer.system.console import first_line
+
+
+class Engine(Protocol):
+    """A model that is ready to run."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+
+    @property
+    def description(self) -> str:
+        """Device and number format, for the user."""
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32 on `device`. Any height and width."""
+
+
+class TorchEngine:
+    """A checkpoint on a device of torch. May be called from several threads."""
+
+    def __init__(
+        self, path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
+    ) -> None:
+        self.card, weights = read_model(path, raw)
+        self.device = choose_device(device)
+        number_format = _choose_number_format(self.device) if precision == "auto" else precision
+        self.numerics = Numerics(self.device, number_format, channels_last=True)
+        try:
+            network = build_network(self.card.spec, encoder_weights=None)
+            segmenter = Segmenter(self.card.spec, network, channels_last=True)
+            load_network_weights(segmenter, weights)
+        except (RuntimeError, UserError) as error:
+            spec = self.card.spec
+            raise CheckpointError(
+                f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
+                f"({first_line(error)[:200]}); they may come from other versions of timm or segmentation-models-pytorch"
+            ) from None
+        self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format).eval()
+
+    @property
+    def description(self) -> str:
+        return f"{self.device}, {self.numerics.number_format}"
+
+    @torch.inference_mode()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        try:
+            (on_device,) = to_device((images,), self.device)
+            with self.numerics.autocast():
+                return self.segmenter(on_device)
+        except torch.OutOfMemoryError:
+            if len(images) == 1:
+                raise
+        torch.cuda.empty_cache()
+        half = len(images) // 2
+        return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
+
+
+def _choose_number_format(device: torch.device) -> NumberFormat:
+    """bfloat16 where the GPU computes it, float32 elsewhere: float16 may overflow in a model that was not trained in it."""
+    return "bfloat16" if device.type == "cuda" and inspect_hardware(device).has_bfloat16 else "float32"
+
+
+class SymmetricEngine:
+    """Averages the logits of an engine over mirrored and turned images."""
+
+    def __init__(self, engine: Engine, symmetries: tuple[Symmetry, ...]) -> None:
+        self.engine = engine
+        self.card, self.device = engine.card, engine.device
+        self.views = all_views(symmetries)
+
+    @property
+    def description(self) -> str:
+        return f"{self.engine.description}, mean of {len(self.views)} views"
+
+    @torch.inference_mode()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for is_flipped, num_turns in self.views:
+            view = images.flip(2) if is_flipped else images
+            view = torch.rot90(view, num_turns, (1, 2)).contiguous()
+            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
+            logits = logits.flip(3) if is_flipped else logits
+            total = logits.clone() if total is None else total.add_(logits)
+        assert total is not None
+        return total / len(self.views)
+
+
+def all_views(symmetries: tuple[Symmetry, ...]) -> list[tuple[bool, int]]:
+    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first.
+
+    A vertical flip is a horizontal flip and half a turn.
+    """
+    generators = {"horizontal_flip": (True, 0), "vertical_flip": (True, 2), "quarter_turn": (False, 1)}
+    found = [(False, 0)]
+    for view in found:  # grows while it is walked
+        for symmetry in symmetries:
+            is_flipped, num_turns = generators[symmetry]
+            # view, then the generator: a flip turns earlier rotations the other way round.
+            turned = (-view[1] if is_flipped else view[1]) + num_turns
+            following = (view[0] != is_flipped, turned % 4)
+            if following not in found:
+                found.append(following)
+    return found
