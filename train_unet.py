@@ -66,6 +66,7 @@ DEMO: dict[str, Any] = {
     "image_size": 96,
     "fit": "resize",
     "augmentation": "default",
+    "cutmix": 0,
     "cache": "none",
     "encoder": "tu-mobilenetv3_small_050",
     "encoder_weights": None,
