@@ -49,7 +49,7 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
             f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
             f"({_first_difference(error)}); they may come from other versions of timm or segmentation-models-pytorch"
         ) from None
-    return card, segmenter.eval()
+    return card, segmenter.eval().requires_grad_(False)
 
 
 def _first_difference(error: Exception) -> str:
