@@ -104,7 +104,7 @@ def compare(segmenter: Segmenter, card: ModelCard, run: Run, least_side: int = S
     Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
     """
     height, width = _trained_size(card)
-    batches = [(1, height, width), (2, height, width + STRIDE), (3, 2 * STRIDE, 3 * STRIDE), (1, least_side, least_side)]
+    batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
     compared, difference, largest, num_pixels, num_changed = [], 0.0, 0.0, 0, 0
     for count, rows, columns in batches:

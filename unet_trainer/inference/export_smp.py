@@ -97,11 +97,13 @@ weights that they come from may set conditions. That of segmentation-models-pyto
 
 ```python
 import json
-import torch
+from pathlib import Path
+
 import segmentation_models_pytorch as smp
+import torch
 
 network = smp.from_pretrained("FOLDER")
-image = json.load(open("FOLDER/{CARD_FILE}"))["spec"]["image"]
+image = json.loads(Path("FOLDER/{CARD_FILE}").read_text())["spec"]["image"]
 mean, std = (torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
 # pixels: N,{image.channels},H,W in the files' own units ({image.depth}), H and W multiples of {STRIDE}
 logits = network((pixels.float() - mean) / std)  # N,{spec.num_classes},H,W
