@@ -92,7 +92,7 @@ def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkey
     monkeypatch.setattr(export_check, "TOLERANCE", -1.0)
     message = answer(capsys, "demo", "--format", "torchscript")
     assert message.startswith(
-        "unet with resnet18 cannot be exported as torchscript: the exported file computes other logits for 1 images"
+        "unet with resnet18 cannot be exported as torchscript: the exported file computes other logits for 1 image "
     )
     assert message.endswith("; nothing was written; --format smp keeps the network as it is")
     assert [file.name for file in run.iterdir()] == ["best.pt"]

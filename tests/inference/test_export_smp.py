@@ -16,8 +16,9 @@ from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, random_seg
 from helpers.steps import make_spec
 from unet_trainer.inference import export_check
 from unet_trainer.inference.export_check import ExportError
-from unet_trainer.inference.export_smp import CARD_FILE, export_smp, readme
+from unet_trainer.inference.export_smp import export_smp, readme
 from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import SMP_CARD
 
 SPEC = make_spec(
     FOUR_FLOATS, num_classes=3, encoder="tu-mobilenetv3_small_050", decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse"
@@ -43,9 +44,9 @@ def from_pretrained(folder):
 
 
 def test_the_folder_holds_the_network_and_what_is_known_of_it(exported, segmenter):
-    assert sorted(file.name for file in exported.iterdir()) == ["README.md", "config.json", "model.safetensors", CARD_FILE]
+    assert sorted(file.name for file in exported.iterdir()) == ["README.md", "config.json", "model.safetensors", SMP_CARD]
     assert {file.stat().st_mode & 0o777 for file in exported.iterdir()} == {0o644}
-    assert ModelCard.from_json((exported / CARD_FILE).read_text()) == CARD
+    assert ModelCard.from_json((exported / SMP_CARD).read_text()) == CARD
     weights = from_pretrained(exported).state_dict()
     expected = segmenter.network.state_dict()
     assert weights.keys() == expected.keys()

@@ -15,7 +15,7 @@ from helpers.small_runs import ROW, Wrapper, make_run, older_content
 from helpers.steps import make_settings, small_components
 from unet_trainer import __version__
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, RGB_8BIT, ImageSpec
-from unet_trainer.inference.model_files import BEFORE_VERSIONS, find_model, read_model
+from unet_trainer.inference.model_files import BEFORE_VERSIONS, SMP_CARD, find_model, read_model
 from unet_trainer.model.deep_supervision import AUXILIARY
 from unet_trainer.model.segmenter import network_weights
 from unet_trainer.runs.checkpoint_file import write_checkpoint
@@ -56,9 +56,11 @@ def test_without_a_name_the_run_that_was_saved_last_is_taken(segmenter, tmp_path
     assert find_model(None, tmp_path) == tmp_path / "new/best.pt"
 
 
-@pytest.mark.parametrize("name", ["model.pt2", "model.torchscript"])
+@pytest.mark.parametrize("name", ["model.pt2", "model.torchscript", "model_smp"])
 def test_an_export_for_other_programs_is_known_as_such(name, tmp_path):
-    (tmp_path / name).write_bytes(b"PK\x03\x04")
+    file = tmp_path / name / SMP_CARD if name == "model_smp" else tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match=r"is an export for other programs; name its run, or export that as \.onnx"):
         find_model(tmp_path / name)
 

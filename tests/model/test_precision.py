@@ -69,7 +69,10 @@ def test_a_missing_apple_gpu_is_an_error_with_the_fix(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"^device: mps is not available here; use device: cpu or auto$"):
         choose_device("mps")
-    with pytest.raises(UserError, match="device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"):
+
+
+def test_a_name_that_is_no_device_is_an_error_with_those_that_are():
+    with pytest.raises(UserError, match=r"^device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps$"):
         choose_device("gpu")
 
 

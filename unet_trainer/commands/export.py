@@ -87,7 +87,7 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
 
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     """Where the export goes. Raises UserError where something else would be lost."""
-    from unet_trainer.inference.export_smp import CARD_FILE
+    from unet_trainer.inference.model_files import SMP_CARD
 
     its = FORMATS[name]
     target = checkpoint.parent / its.default_name if out is None else out
@@ -100,7 +100,7 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         raise UserError(f"--out: there is no folder {target.parent}")
     if its.suffix and target.exists() and not target.is_file():
         raise UserError(f"--out: {target} is no file that can be replaced")
-    if not its.suffix and target.exists() and not (target / CARD_FILE).is_file():
+    if not its.suffix and target.exists() and not (target / SMP_CARD).is_file():
         raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
     return target
 
@@ -114,7 +114,9 @@ def _exporter(name: str) -> Callable[[Segmenter, ModelCard, Path], Comparison]:
 
 
 def _advice(name: str) -> str:
-    return "" if name == "smp" else "; --format smp keeps the network as it is"
+    return {"onnx": "; try --format pt2, or smp, which keeps the network as it is", "smp": ""}.get(
+        name, "; --format smp keeps the network as it is"
+    )
 
 
 def _num_bytes(path: Path) -> int:

@@ -21,7 +21,7 @@ from torch.export import Dim
 from unet_trainer.config.errors import UserError
 from unet_trainer.inference.model_card import ModelCard
 from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
-from unet_trainer.system.console import first_line
+from unet_trainer.system.console import counted, first_line
 
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
 MAX_SIDE = 256  # of the images that are compared, if the model was trained on larger ones: a matter of seconds
@@ -112,11 +112,11 @@ def compare(segmenter: Segmenter, card: ModelCard, run: Run, least_side: int = S
         expected = _run_or_none(segmenter, images)
         if expected is None:
             continue
-        where = f"{count} images of {columns}×{rows}"
+        where = f"{counted(count, 'image')} of {columns}×{rows}"
         try:
             found = run(images)
         except Exception as error:  # of whichever library runs the file
-            raise ExportError(f"the exported file cannot compute {where} ({first_line(error)[:200]})") from None
+            raise ExportError(f"the exported file fails for {where}: {first_line(error)[:300]}") from None
         if found.shape != expected.shape:
             raise ExportError(f"the exported file gives {tuple(found.shape)} for {where}; need {tuple(expected.shape)}")
         its_largest = expected.abs().max().item()

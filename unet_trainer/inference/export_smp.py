@@ -18,9 +18,8 @@ import torch
 
 from unet_trainer.inference.export_check import Comparison, ExportError, compare, quiet
 from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import SMP_CARD
 from unet_trainer.model.segmenter import STRIDE, Segmenter
-
-CARD_FILE = "unet_trainer.json"
 
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Comparison:
@@ -31,7 +30,7 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Compariso
         network: Any = segmenter.network
         network.save_pretrained(draft)
         indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
-        (draft / CARD_FILE).write_text(indented, encoding="utf-8")
+        (draft / SMP_CARD).write_text(indented, encoding="utf-8")
         (draft / "README.md").write_text(readme(card), encoding="utf-8")
         for file in draft.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone
@@ -46,8 +45,8 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Compariso
 def _compare(segmenter: Segmenter, card: ModelCard, folder: Path) -> Comparison:
     with quiet(), contextlib.redirect_stdout(io.StringIO()):  # it prints where it loads from
         network = smp.from_pretrained(str(folder)).eval()
-    if ModelCard.from_json((folder / CARD_FILE).read_text(encoding="utf-8")) != card:
-        raise ExportError(f"{CARD_FILE} was not read back as it was written")
+    if ModelCard.from_json((folder / SMP_CARD).read_text(encoding="utf-8")) != card:
+        raise ExportError(f"{SMP_CARD} was not read back as it was written")
     return compare(segmenter, card, Segmenter(card.spec, network, channels_last=False), pads=True)
 
 
@@ -103,7 +102,7 @@ import segmentation_models_pytorch as smp
 import torch
 
 network = smp.from_pretrained("FOLDER")
-image = json.loads(Path("FOLDER/{CARD_FILE}").read_text())["spec"]["image"]
+image = json.loads(Path("FOLDER/{SMP_CARD}").read_text())["spec"]["image"]
 mean, std = (torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
 # pixels: N,{image.channels},H,W in the files' own units ({image.depth}), H and W multiples of {STRIDE}
 logits = network((pixels.float() - mean) / std)  # N,{spec.num_classes},H,W

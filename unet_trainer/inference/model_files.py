@@ -23,6 +23,8 @@ from unet_trainer.system.console import first_line
 
 ONNX_SUFFIX = ".onnx"
 OTHER_EXPORTS = (".pt2", ".torchscript")
+SMP_CARD = "unet_trainer.json"  # in the folder of an export for segmentation-models-pytorch
+FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
 BEFORE_VERSIONS = "0.9 or earlier"  # in place of the version, in checkpoints that do not name it
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
@@ -36,7 +38,7 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
     """
     found = newest_run(checkpoint_dir) if where is None else _find(str(where), checkpoint_dir)
     if found.suffix in OTHER_EXPORTS:
-        raise CheckpointError(f"{found} is an export for other programs; name its run, or export that as {ONNX_SUFFIX}")
+        raise CheckpointError(f"{found} {FOR_OTHERS}")
     if found.is_file():
         return found
     if raw:
@@ -47,6 +49,8 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
 
 
 def _find(name: str, checkpoint_dir: Path) -> Path:
+    if (Path(name) / SMP_CARD).is_file():
+        raise CheckpointError(f"{name} {FOR_OTHERS}")
     for candidate in (Path(name), checkpoint_dir / name):
         if (candidate / BEST).is_file():  # of a run that is deployed alone, without last.pt
             return candidate
