@@ -189,10 +189,10 @@ def say_what(engine: Engine, file: Path, data: EvaluationData, given: argparse.N
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
     console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.data_dir}: {data.rule}")
-    console.fact("Scored", scoring(spec, data, given))
+    console.fact("Scored", scoring(spec, given))
 
 
-def scoring(spec: SegmenterSpec, data: EvaluationData, given: argparse.Namespace) -> str:
+def scoring(spec: SegmenterSpec, given: argparse.Namespace) -> str:
     """How predictions come about, for the user."""
     height, width = spec.image_size
     threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
@@ -229,7 +229,8 @@ def say_doubts(
         reasons.append("training counts tiles of its own: --tiles as-trained")
     reasons += ["--tta"] if given.tta else []
     reasons += ["--threshold"] if given.threshold is not None else []
-    reason = f" ({'; '.join(reasons)})" if reasons and abs(trained - iou) > 5e-5 else ""
+    reasons = reasons or ["another number format, or a val_iou of an early version"]
+    reason = f" ({'; '.join(reasons)})" if abs(trained - iou) > 5e-5 else ""
     console.say()
     console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
 

@@ -13,7 +13,7 @@ from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR, overlay
 
 Colour = tuple[int, int, int]
 
-MIN_SIDE, MAX_SIDE = 256, 512  # of a panel's longer side: small images are shown larger, large ones smaller
+MAX_SIDE = 512  # of a panel's longer side: large images are shown smaller, small ones larger by a whole factor
 GAP = 8
 LINE_HEIGHT = 24
 LETTER_WIDTH = 9  # of the font below, at most
@@ -68,7 +68,7 @@ def _panel_size(height: int, width: int) -> tuple[int, int]:
     longest = max(height, width)
     if longest > MAX_SIDE:
         return max(1, round(height * MAX_SIDE / longest)), max(1, round(width * MAX_SIDE / longest))
-    factor = 1 if longest >= MIN_SIDE else -(-MIN_SIDE // longest)
+    factor = MAX_SIDE // longest
     return height * factor, width * factor
 
 

@@ -17,6 +17,7 @@ from unet_trainer.inference.image_scores import Floats
 NUM_DRAWS = 2000
 SEED = 0
 LEVEL = 0.95
+TAILS = (2.5, 97.5)  # percentiles that enclose it
 MAX_WEIGHTS = 2**22  # that are in memory at a time
 
 
@@ -44,8 +45,7 @@ def _draw_weights(generator: np.random.Generator, num_draws: int, num_images: in
 def interval(draws: Floats) -> Floats:
     """draws,... → 2,...: the ends of the central 95 %. Draws in which the score is undefined are left out; NaN if it is in all."""
     is_defined = np.isfinite(draws).any(0)
-    tails = 100 * (1 - LEVEL) / 2
-    ends = np.nanpercentile(np.where(is_defined, draws, 0.0), (tails, 100 - tails), axis=0)
+    ends = np.nanpercentile(np.where(is_defined, draws, 0.0), TAILS, axis=0)
     return np.where(is_defined, ends, np.nan)
 
 
