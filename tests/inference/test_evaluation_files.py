@@ -143,11 +143,12 @@ def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touc
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("listed", ["../outside.png", "worst/../../outside.png", "/etc/passwd", 7])
+@pytest.mark.parametrize("listed", ["../outside.png", "worst/../../outside.png", "{}/outside.png", 7])
 def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tmp_path, listed):
     folder = tmp_path / "out"
     make_folder(folder)
     (tmp_path / "outside.png").write_text("mine")
+    listed = listed.format(tmp_path) if isinstance(listed, str) else listed
     (folder / "evaluation.json").write_text(json.dumps({"worst": [{"picture": listed}]}))
     write(folder, *evaluated_pairs)
     assert (tmp_path / "outside.png").exists()
