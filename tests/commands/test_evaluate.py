@@ -110,7 +110,7 @@ def test_a_file_alone_is_evaluated_on_a_folder_and_writes_where_it_is_told(place
 def test_two_runs_are_compared_on_the_same_images(runs, capsys):
     assert evaluate(runs / "one", "--compare", runs / "two") == 0
     said = capsys.readouterr().out
-    assert f"IoU of the whole set against {runs / 'two/best.pt'}, on the same 5 images (paired bootstrap):" in said
+    assert f"Whole set against {runs / 'two/best.pt'}, on the same 5 images (paired bootstrap):" in said
     content = written(runs / "one/evaluation")
     difference = content["comparison"]["mean"]["dataset"]["iou"]
     evaluate(runs / "two")

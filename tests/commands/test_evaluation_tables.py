@@ -90,12 +90,24 @@ def test_a_comparison_says_how_sure_it_is():
     this, other = evaluated(50, 1), evaluated(50, 1)
     other.counts[..., 0] //= 2
     lines = comparison_lines(compare(this, other), summarise(this, ["cell"]), "runs/b/best.pt")
-    assert lines[0] == "IoU of the whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"
+    assert lines[0] == "Whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"
+    assert [line[2:20].strip() for line in lines[2:8]] == [
+        "cell: IoU", "cell: Dice", "cell: precision", "cell: recall", "cell: boundary IoU", "cell: clDice",
+    ]  # fmt: skip
     assert lines[2].split()[-1] == "100.0%"
-    assert lines[2].split()[3].startswith("+")
-    assert lines[3].startswith("  This model is better by 0.")
+    assert lines[2].split()[4].startswith("+")
+    assert lines[-1].startswith("  This model is better by 0.")
     same = comparison_lines(compare(this, this), summarise(this, ["cell"]), "itself")
     assert same[-1] == "  The interval holds 0: these images do not tell which model has the better IoU."
+
+
+def test_a_comparison_of_many_classes_has_the_iou_of_each_and_the_mean_of_every_score():
+    this, other = evaluated(5, 3, columns=5, absent=[1]), evaluated(5, 3, 1, columns=5, absent=[1])
+    lines = comparison_lines(compare(this, other), summarise(this, ["sky", "road", "tree"]), "x")
+    assert [line[2:20].strip() for line in lines[2:-1]] == [
+        "sky: IoU", "road: IoU", "tree: IoU", "mean: IoU", "mean: Dice", "mean: precision", "mean: recall", "mean: boundary IoU",
+    ]  # fmt: skip
+    assert lines[3].split() == ["road:", "IoU", *["–"] * 5]
 
 
 def test_the_verdict_follows_the_interval():

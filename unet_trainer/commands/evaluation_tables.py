@@ -14,7 +14,7 @@ from unet_trainer.system.console import counted
 
 WIDTH = 100
 MAX_CLASSES = 40  # rows of a table; evaluation.json has all
-MAX_NAME = 22
+MAX_NAME, MAX_LONG_NAME = 22, 36
 MAX_CONFUSION = 7  # class ids in a confusion matrix that is printed
 NUM_CONFUSED = 5
 TITLES = {
@@ -64,24 +64,29 @@ def confusion_lines(confusion: NDArray[np.int64], names: Sequence[str]) -> list[
     return ["Most confused:", *(lines or ["  nothing"])]
 
 
-def comparison_lines(comparison: Comparison, summary: Summary, other: str, score: str = "iou") -> list[str]:
-    """This model against another on the same images, by one score."""
-    title = TITLES[score]
-    rows = [["", "this", "other", "difference", "95 % interval", "draws above 0"]]
-    names = summary.row_names
-    for index, name in enumerate(names):
-        values = summary.dataset[score][index], comparison.others[score][index]
-        ends = comparison.intervals[score][:, index]
-        is_known = not math.isnan(ends[0])
-        span = f"{ends[0]:+.4f} to {ends[1]:+.4f}" if is_known else "–"
-        difference = comparison.differences[score][index]
-        share = _share(comparison.shares_above[score][index]) if is_known else "–"
-        rows.append([name, *map(_score, values), "–" if math.isnan(difference) else f"{difference:+.4f}", span, share])
-    difference = float(comparison.differences[score][-1])
+def comparison_lines(comparison: Comparison, summary: Summary, other: str) -> list[str]:
+    """This model against another on the same images: IoU by class, every score in the mean, and what follows."""
+    header = ["", "this", "other", "difference", "95 % interval", "draws above 0"]
+    *classes, overall = summary.row_names  # with one class, it alone
+    by_class = [_comparison_row(name, comparison, summary, "iou", index) for index, name in enumerate(classes[:MAX_CLASSES])]
+    by_score = [_comparison_row(overall, comparison, summary, score, -1) for score in summary.dataset]
     return [
-        f"{title} of the whole set against {other}, on the same {counted(summary.num_images, 'image')} (paired bootstrap):",
-        *_table(rows),
-        verdict(difference, comparison.intervals[score][:, -1], title),
+        f"Whole set against {other}, on the same {counted(summary.num_images, 'image')} (paired bootstrap):",
+        *_table([header, *by_class, *by_score], MAX_LONG_NAME, len(by_class) + len(by_score)),
+        verdict(float(comparison.differences["iou"][-1]), comparison.intervals["iou"][:, -1], TITLES["iou"]),
+    ]
+
+
+def _comparison_row(name: str, comparison: Comparison, summary: Summary, score: str, index: int) -> list[str]:
+    values = summary.dataset[score][index], comparison.others[score][index]
+    low, high = comparison.intervals[score][:, index]
+    difference, is_known = comparison.differences[score][index], not math.isnan(low)
+    return [
+        f"{name}: {TITLES[score]}",
+        *map(_score, values),
+        "–" if math.isnan(difference) else f"{difference:+.4f}",
+        f"{low:+.4f} to {high:+.4f}" if is_known else "–",
+        _share(comparison.shares_above[score][index]) if is_known else "–",
     ]
 
 
@@ -95,15 +100,15 @@ def verdict(difference: float, ends: Floats, title: str) -> str:
     return f"  {better} by {abs(difference):.4f} {title}; the interval does not hold 0."
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = MAX_CLASSES) -> list[str]:
     """Rows below a header: the first column to the left, the others to the right. Of many classes, the first and the mean."""
     header, *others = rows
-    left_out = len(others) - 1 - MAX_CLASSES
+    left_out = len(others) - 1 - most
     if left_out > 0:
-        others = [*others[:MAX_CLASSES], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
+        others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
     shown = [header, *others]
     widths = [max(len(cell) for cell in column) for column in list(zip(*shown, strict=True))[1:]]
-    room = min(MAX_NAME, WIDTH - 2 - sum(2 + width for width in widths))
+    room = min(max_name, WIDTH - 2 - sum(2 + width for width in widths))
     names = [_cut(row[0], room) for row in shown]
     longest = max(len(name) for name in names)
     return [f"  {name:<{longest}}{_right(row[1:], widths)}".rstrip() for name, row in zip(names, shown, strict=True)]
