@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.evaluated_models import BrightnessEngine, train_tiny, write_cells
 from helpers.project import ROOT
@@ -18,6 +20,7 @@ from unet_trainer.commands.evaluate import DATA_KEYS, check_options, read_argume
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.images.image_files import write_image
+from unet_trainer.runs.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.system.console import Console
 
 
@@ -143,6 +146,22 @@ def test_raw_weights_differ_from_their_average(runs, capsys):
     averaged = written(runs / "one/evaluation")["confusion"]
     evaluate(runs / "one", "--raw")
     assert written(runs / "one/evaluation")["confusion"] != averaged
+
+
+def test_a_checkpoint_of_an_early_version_scores_the_same(runs, tmp_path, capsys):
+    """Formats 1 and 2 held no spec: what the model was trained for comes from the config."""
+    evaluate(runs / "one")
+    content = read_checkpoint(runs / "one/best.pt")
+    early = {name: value for name, value in content.items() if name not in ("spec", "decisions")}
+    write_checkpoint(runs / "one/early.pt", {**early, "format": 2})
+    assert evaluate(runs / "one/early.pt", "--out", tmp_path / "out") == 0
+    assert written(tmp_path / "out")["confusion"] == written(runs / "one/evaluation")["confusion"]
+
+
+def test_a_foreign_file_is_refused(runs, capsys):
+    torch.save({"format": 4, "config": Path("x")}, runs / "one/foreign.pt")
+    assert evaluate(runs / "one/foreign.pt") == 2
+    assert re.match(r"Error: .*foreign\.pt is no checkpoint", capsys.readouterr().err)
 
 
 def test_a_run_that_was_only_named_is_looked_for_among_the_runs(runs, monkeypatch, capsys):

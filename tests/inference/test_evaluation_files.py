@@ -134,6 +134,7 @@ def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touc
     evaluated, data = evaluated_pairs
     make_folder(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "worst").mkdir()
     (tmp_path / "worst/01_mine.png").write_text("mine too")
     write(tmp_path, evaluated, data)
     fewer = EvaluatedSet(evaluated.counts, evaluated.confusion, evaluated.num_wrong, evaluated.num_counted, evaluated.worst[1:2])

@@ -39,7 +39,7 @@ MAX_NAME = 80  # characters of an image's name in that of its picture
 def make_folder(folder: Path) -> None:
     """Before the work is done, so that a folder that cannot be written to is told at once."""
     try:
-        (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out: {folder} cannot be written to ({error.strerror})") from None
 
@@ -151,6 +151,7 @@ def comparison_content(comparison: Comparison, summary: Summary) -> dict[str, An
 def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str]) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
     ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
+    (folder / PICTURES).mkdir(exist_ok=True)
     listed = []
     for number, worst in enumerate(evaluated.worst, start=1):
         pair, ids = data.pairs[worst.index], worst.ids
