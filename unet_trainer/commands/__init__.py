@@ -4,5 +4,6 @@ COMMANDS = {
     "check": "unet_trainer.commands.check",
     "bench": "unet_trainer.commands.bench",
     "doctor": "unet_trainer.commands.doctor",
+    "evaluate": "unet_trainer.commands.evaluate",
     "export": "unet_trainer.commands.export",
 }
