@@ -159,6 +159,11 @@ class PageHandler(BaseHTTPRequestHandler):
         except (MemoryError, torch.OutOfMemoryError):
             device = self.server.predictor.engine.device
             self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, f"the image needs more memory than {device} has free")
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it")
+            raise
 
     def _checked_path(self) -> str:
         """What follows the key in the path; raises RequestRefused."""
