@@ -126,6 +126,14 @@ def test_a_tiled_image_gives_what_the_whole_gives():
     assert tiled.scores.iou == pytest.approx(whole.scores.iou, abs=1e-3)
 
 
+def test_the_tiles_of_a_large_image_are_counted():
+    predictor = bright_predictor()
+    predictor.whole, predictor.tile = 1000, 32
+    seen = []
+    predict_for_page(predictor, np.zeros((64, 32, 3), np.uint8), on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]  # they start at 0, 16 and 32
+
+
 def test_a_resized_image_has_its_result_at_its_own_size():
     predictor = bright_predictor(fit="resize", image_size=(32, 32))
     levels = np.zeros((64, 96), np.uint8)

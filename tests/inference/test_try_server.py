@@ -345,6 +345,55 @@ def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
         assert ask(running, "POST", "predict", PNG)[0] == 200
 
 
+def post_and_leave(server, data):
+    """The connection of an upload that nobody waits for; closed by the caller."""
+    connection = connect(server)
+    connection.sendall(
+        f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    )
+    return connection
+
+
+def test_images_whose_browser_left_while_they_waited_are_dropped_and_leave_their_place():
+    predictor = bright_predictor()
+    with serving(predictor) as running:
+        predictor.engine.is_free.clear()
+        connections = [post_and_leave(running, PNG) for _ in range(MAX_WAITING)]
+        wait_until(lambda: running.places._value == 0 and running.is_busy)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: running.places._value == MAX_WAITING - 1)  # the one that is computed cannot be stopped
+        predictor.engine.is_free.set()
+        assert ask(running, "POST", "predict", PNG)[0] == 200
+        assert predictor.engine.num_calls == 2
+        wait_until(lambda: running.places._value == MAX_WAITING)
+
+
+def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
+    predictor = bright_predictor()
+    predictor.whole, predictor.tile = 100, 16
+    with serving(predictor) as running:
+        assert json.loads(ask(running, "GET", "progress")[2]) == {"done": 0, "all": 0}
+        rows = []
+        logits = predictor.engine.logits
+
+        def compute(images):
+            rows.append(len(images))
+            if len(rows) == 2:
+                predictor.engine.is_free.clear()
+            return logits(images)
+
+        predictor.engine.logits = compute
+        connection = post_and_leave(running, cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)))  # starts 0, 8, ..., 48
+        wait_until(lambda: json.loads(ask(running, "GET", "progress")[2]) == {"done": 1, "all": 7})
+        connection.close()
+        predictor.engine.is_free.set()
+        wait_until(lambda: running.places._value == MAX_WAITING)
+        assert rows == [1, 1]  # two of seven
+        assert running.progress == (0, 0)
+        assert not running.is_busy
+
+
 def test_a_lack_of_memory_is_a_sentence(server, monkeypatch):
     monkeypatch.setattr(PageResult, "to_bytes", lambda self, device: (_ for _ in ()).throw(MemoryError))
     assert refusal(ask(server, "POST", "predict", PNG)) == (507, "the image needs more memory than cpu has free")

@@ -9,7 +9,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
 from unet_trainer.inference.logits import band_ids
 from unet_trainer.inference.predictor import Predictor, check_image
+from unet_trainer.inference.tiled import TiledLogits
 from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix
 
 MAX_PIXELS = 100_000_000  # of an image that the page takes
@@ -43,6 +44,7 @@ MAX_DECODED_BYTES = 8 * MAX_PIXELS  # of a TIFF, whose pages and channels its si
 DISPLAY_PIXELS, DISPLAY_SIDE = 2048**2, 8192  # a browser draws them without delay; canvases have a longest side
 PROBABILITY_BYTES = 16 * 2**20  # of all classes together
 THUMBNAIL = 96  # longest side
+OnProgress = Callable[[int, int], object]
 LARGER = "python train_unet.py predict takes larger ones"
 
 
@@ -85,12 +87,16 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def predict_for_page(predictor: Predictor, image: Pixels, truth: Pixels | None = None) -> PageResult:
+def predict_for_page(
+    predictor: Predictor, image: Pixels, truth: Pixels | None = None, on_progress: OnProgress = lambda done, total: None
+) -> PageResult:
     """H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model does not
-    know."""
+    know. `on_progress` is called with the tiles of a large image that are done, and all; what it raises ends the work."""
     spec = predictor.spec
     started = time.perf_counter()
     logits = predictor.predict_image(image)
+    if isinstance(logits, TiledLogits):
+        _report_tiles(logits, on_progress)
     display, grid = display_size(logits.size), probability_size(logits.size, spec.num_ids)
     grid_rows, grid_columns = _positions(logits.size[0], grid[0]), _positions(logits.size[1], grid[1])
     ids = np.empty(logits.size, np.uint8)
@@ -119,6 +125,17 @@ def predict_for_page(predictor: Predictor, image: Pixels, truth: Pixels | None =
         truth_shares=None if truth is None else (in_truth / in_truth.sum().clamp_min(1)).tolist(),
         scores=None if truth is None else compute_scores(counts, spec.num_classes),
     )
+
+
+def _report_tiles(logits: TiledLogits, on_progress: OnProgress) -> None:
+    num_done, num_tiles = 0, logits.num_tiles
+
+    def count(num_more: int) -> None:
+        nonlocal num_done
+        num_done += num_more
+        on_progress(num_done, num_tiles)
+
+    logits.on_tiles = count
 
 
 def display_size(size: Size) -> Size:
@@ -180,14 +197,14 @@ def _decoded_tiff_bytes(data: bytes) -> int:
         return 0
 
 
-def predict_pair(predictor: Predictor, pair: Pair) -> PageResult:
+def predict_pair(predictor: Predictor, pair: Pair, on_progress: OnProgress = lambda done, total: None) -> PageResult:
     """Of a validation image, with its mask. Raises DataError with the reason."""
     image = decode_for_page(read_bytes(pair.image))
     try:
         truth = read_truth(pair.mask, predictor.spec.coding, (image.shape[0], image.shape[1]))
     except ReadError as error:
         raise ReadError(f"its mask {pair.mask.name}: {error}") from None
-    return predict_for_page(predictor, image, truth)
+    return predict_for_page(predictor, image, truth, on_progress)
 
 
 def read_truth(path: Path, coding: MaskCoding, size: Size) -> Pixels:

@@ -2,6 +2,7 @@
 
     GET   /KEY/                 the page
     GET   /KEY/facts            the model and the names of its validation images, JSON
+    GET   /KEY/progress         tiles of the large image that is being computed, JSON
     GET   /KEY/validation/N     a thumbnail of a validation image, JPEG
     POST  /KEY/validation/N     its result, see PageResult.to_bytes
     POST  /KEY/predict          the result of the image in the body
@@ -20,13 +21,14 @@ import json
 import math
 import re
 import secrets
+import select
 import socket
 import socketserver
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,6 +50,7 @@ UPLOAD_LIMIT = f"the page takes files of up to {MAX_UPLOAD // 2**20} MiB, and {L
 MAX_WAITING = 4  # images that are held in memory: one runs, the others wait
 NUM_THUMBNAILS = 2  # that are made at a time
 SOCKET_SECONDS, UPLOAD_SECONDS = 30, 120  # without a byte; for a whole upload
+CLIENT_SECONDS = 0.25  # between looks whether the browser is still there
 CHUNK = 2**20
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 JSON_TYPE = "application/json"
@@ -80,6 +83,7 @@ class TryServer(ThreadingHTTPServer):
         self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
         self.worker = ThreadPoolExecutor(1, "inference")
         self.num_running = 0
+        self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, PageHandler)
 
@@ -116,8 +120,8 @@ class TryServer(ThreadingHTTPServer):
             return False
         return name in {known.lower() for known in self.names} or (self.takes_any_ip and _is_ip(name))
 
-    def run(self, compute: Callable[[], bytes]) -> bytes:
-        """In the thread for images; the caller holds a place."""
+    def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
+        """To the thread for images; the caller holds a place."""
 
         def compute_counted() -> bytes:
             self.num_running += 1
@@ -125,8 +129,9 @@ class TryServer(ThreadingHTTPServer):
                 return compute()
             finally:
                 self.num_running -= 1
+                self.progress = (0, 0)
 
-        return self.worker.submit(compute_counted).result()
+        return self.worker.submit(compute_counted)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that has gone away is no error; anything else is one of ours and shown in full."""
@@ -162,7 +167,9 @@ class PageHandler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it")
+            self._send_error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it"
+            )
             raise
 
     def _checked_path(self) -> str:
@@ -185,6 +192,9 @@ class PageHandler(BaseHTTPRequestHandler):
             self._send(self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy})
         elif path == "facts":
             self._send(self.server.facts, JSON_TYPE)
+        elif path == "progress":
+            num_done, num_tiles = self.server.progress
+            self._send(json.dumps({"done": num_done, "all": num_tiles}).encode(), JSON_TYPE)
         elif (pair := self._named_pair(path)) is not None:
             with self.server.thumbnail_places:
                 picture = thumbnail(pair.image)
@@ -202,15 +212,34 @@ class PageHandler(BaseHTTPRequestHandler):
             raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment")
         try:
             data = self._read_body(num_bytes, keep=pair is None)
-            result = self.server.run(lambda: self._predict(pair, data))
+            result = self._wait_for(self.server.submit(lambda: self._predict(pair, data)))
         finally:
             self.server.places.release()
         self._send(result, "application/octet-stream")
 
+    def _wait_for(self, result: Future[bytes]) -> bytes:
+        """Gives its place up if the browser leaves before its turn comes."""
+        while not wait([result], CLIENT_SECONDS).done:
+            if self._is_client_gone() and result.cancel():
+                raise ConnectionAbortedError
+        return result.result()
+
     def _predict(self, pair: Pair | None, data: bytes) -> bytes:
         predictor = self.server.predictor
-        result = predict_for_page(predictor, decode_for_page(data)) if pair is None else predict_pair(predictor, pair)
+        if pair is None:
+            result = predict_for_page(predictor, decode_for_page(data), on_progress=self._on_progress)
+        else:
+            result = predict_pair(predictor, pair, self._on_progress)
         return result.to_bytes(predictor.engine.description)
+
+    def _on_progress(self, num_done: int, num_tiles: int) -> None:
+        self.server.progress = (num_done, num_tiles)
+        if self._is_client_gone():
+            raise ConnectionAbortedError  # nothing is computed for nobody
+
+    def _is_client_gone(self) -> bool:
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def _named_pair(self, path: str) -> Pair | None:
         found = re.fullmatch(r"validation/([0-9]{1,9})", path)
