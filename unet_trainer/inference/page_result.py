@@ -102,26 +102,28 @@ def predict_for_page(
     ids = np.empty(logits.size, np.uint8)
     probabilities = np.empty((spec.num_ids, *grid), np.uint8)
     counts = torch.zeros(spec.num_ids, spec.num_ids, dtype=torch.int64)
+    columns = torch.from_numpy(grid_columns).to(predictor.engine.device)
     for band in logits.bands():
         ids[band.rows] = band_ids(band.logits)
         first, last = np.searchsorted(grid_rows, (band.rows.start, band.rows.stop))
-        picked = band.logits[:, torch.from_numpy(grid_rows[first:last] - band.rows.start)][:, :, torch.from_numpy(grid_columns)]
+        rows = torch.from_numpy(grid_rows[first:last] - band.rows.start).to(band.logits.device)
+        picked = band.logits.index_select(1, rows).index_select(2, columns)
         probabilities[:, first:last] = (picked.softmax(0) * 255).round().to(torch.uint8).cpu().numpy()
         if truth is not None:
             counts += confusion_matrix(torch.from_numpy(ids[band.rows]), torch.from_numpy(truth[band.rows]), spec.num_ids)
     seconds = time.perf_counter() - started
     shown = to_display(fit_image(check_image(image, spec.image), display))
-    rows, columns = _positions(logits.size[0], display[0]), _positions(logits.size[1], display[1])
+    display_rows, display_columns = _positions(logits.size[0], display[0])[:, None], _positions(logits.size[1], display[1])
     in_truth = counts.sum(1)
     return PageResult(
         size=logits.size,
         image=_encode_png(shown),
-        ids=ids[rows[:, None], columns],
+        ids=ids[display_rows, display_columns],
         probabilities=probabilities,
         mask_png=encode_index_png(ids, spec.id_colours),
         shares=(np.bincount(ids.reshape(-1), minlength=spec.num_ids) / ids.size).tolist(),
         seconds=seconds,
-        truth=None if truth is None else truth[rows[:, None], columns],
+        truth=None if truth is None else truth[display_rows, display_columns],
         truth_shares=None if truth is None else (in_truth / in_truth.sum().clamp_min(1)).tolist(),
         scores=None if truth is None else compute_scores(counts, spec.num_classes),
     )
