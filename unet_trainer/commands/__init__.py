@@ -6,4 +6,5 @@ COMMANDS = {
     "doctor": "unet_trainer.commands.doctor",
     "evaluate": "unet_trainer.commands.evaluate",
     "export": "unet_trainer.commands.export",
+    "try": "unet_trainer.commands.try_model",
 }
