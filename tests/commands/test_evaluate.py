@@ -63,6 +63,7 @@ def test_a_run_is_evaluated_on_its_own_validation_images(runs, capsys):
     assert content["num_images"] == 5
     assert content["data"]["split"] == "val"
     assert f"{result['best_val_iou']:.4f}" in said
+    assert f": val, by {runs / 'one/split.csv'}\n" in said
     assert f"Training's own validation of this model: IoU {result['best_val_iou']:.4f}; here {result['best_val_iou']:.4f}\n" in said
     assert "5 images: intervals from so few are rough" in said
     assert len(list((runs / "one/evaluation/worst").iterdir())) == 5

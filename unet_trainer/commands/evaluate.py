@@ -188,7 +188,7 @@ def say_what(engine: Engine, file: Path, data: EvaluationData, given: argparse.N
     epoch = "" if card.epoch is None else f", epoch {card.epoch}"
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
-    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.data_dir}: {data.rule}")
+    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.data_dir}: {data.split}, by {data.rule}")
     console.fact("Scored", scoring(spec, given))
 
 

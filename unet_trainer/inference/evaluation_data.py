@@ -150,7 +150,7 @@ def _own_pairs(source: DataSource, split: SplitName) -> FoundPairs:
         raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
     test = _test_or_none(source) if split == "all" else None
     pairs = found.pairs + (test.pairs if test is not None else ())
-    return FoundPairs(pairs, f"{split} of {table}{'' if test is None else f', and {test.rule}'}")
+    return FoundPairs(pairs, f"{table}{'' if test is None else f' and {test.rule}'}")
 
 
 def _find_parts(source: DataSource, split: SplitName | None) -> FoundPairs:
