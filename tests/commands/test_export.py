@@ -43,7 +43,7 @@ def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert (
         lines[0]
-        == "Exporting checkpoints/demo/best.pt as TorchScript, which torch calls deprecated: choose pt2 or onnx where you can"
+        == "Exporting checkpoints/demo/best.pt as TorchScript, which torch calls deprecated: choose pt2 or onnx where you can ..."
     )
     assert lines[1:3] == ["  Model:      unet, resnet18, epoch 3, val IoU 0.5000", "  Classes:    background, foreground"]
     assert lines[3].startswith("  Compared:   5 batches of 1 to 3 images, 32×32 to 160×96: logits reach ")

@@ -68,7 +68,7 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
     card, segmenter = build_segmenter(path, raw)
     spec = card.spec
     score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
-    console.say(f"Exporting {path} as {FORMATS[name].title}")
+    console.say(f"Exporting {path} as {FORMATS[name].title} ...")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}, {'raw weights, ' if raw else ''}epoch {card.epoch}{score}")
     console.fact("Classes", ", ".join(spec.id_names))
     try:
