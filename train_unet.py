@@ -8,6 +8,7 @@
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
+    python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 

@@ -4,4 +4,5 @@ COMMANDS = {
     "check": "unet_trainer.commands.check",
     "bench": "unet_trainer.commands.bench",
     "doctor": "unet_trainer.commands.doctor",
+    "predict": "unet_trainer.commands.predict",
 }
