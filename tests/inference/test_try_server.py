@@ -333,7 +333,7 @@ def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
         for thread in threads:
             thread.start()
         wait_until(lambda: running.places._value == 0 and running.is_busy)
-        big = PNG + bytes(2**20)  # read to its end, so that the answer arrives
+        big = PNG + bytes(24 * 2**20)  # read to its end, so that the answer arrives
         assert refusal(ask(running, "POST", "predict", big)) == (503, "4 images are waiting already; try again in a moment")
         assert running.is_busy
         assert ask(running, "GET", "facts")[0] == 200
