@@ -22,6 +22,7 @@ from train_unet import train
 from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
+from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
@@ -92,6 +93,8 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     components = make_components(compiled, **PRECISIONS[precision], **extra)
     metrics = take_steps(components, 3)  # the optimizer makes its state in the first; the second is recorded
     batches = [make_batch(seed=index) for index in range(3)]
+    batches[1] = batches[1]._replace(cut_boxes=cut_boxes((0, 0, 1), 8, (128, 128), 0.5))
+    paste_pieces(*(tensor.cuda() for tensor in (*batches[1][:2], batches[1].cut_boxes)))  # a first call loads kernels
     eval_metrics, meter = components.eval_step.new_metrics(), WaitMeter(components.numerics.device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -110,6 +113,23 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(metrics.loss())
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_pieces_of_other_images_are_trained_on_as_on_the_cpu(compiled):
+    """CutMix moves pixels before the step, whose graphs are replayed with the mixed images."""
+    mixed, expected = make_components(compiled, allow_tf32=False), make_components(compiled, allow_tf32=False)
+    for index in range(4):
+        batch = make_batch(seed=index)
+        boxes = cut_boxes((0, 0, index), 8, (128, 128), 1.0)
+        images, masks = (tensor.pin_memory() for tensor in paste_pieces(batch.images, batch.masks, boxes))
+        found = take_step(mixed.train_step, batch._replace(cut_boxes=boxes), metrics=EpochMetrics(1, mixed.numerics.device))
+        known = take_step(
+            expected.train_step, batch._replace(images=images, masks=masks), metrics=EpochMetrics(1, expected.numerics.device)
+        )
+        assert not torch.equal(masks, batch.masks)
+        assert found.matrix.sum(1).tolist() == known.matrix.sum(1).tolist()  # the same truth
+        assert found.loss() == pytest.approx(known.loss(), rel=1e-3)
 
 
 def make_native_batch(seed=0):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.model_card import ModelCard, Symmetry
 from unet_trainer.inference.model_files import read_model
 from unet_trainer.loading.transfer import to_device
@@ -35,6 +38,14 @@ class Engine(Protocol):
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32 on `device`. Any height and width."""
+
+
+def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
+    """H,W,C each → N,H,W,C on the host; in page-locked memory for a GPU, so that copying it there does not wait."""
+    first = images[0]
+    batch = torch.empty((len(images), *first.shape), dtype=torch.from_numpy(first[:0]).dtype, pin_memory=device.type == "cuda")
+    np.stack(images, out=batch.numpy())
+    return batch
 
 
 def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
@@ -108,6 +119,8 @@ class SymmetricEngine:
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor | None = None
+        if isinstance(self.engine, TorchEngine):
+            (images,) = to_device((images,), self.device)  # once, and turned there
         for is_flipped, num_turns in self.views:
             view = images.flip(2) if is_flipped else images
             view = torch.rot90(view, num_turns, (1, 2)).contiguous()

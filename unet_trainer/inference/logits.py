@@ -42,12 +42,17 @@ class WholeLogits:
             yield Band(rows, logits[0])
 
 
+def predicted_ids(logits: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
+    """…,K,H,W logits → …,H,W uint8 ids, where the logits are. `threshold`: least probability of the foreground, of two ids."""
+    if logits.shape[-3] == 2:
+        least = 0.0 if threshold is None else float(np.log(threshold) - np.log1p(-threshold))
+        return (logits.select(-3, 1) - logits.select(-3, 0) > least).to(torch.uint8)
+    return logits.max(-3).indices.to(torch.uint8)
+
+
 def band_ids(logits: torch.Tensor, threshold: float | None = None) -> Pixels:
-    """K,rows,W logits → rows,W uint8 ids. `threshold`: least probability of the foreground, of two ids."""
-    if threshold is None:
-        return logits.max(0).indices.to(torch.uint8).cpu().numpy()
-    least = float(np.log(threshold) - np.log1p(-threshold))
-    return (logits[1] - logits[0] > least).to(torch.uint8).cpu().numpy()
+    """K,rows,W logits → rows,W uint8 ids. `threshold` as in predicted_ids."""
+    return predicted_ids(logits, threshold).cpu().numpy()
 
 
 def all_ids(logits: Logits, threshold: float | None = None) -> Pixels:

@@ -17,7 +17,7 @@ from unet_trainer.images.image_files import DataError, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image
-from unet_trainer.inference.engine import Engine
+from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.inference.logits import Logits, WholeLogits
 from unet_trainer.inference.tiled import TiledLogits
 
@@ -41,6 +41,11 @@ class Predictor:
         self.tile = tile or max(MIN_TILE, *self.spec.image_size)
         self.whole = whole or (GPU_WHOLE if engine.device.type == "cuda" else CPU_WHOLE)
 
+    @property
+    def min_side(self) -> int | None:
+        """To which a JPEG may be decoded at a fraction of its size; as in training."""
+        return 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
+
     def is_tiled(self, size: Size) -> bool:
         return self.spec.fit == "crop" and size[0] * size[1] > self.whole
 
@@ -51,17 +56,22 @@ class Predictor:
         size = size or (pixels.shape[0], pixels.shape[1])
         return ModelInput(fit_image(pixels, self.spec.image_size) if self.spec.fit == "resize" else pixels, size)
 
+    def batch_logits(self, inputs: Sequence[ModelInput]) -> torch.Tensor:
+        """N,K,h,w at the size that the network saw, of inputs of one shape that are not tiled."""
+        return self.engine.logits(host_batch([given.pixels for given in inputs], self.engine.device))
+
     def predict(self, inputs: Sequence[ModelInput]) -> list[Logits]:
         """Of inputs of one shape that are not tiled."""
-        logits = self.engine.logits(torch.from_numpy(np.stack([given.pixels for given in inputs])))
+        logits = self.batch_logits(inputs)
         return [WholeLogits(one, given.size) for one, given in zip(logits, inputs, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, tiled if it is large."""
-        given = self.prepare(image)
-        if not self.is_tiled(given.size):
-            return self.predict([given])[0]
-        return self.predict_large(ArrayReader(given.pixels))
+        if image.ndim not in (2, 3) or not self.is_tiled((image.shape[0], image.shape[1])):
+            return self.predict([self.prepare(image)])[0]
+        pixels = image[:, :, None] if image.ndim == 2 else image
+        check_image(pixels[:1, :1], self.spec.image)
+        return self.predict_large(ArrayReader(pixels))
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read block by block."""
@@ -72,7 +82,8 @@ class Predictor:
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth or other channels than the model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth, other channels
+    than the model knows, and values that are not finite."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
@@ -82,4 +93,6 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
     depth = "float" if image.dtype.kind == "f" else str(image.dtype)
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
+    if depth == "float" and (num_bad := image.size - int(np.isfinite(image).sum())):
+        raise DataError(f"{num_bad} of {image.size} values are NaN or infinite")
     return spec.to_batch(image)

@@ -7,7 +7,9 @@ buffer, whatever the image's height.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ import torch
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_readers import ImageReader
 from unet_trainer.images.tiling import Size
-from unet_trainer.inference.engine import Engine
+from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.inference.logits import Band
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
@@ -64,24 +66,42 @@ class TiledLogits:
         height, width = self.size
         tile, device = self.tile, self.engine.device
         tops, lefts = tile_starts(height, tile), tile_starts(width, tile)
-        row_weights, column_weights = summed_weights(tops, tile, height), summed_weights(lefts, tile, width)
+        row_weights = summed_weights(tops, tile, height).float().to(device)
+        column_weights = summed_weights(lefts, tile, width).float().to(device)
         side = tile_weights(tile)
         weights = (side[:, None] * side[None]).float().to(device)
-        num_ids = self.engine.card.spec.num_ids
-        total = torch.zeros(num_ids, tile, max(width, tile), device=device)
-        for index, top in enumerate(tops):
-            strip = self.prepare(self.reader.read(slice(top, min(top + tile, height)), slice(0, width)))
-            strip = _mirrored_to(strip, tile, max(width, tile))
-            for batch in _batches(lefts, max(1, BATCH_PIXELS["cuda" if device.type == "cuda" else "cpu"] // tile**2)):
-                images = np.stack([strip[:, left : left + tile] for left in batch])
-                for left, logits in zip(batch, self.engine.logits(torch.from_numpy(images)), strict=True):
-                    total[:, :, left : left + tile] += logits * weights
-                self.on_tiles(len(batch))
-            following = tops[index + 1] if index + 1 < len(tops) else min(top + tile, height)
-            num_done = following - top
-            divisor = (row_weights[top:following, None] * column_weights[None]).float().to(device)
-            yield Band(slice(top, following), total[:, :num_done, :width] / divisor)
-            total = torch.cat([total[:, num_done:], torch.zeros_like(total[:, :num_done])], 1)
+        total = torch.zeros(self.engine.card.spec.num_ids, tile, max(width, tile), device=device)
+        num_at_once = max(1, BATCH_PIXELS["cuda" if device.type == "cuda" else "cpu"] // tile**2)
+        with contextlib.closing(self._strips(tops)) as strips:
+            for index, (top, strip) in enumerate(zip(tops, strips, strict=True)):
+                for batch in _batches(lefts, num_at_once):
+                    images = host_batch([strip[:, left : left + tile] for left in batch], device)
+                    for left, logits in zip(batch, self.engine.logits(images), strict=True):
+                        total[:, :, left : left + tile] += logits * weights
+                    self.on_tiles(len(batch))
+                following = tops[index + 1] if index + 1 < len(tops) else min(top + tile, height)
+                num_done = following - top
+                divisor = row_weights[top:following, None] * column_weights
+                yield Band(slice(top, following), total[:, :num_done, :width] / divisor)
+                total[:, : tile - num_done] = total[:, num_done:].clone()
+                total[:, tile - num_done :] = 0
+
+    def _strips(self, tops: Sequence[int]) -> Generator[Pixels, None, None]:
+        """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read meanwhile."""
+        height, width = self.size
+
+        def read(top: int, bottom: int) -> Pixels:
+            return self.prepare(self.reader.read(slice(top, bottom), slice(0, width)))
+
+        strip: Pixels | None = None
+        with ThreadPoolExecutor(1, "next tiles") as thread:
+            coming = thread.submit(read, 0, min(self.tile, height))
+            for index, top in enumerate(tops):
+                pixels = coming.result()
+                strip = pixels if strip is None else np.concatenate([strip[top - tops[index - 1] :], pixels])
+                if index + 1 < len(tops):
+                    coming = thread.submit(read, top + self.tile, tops[index + 1] + self.tile)
+                yield _mirrored_to(strip, self.tile, max(width, self.tile))
 
 
 def _batches(lefts: Sequence[int], size: int) -> Iterator[Sequence[int]]:
