@@ -92,6 +92,14 @@ def test_a_grey_image_is_grey_in_every_channel(make_model):
     assert np.array_equal(model(grey[:, :, 0]), model(np.repeat(grey, 3, 2)))
 
 
+def test_an_array_that_cannot_be_written_to_is_taken_without_a_warning(make_model):
+    """np.asarray of a PIL image is one."""
+    image = random_image(SPECS["RGB"], 32, 32)
+    expected = make_model("RGB")(image)
+    image.setflags(write=False)
+    assert np.array_equal(make_model("RGB")(image), expected)
+
+
 def test_threads_give_what_one_thread_gives(make_model):
     model = make_model("RGB")
     images = [random_image(SPECS["RGB"], 40 + index % 3, 64, index) for index in range(12)]

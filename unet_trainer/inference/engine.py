@@ -43,7 +43,8 @@ class Engine(Protocol):
 def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     """H,W,C each → N,H,W,C on the host; in page-locked memory for a GPU, so that copying it there does not wait."""
     first = images[0]
-    batch = torch.empty((len(images), *first.shape), dtype=torch.from_numpy(first[:0]).dtype, pin_memory=device.type == "cuda")
+    dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32  # from_numpy warns of arrays that are read-only, as PIL's are
+    batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
     np.stack(images, out=batch.numpy())
     return batch
 

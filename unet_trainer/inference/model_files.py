@@ -27,7 +27,7 @@ SMP_CARD = "unet_trainer.json"  # in the folder of an export for segmentation-mo
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
 BEFORE_VERSIONS = "0.9 or earlier"  # in place of the version, in checkpoints that do not name it
 # What content of other types or keys than a run saves raises.
-ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoints"), raw: bool = False) -> Path:

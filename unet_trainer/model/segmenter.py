@@ -7,7 +7,7 @@ Training, evaluation, prediction and export use this one module. There is no def
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,9 +101,8 @@ def _check_content(content: Mapping[str, Any]) -> None:
         "mean": _are_numbers(image["mean"]) and len(image["mean"]) == num_channels,
         "std": _are_numbers(image["std"]) and len(image["std"]) == num_channels and all(value > 0 for value in image["std"]),
         "low and high": _are_numbers([image["low"], image["high"]]),
-        "mask values": values is None or (len(values) == num_ids and all(_is_mask_value(value) for value in values)),
-        "threshold": _is_mask_value(coding["threshold"]),
-        "ignore_value": coding["ignore_value"] is None or _is_mask_value(coding["ignore_value"]),
+        "coding": (values is None or len(values) == num_ids)
+        and all(value is None or _is_whole(value, -MAX_VALUE, MAX_VALUE) for value in _flat(list(coding.values()))),
         "id_names": _are_texts(content["id_names"]) and len(content["id_names"]) == num_ids,
         "id_colours": len(content["id_colours"]) == num_ids
         and all(len(colour) == 3 and all(_is_whole(part, 0, 255) for part in colour) for colour in content["id_colours"]),
@@ -119,11 +118,15 @@ def _check_content(content: Mapping[str, Any]) -> None:
 
 
 def _is_whole(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
+    return isinstance(value, int) and least <= value <= most
 
 
-def _is_mask_value(value: Any) -> bool:
-    return _is_whole(value, -MAX_VALUE, MAX_VALUE)
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def _are_numbers(values: Any) -> bool:
