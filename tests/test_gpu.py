@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
 from helpers.steps import everything, make_settings, same, take_step, tiny_components
 from train_unet import train
+from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
@@ -252,6 +254,21 @@ def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):
         train(config, on_epoch=stop_after(1))
     result = train(config, device="cuda", resume=f"{config['checkpoint_dir']}/run")
     assert math.isfinite(result.history[-1]["val_loss"])
+
+
+def test_a_model_that_was_trained_compiled_on_the_gpu_is_used_on_the_cpu(tiny_config):
+    """With everything that training adds to a network: compiled, fast layers, averaged weights, auxiliary heads."""
+    settings = {"device": "cuda", "use_amp": True, "compile_model": True, "ema_decay": 0.9, "deep_supervision": 0.5}
+    result = train({**tiny_config, **settings, "encoder": "resnet18", "decoder_channels": None, "image_size": 64})
+    image = np.random.default_rng(0).integers(0, 256, (100, 75, 3), np.uint8)
+    for options in ({}, {"raw": True}):
+        on_cpu = load(result.run_dir, device="cpu", **options)
+        on_gpu = load(result.run_dir, device="cuda", precision="float32", **options)
+        assert np.allclose(on_cpu.probabilities(image), on_gpu.probabilities(image), atol=2e-2)  # TF32
+        assert load(result.run_dir, **options).engine.description == "cuda, bfloat16"
+    content = torch.load(result.run_dir / "best.pt", weights_only=True)
+    assert {tensor.device.type for tensor in content["model"].values()} == {"cpu"}
+    assert not any(name.startswith(("_orig_mod", "module", "auxiliary")) for name in content["model"])
 
 
 def test_bfloat16_takes_about_half_the_memory():

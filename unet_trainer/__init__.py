@@ -1,9 +1,28 @@
 """The parts of the trainer, in packages that import in one direction; `train_unet.py` tells the story that joins them."""
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unet_trainer.inference.loaded_model import load
+
+__all__ = ["__version__", "load"]
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process they then hold the core that the thread they
 # wait for needs: on 2 cores a step took 3.4 times as long, with this 1.8 times, and alone as long as before (docs/performance.md).
 # Read by libgomp when torch is loaded; a value of the user's own stays.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+__version__ = "0.9.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`load`, imported when it is used: it needs torch, and the command line must answer a typo at once."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from unet_trainer.inference.loaded_model import load
+
+    return load

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.project import ROOT
 from unet_trainer.system import atomic_files
-from unet_trainer.system.atomic_files import delete_drafts, write_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import Draft, delete_drafts, write_atomically, write_text_atomically
 
 
 @pytest.fixture
@@ -200,3 +200,41 @@ def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
         (file.parent / name).touch()
     assert delete_drafts(file.parent) == 2
     assert sorted(path.name for path in file.parent.iterdir()) == [".hidden", "last.pt", "notes.tmp"]
+
+
+def test_a_draft_gets_its_name_when_it_is_kept(file):
+    draft = Draft(file)
+    draft.file.write(b"new")
+    assert file.read_bytes() == b"old"
+    draft.keep()
+    draft.discard()  # too late to matter
+    assert_only(file, b"new")
+
+
+def test_a_discarded_draft_leaves_the_old_content_and_nothing_else(file):
+    draft = Draft(file)
+    draft.file.write(b"new")
+    draft.discard()
+    assert_only(file, b"old")
+
+
+def test_two_drafts_of_one_file_do_not_meet(file):
+    first, second = Draft(file), Draft(file)
+    first.file.write(b"first")
+    second.file.write(b"second")
+    second.keep()
+    first.keep()
+    assert_only(file, b"first")
+
+
+def test_a_draft_that_a_crash_leaves_behind_is_found(file):
+    Draft(file).file.close()
+    assert delete_drafts(file.parent) == 1
+    assert_only(file, b"old")
+
+
+def test_a_draft_of_a_long_name_can_be_made(tmp_path):
+    path = tmp_path / ("x" * 240 + ".png")
+    draft = Draft(path)
+    draft.keep()
+    assert_only(path, b"")

@@ -32,7 +32,7 @@ from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
 from unet_trainer.datasets.problems import Problem, Question, describe_problems, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
@@ -167,7 +167,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     if config.split_file is None:
         found = _find_masks_or_annotations(config, data_dir, console)
     else:
-        found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
+        found = read_split_csv(find_split_file(config.split_file, data_dir), data_dir)
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
@@ -199,13 +199,8 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
-    report = DatasetReport(found or find_dataset(config, console))
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
-        facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
-    report.problems += report.found.problems
-    report.notices += report.found.notices
-    _keep_readable(report, facts, config.resize_masks)
+    report = read_every_pair(found or find_dataset(config, console), config.resize_masks, cache, console)
     if not report.pairs:
         return report
     _choose_kind(report, config)
@@ -217,7 +212,18 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
     return report
 
 
-def _find_split_file(split_file: str, data_dir: Path) -> Path:
+def read_every_pair(found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console) -> DatasetReport:
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
+    report = DatasetReport(found)
+    with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
+        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache)
+    report.problems += found.problems
+    report.notices += found.notices
+    _keep_readable(report, facts, resize_masks)
+    return report
+
+
+def find_split_file(split_file: str, data_dir: Path) -> Path:
     places = list(dict.fromkeys([Path(split_file), data_dir / split_file]))
     found = next((place for place in places if place.is_file()), None)
     if found is None:

@@ -90,6 +90,14 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
     return next((path for text in spellings if _is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
+def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
+    """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
+    rows = _read_rows(path)
+    return {
+        (data_dir / row["image"].strip()).resolve() for _, row in rows if PARTS.get(row.get("split", "").strip().lower()) == part
+    }
+
+
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
     try:

@@ -57,10 +57,7 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
 
 def read_image_and_size(path: Path, min_side: int | None) -> tuple[Pixels, tuple[int, int]]:
     """As read_image, and height and width at full size, which tell whether a file has changed."""
-    data = read_bytes(path)
-    image = decode_image(data, min_side)
-    factor, _ = _reduction(data, min_side)
-    return image, (image.shape[0] * factor, image.shape[1] * factor)
+    return decode_image_and_size(read_bytes(path), min_side)
 
 
 def read_mask(path: Path) -> Pixels:
@@ -103,6 +100,13 @@ class DecodedMask(NamedTuple):
 
     values: Pixels
     is_alpha: bool
+
+
+def decode_image_and_size(data: bytes, min_side: int | None) -> tuple[Pixels, tuple[int, int]]:
+    """As decode_image, and height and width at full size."""
+    image = decode_image(data, min_side)
+    factor, _ = _reduction(data, min_side)
+    return image, (image.shape[0] * factor, image.shape[1] * factor)
 
 
 def decode_mask(data: bytes) -> Pixels:
@@ -260,6 +264,17 @@ def _decode_npy(data: bytes) -> Pixels:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
+def map_npy(path: Path) -> Pixels:
+    """H,W,C of an array file, mapped into memory: what is not looked at is not read. Raises ReadError."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError):
+        array = None
+    if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
+        return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
+    return _with_channels_last(array)
+
+
 def _decode_tiff(data: bytes) -> Pixels:
     """H,W,C. OpenCV decodes one page of grey or colour, tifffile everything else."""
     tags = headers.tiff_tags(data)
@@ -316,9 +331,14 @@ def _decode_compressed_tiff(data: bytes, tags: TiffTags) -> Pixels:
 
 def _channels_last(array: Pixels) -> Pixels:
     """H,W or C,H,W or H,W,C → H,W,C."""
+    return np.ascontiguousarray(_with_channels_last(array))
+
+
+def _with_channels_last(array: Pixels) -> Pixels:
+    """As _channels_last, as a view."""
     squeezed = array.reshape([side for side in array.shape if side > 1]) if array.ndim > 3 else array
     if squeezed.ndim == 2:
         return squeezed[:, :, None]
     if squeezed.ndim != 3 or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS or squeezed.shape[0] == squeezed.shape[2]:
         raise ReadError(f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last")
-    return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.ascontiguousarray(np.moveaxis(squeezed, 0, 2))
+    return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.moveaxis(squeezed, 0, 2)

@@ -30,10 +30,19 @@ def class_colours(num_ids: int) -> tuple[tuple[int, int, int], ...]:
     return (BACKGROUND_COLOUR, *((int(red), int(green), int(blue)) for red, green, blue in others))
 
 
-def to_display(image: Pixels) -> Pixels:
-    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that occur."""
+def display_range(image: Pixels) -> tuple[float, float]:
+    """The values of an image of any depth that are shown as black and white."""
+    low, high = np.percentile(image, (1, 99))
+    return float(low), float(high)
+
+
+def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that occur.
+
+    `shown`: the display_range of the whole, where the image is a part.
+    """
     if image.dtype != np.uint8:
-        low, high = np.percentile(image, (1, 99))
+        low, high = display_range(image) if shown is None else shown
         image = ((image - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
     if image.shape[2] == 2:
         return np.dstack([image, np.zeros_like(image[:, :, 0])])
@@ -52,6 +61,20 @@ def overlay(image: Pixels, ids: Pixels) -> Pixels:
         outlines, _ = cv2.findContours(is_class.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(result, outlines, -1, [int(c) for c in colour], 1)
     return result
+
+
+def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels | None, colours: Pixels) -> Pixels:
+    """As `overlay`, of some rows of an image. `above` and `below`: ids of the row before and after, None at the image's edge.
+
+    Outlines lie on the border between two classes, not along the edge of the image. `colours`: 256,3, by id.
+    """
+    around = np.vstack([ids[:1] if above is None else above, ids, ids[-1:] if below is None else below])
+    around = cv2.copyMakeBorder(around, 0, 0, 1, 1, cv2.BORDER_REPLICATE)
+    cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+    is_border = (cv2.dilate(around, cross) != cv2.erode(around, cross))[1:-1, 1:-1]
+    colour = colours[ids]
+    tinted = cv2.addWeighted(image, 0.6, colour, 0.4, 0)
+    return np.where((ids == 0)[:, :, None], image, np.where(is_border[:, :, None], colour, tinted))
 
 
 def contact_sheet(pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], columns: int = 4) -> Pixels:

@@ -42,8 +42,8 @@ def native_confusion_matrix(logits: torch.Tensor, masks: torch.Tensor, sizes: Se
         num_at_once = max(1, MAX_ELEMENTS // (num_ids * max(width, logits.shape[3])))
         for start in range(0, len(images), num_at_once):
             some = images[start : start + num_at_once]
-            truth = _select(masks, some)
-            for rows, upsampled in upsampled_rows(_select(logits, some), (height, width)):
+            truth = select_images(masks, some)
+            for rows, upsampled in upsampled_rows(select_images(logits, some), (height, width)):
                 ids = upsampled.max(1).indices  # the ids of predicted_ids; argmax is 30 times slower on CPUs in this memory format
                 counts += confusion_matrix(ids, truth[:, rows, :width], num_ids)
     return counts
@@ -57,7 +57,7 @@ def _by_size(sizes: Sequence[Size]) -> dict[Size, list[int]]:
     return images
 
 
-def _select(tensor: torch.Tensor, images: Sequence[int]) -> torch.Tensor:
+def select_images(tensor: torch.Tensor, images: Sequence[int]) -> torch.Tensor:
     """Without an index tensor, which would have to be copied to the device."""
     if images[-1] - images[0] + 1 == len(images):
         return tensor[images[0] : images[-1] + 1]

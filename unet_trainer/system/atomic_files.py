@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 DRAFTS = ".*.*.tmp"  # temporary files, which a crash may leave behind
+_numbers = itertools.count()
 
 
 def write_atomically(
@@ -43,9 +45,39 @@ def write_atomically(
         raise
 
 
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_text_atomically(path: Path, text: str) -> None:
     """In UTF-8. Names of files that are not UTF-8 are written as the bytes that they are."""
-    write_atomically(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+    write_bytes_atomically(path, text.encode("utf-8", "surrogateescape"))
+
+
+class Draft:
+    """A file that is written piece by piece under a temporary name beside its own, until `keep` gives it that name.
+
+    Nothing waits for the disk: after a power failure, unlike after a crash of the program, the file may be damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.draft: Path | None = path.with_name(f".{path.name[:200]}.{os.getpid()}-{next(_numbers)}.tmp")
+        self.file: BinaryIO = self.draft.open("x+b")
+
+    def keep(self) -> None:
+        assert self.draft is not None
+        self.file.close()
+        self.draft.replace(self.path)
+        self.draft = None
+
+    def discard(self) -> None:
+        """Does nothing after `keep`."""
+        if self.draft is not None:
+            with contextlib.suppress(OSError):  # a full disk: the last bytes cannot be written
+                self.file.close()
+            self.draft.unlink(missing_ok=True)
+            self.draft = None
 
 
 def delete_drafts(folder: Path) -> int:

@@ -59,8 +59,8 @@ class Bar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.tqdm.close()
 
-    def tick(self) -> None:
-        self.tqdm.update()
+    def tick(self, number: int = 1) -> None:
+        self.tqdm.update(number)
 
     def show(self, loss: float, iou: float) -> None:
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)

@@ -1,0 +1,49 @@
+"""Models with random weights as files, images to predict, and engines whose logits are known."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers.steps import make_spec
+from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.model.network import build_network
+from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.runs.checkpoint_file import write_checkpoint
+
+SMALL = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": (16, 8, 8, 8, 8), "image_size": (64, 64)}
+
+
+def write_model(path, augmentation="default", seed=0, **spec):
+    """A checkpoint like best.pt, with random weights whose running statistics are those of random images. Returns the path."""
+    spec = make_spec(**{**SMALL, **spec})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = build_network(spec, encoder_weights=None)
+        network.train()(torch.randn(4, spec.image.channels, 64, 64))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "spec": spec.to_dict(),
+        "config": {"ema_decay": None, "augmentation": augmentation},
+        "model": deployable_weights(Segmenter(spec, network, channels_last=True)),
+        "epoch": 3,
+        "metrics": {"val_iou": 0.5},
+        "version": "0.9.0",
+    }
+    write_checkpoint(path, content)
+    return path
+
+
+class BrightnessEngine:
+    """Two ids: the foreground's logit is the first channel minus 128. What each pixel becomes is known without a network."""
+
+    description = "a test's engine"
+
+    def __init__(self, spec, symmetries=()):
+        self.card = ModelCard(spec, symmetries, "run", 1, 0.5)
+        self.device = torch.device("cpu")
+        self.shapes = []  # of the batches
+
+    def logits(self, images):
+        self.shapes.append(tuple(images.shape))
+        foreground = images[..., 0].float() - 128
+        return torch.stack([torch.zeros_like(foreground), foreground], 1)

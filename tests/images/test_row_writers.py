@@ -1,0 +1,125 @@
+"""Files written row by row: what other programs read from them."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from unet_trainer.images import row_writers
+from unet_trainer.images.image_files import decode_mask
+from unet_trainer.images.row_writers import DOUBLE, NpyWriter, PngWriter, TiffTag, TiffWriter, was_written_here
+
+PALETTE = ((0, 0, 0), (0, 200, 120), (255, 130, 0))
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(0, 3, (37, 23), np.uint8)
+ARRAYS = {
+    "grey": IDS,
+    "16 bit": RANDOM.integers(0, 65536, (37, 23), np.uint16),
+    "rgb": RANDOM.integers(0, 256, (37, 23, 3), np.uint8),
+}
+
+
+def written(make_writer, pixels, heights=(1, 10, 26)):
+    """The bytes of a file whose rows came in parts of these heights."""
+    file = io.BytesIO()
+    writer = make_writer(file)
+    top = 0
+    for height in heights:
+        writer.write(pixels[top : top + height])
+        top += height
+    assert top == len(pixels)
+    writer.finish()
+    return file.getvalue()
+
+
+def make(kind, pixels, **options):
+    channels = 3 if pixels.ndim == 3 else 1
+    return lambda file: kind(file, pixels.shape[:2], pixels.dtype, channels, **options)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("content", ["mask", "picture"])
+def test_a_png_holds_the_pixels(name, content):
+    pixels = ARRAYS[name]
+    data = written(make(PngWriter, pixels, content=content), pixels)
+    read = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(read[:, :, ::-1] if read.ndim == 3 else read, pixels)
+    np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(data))), pixels)
+
+
+def test_a_png_with_a_palette_holds_ids_and_shows_colours():
+    data = written(make(PngWriter, IDS, palette=PALETTE), IDS)
+    picture = Image.open(io.BytesIO(data))
+    assert picture.mode == "P"
+    np.testing.assert_array_equal(np.array(picture), IDS)
+    np.testing.assert_array_equal(np.array(picture.convert("RGB")), np.array(PALETTE, np.uint8)[IDS])
+    np.testing.assert_array_equal(decode_mask(data), IDS)  # as this program reads masks
+
+
+def test_a_png_does_not_depend_on_the_parts_it_came_in():
+    parts = [written(make(PngWriter, IDS), IDS, heights) for heights in ((37,), (1,) * 37, (36, 1))]
+    read = [np.array(Image.open(io.BytesIO(data))) for data in parts]
+    for pixels in read:
+        np.testing.assert_array_equal(pixels, IDS)
+
+
+def test_a_png_that_was_written_here_is_known():
+    assert was_written_here(written(make(PngWriter, IDS), IDS)[:128])
+    assert was_written_here(written(make(PngWriter, IDS, palette=PALETTE), IDS)[:128])
+    done, other = cv2.imencode(".png", IDS)
+    assert done
+    assert not was_written_here(other.tobytes()[:128])
+    assert not was_written_here(b"")
+
+
+def test_a_large_png_needs_memory_for_the_rows_alone():
+    rows = np.zeros((64, 4096), np.uint8)  # of 64 MiB in all
+    with open("/dev/null", "wb") as file:  # noqa: PTH123
+        writer = PngWriter(file, (16384, 4096), np.uint8)
+        tracemalloc.start()
+        for _ in range(256):
+            writer.write(rows)
+        writer.finish()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 4 * rows.nbytes
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("is_big", [False, True])
+def test_a_tiff_holds_the_pixels(name, is_big, monkeypatch):
+    if is_big:
+        monkeypatch.setattr(row_writers, "BIGTIFF_BYTES", 100)
+    monkeypatch.setattr(row_writers, "STRIP_BYTES", 5 * ARRAYS[name][0].nbytes)  # strips of 5 rows, the last one of 2
+    pixels = ARRAYS[name]
+    data = written(make(TiffWriter, pixels), pixels)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        assert file.is_bigtiff == is_big
+        assert len(file.pages.first.dataoffsets) == 8
+        np.testing.assert_array_equal(file.asarray(), pixels)
+    read = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(read[:, :, ::-1] if read.ndim == 3 else read, pixels)
+    np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(data))), pixels)
+
+
+def test_a_tiff_has_its_palette_and_tags():
+    tag = TiffTag(33550, DOUBLE, [0.5, 0.25, 0.0])
+    data = written(make(TiffWriter, IDS, palette=PALETTE, tags=[tag]), IDS)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        np.testing.assert_array_equal(file.asarray(), IDS)
+        assert file.pages.first.tags[33550].value == (0.5, 0.25, 0.0)
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    np.testing.assert_array_equal(np.array(picture), np.array(PALETTE, np.uint8)[IDS])
+
+
+@pytest.mark.parametrize("shape", [(37, 23), (37, 23, 3)])
+def test_an_npy_file_holds_the_values(shape, tmp_path):
+    values = RANDOM.random(shape, np.float32)
+    data = written(lambda file: NpyWriter(file, shape, np.float32), values)
+    np.testing.assert_array_equal(np.load(io.BytesIO(data)), values)

@@ -1,0 +1,120 @@
+"""What images, folders, patterns and CSV files mean, and the names of their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.inference.inputs import Input, find_inputs, refuse_same_names
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Images in two folders below each other, beside other files; the working folder."""
+    for name in ("data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif", "data/notes.txt", "data/.hidden/d.png", "other/e.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(*words, out="out"):
+    return [(path.as_posix(), name) for path, name in find_inputs(list(words), Path(out))]
+
+
+def test_an_image_has_its_own_name(folder):
+    assert found("data/sub/b.JPG") == [("data/sub/b.JPG", "b")]
+
+
+def test_images_of_several_folders_keep_the_folders_in_which_they_differ(folder):
+    assert found("data/a.png", "data/sub/b.JPG") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b")]
+    assert found("data/a.png", "other/e.png") == [("data/a.png", "data/a"), ("other/e.png", "other/e")]
+
+
+def test_a_folder_is_taken_with_its_subfolders_without_other_and_hidden_files(folder):
+    assert found("data") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b"), ("data/sub/deep/c.tif", "sub/deep/c")]
+
+
+def test_a_pattern_keeps_the_folders_behind_its_fixed_part(folder):
+    assert found("data/*/*") == [("data/sub/b.JPG", "sub/b")]
+    assert found("data/**/*") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b"), ("data/sub/deep/c.tif", "sub/deep/c")]
+    assert found(str(folder / "oth*/e.png")) == [(str(folder / "other/e.png"), "other/e")]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder):
+    (folder / "a[1].png").write_bytes(b"x")
+    assert found("a[1].png") == [("a[1].png", "a[1]")]
+
+
+def test_each_file_is_taken_once(folder):
+    assert found("data/a.png", "data/a.png") == [("data/a.png", "a")]
+
+
+def test_results_inside_of_the_folder_are_no_inputs(folder):
+    (folder / "data/out").mkdir()
+    (folder / "data/out/a.png").write_bytes(b"x")
+    assert [path for path, _ in found("data", out="data/out")] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+    assert [path for path, _ in found("data/**/*.png", out=folder / "data/out")] == ["data/a.png"]
+    assert len(found("data", out="data")) == 4  # the folder itself: that no image is overwritten is seen to elsewhere
+
+
+def test_a_csv_names_images_relative_to_itself(folder):
+    (folder / "data/list.csv").write_text("\ufeffsplit;Image\nval;a.png\n;sub/b.JPG\n\nval;\n", encoding="utf-8")
+    assert found("data/list.csv") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b")]
+
+
+def test_a_csv_may_name_images_as_seen_from_here_or_with_whole_paths(folder):
+    (folder / "list.csv").write_text(f"image\n{folder / 'other/e.png'}\n")
+    assert found("list.csv") == [(str(folder / "other/e.png"), "e")]
+    (folder / "other/list.csv").write_text("image\ndata/a.png\n")
+    assert found("other/list.csv") == [("data/a.png", "data/a")]
+    (folder / "other/up.csv").write_text("image\n../data/a.png\n")
+    assert found("other/up.csv") == [("other/../data/a.png", "a")]
+
+
+def test_the_split_of_a_run_names_images_of_its_data(folder):
+    run = folder / "checkpoints/run"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("data_dir: data\n")
+    (run / "split.csv").write_text("image,mask,split,group,name\na.png,m.png,train,,a\nsub/b.JPG,m.png,val,,b\n")
+    assert found("checkpoints/run/split.csv") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b")]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("missing.png", "missing.png: no such file or folder"),
+        ("data/.hidden/x*.png", r"data/.hidden/x\*.png matches no image; known are .bmp, "),
+        ("data/sub/deep/empty", "data/sub/deep/empty holds no image; known are .bmp, "),
+        ("none.csv", "none.csv names no image"),
+        ("column.csv", "column.csv has the columns path, mask; need one named image"),
+        ("gone.csv", r"gone.csv: 1 of its 2 images are not there: gone.png"),
+        ("binary.csv", "binary.csv cannot be read"),
+    ],
+)
+def test_what_names_no_image_is_refused(folder, word, message):
+    (folder / "data/sub/deep/empty").mkdir()
+    (folder / "none.csv").write_text("image\n")
+    (folder / "column.csv").write_text("path,mask\na,b\n")
+    (folder / "gone.csv").write_text("image\ndata/a.png\ngone.png\n")
+    (folder / "binary.csv").write_bytes(b"image\n\xff\xfe\n")
+    with pytest.raises(UserError, match=message):
+        found(word)
+
+
+def test_two_images_with_one_result_are_refused(folder):
+    (folder / "data/a.jpg").write_bytes(b"x")
+    with pytest.raises(UserError) as refusal:
+        refuse_same_names(find_inputs(["data"], folder / "out"))
+    assert str(refusal.value) == (
+        "images whose results would have the same name:\n  data/a.jpg and data/a.png: both would be a.png\n"
+        "  Name the folder above them, or predict them in two commands with different --out"
+    )
+
+
+def test_names_that_differ_in_case_only_are_one_name(tmp_path):
+    with pytest.raises(UserError, match=r"both would be a\.png"):
+        refuse_same_names([Input(tmp_path / "A.jpg", "A"), Input(tmp_path / "a.jpg", "a")])

@@ -1,0 +1,266 @@
+"""The files of a prediction: what is in them, and that there are whole ones only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.image_bytes import cv2_bytes, tiff_bytes
+from helpers.steps import make_spec
+from unet_trainer.config.errors import UserError
+from unet_trainer.images import image_readers
+from unet_trainer.images.georeference import read_georeference
+from unet_trainer.images.image_files import COLOUR, ReadError, read_image, read_mask
+from unet_trainer.images.image_readers import ArrayReader
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.inference.inputs import Input
+from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder, Rows, class_folder, value_table
+
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (40, 30, 3), np.uint8)
+IDS = np.zeros((40, 30), np.uint8)
+IDS[5:20, 4:9] = 1
+IDS[18:33, 12:30] = 2
+SPEC = dataclasses.replace(make_spec(num_classes=3), id_colours=((0, 0, 0), (0, 200, 120), (255, 130, 0)))
+BINARY = make_spec()
+GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "images/a.png"
+    path.parent.mkdir()
+    path.write_bytes(cv2_bytes(".png", PIXELS[:, :, ::-1]))
+    return Input(path, "sub/a")
+
+
+def probabilities(num_stored, dtype):
+    share = np.linspace(0, 1, IDS.size * num_stored).reshape(num_stored, *IDS.shape)
+    return (share * 65535).round().astype(np.uint16) if dtype == np.uint16 else share.astype(np.float32)
+
+
+def write(folder, given, ids=IDS, shares=None, **options):
+    files = ImageFiles(folder, given, ids.shape, **options)
+    for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
+        files.write(Rows(ids[rows], None if shares is None else shares[:, rows]))
+    files.finish()
+    return files
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_mask_holds_ids_and_shows_the_colours_of_the_classes(tmp_path, image):
+    write(PredictionFolder(tmp_path / "out", SPEC, Kinds()), image)
+    assert files_in(tmp_path / "out") == ["sub/a.png"]
+    picture = Image.open(tmp_path / "out/sub/a.png")
+    np.testing.assert_array_equal(np.array(picture), IDS)
+    np.testing.assert_array_equal(np.array(picture.convert("RGB")), np.array(SPEC.id_colours, np.uint8)[IDS])
+
+
+def test_all_kinds_at_once_are_where_they_are_announced(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True, probabilities="png"))
+    write(folder, image, shares=probabilities(3, np.uint16))
+    expected = [
+        "overlays/sub/a.png", "probabilities/0-class_0/sub/a.png", "probabilities/1-class_1/sub/a.png",
+        "probabilities/2-class_2/sub/a.png", "sub/a.png", "values/sub/a.png",
+    ]  # fmt: skip
+    assert files_in(tmp_path / "out") == expected
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in folder.files("sub/a")) == expected
+    assert folder.is_done("sub/a")
+    (tmp_path / "out/overlays/sub/a.png").unlink()
+    assert not folder.is_done("sub/a")
+
+
+def test_probabilities_of_each_class_are_16_bit(tmp_path, image):
+    shares = probabilities(3, np.uint16)
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="png"))
+    write(folder, image, shares=shares)
+    for class_id, path in enumerate(folder.probability_files("sub/a")):
+        np.testing.assert_array_equal(np.array(Image.open(path)), shares[class_id])
+
+
+def test_of_two_ids_the_foreground_s_probability_is_stored(tmp_path, image):
+    ids = np.minimum(IDS, 1)
+    for kind, dtype in (("png", np.uint16), ("npy", np.float32)):
+        shares = probabilities(1, dtype)
+        write(PredictionFolder(tmp_path / "out", BINARY, Kinds(probabilities=kind)), image, ids, shares)
+    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "out/probabilities/sub/a.png")), probabilities(1, np.uint16)[0])
+    np.testing.assert_array_equal(np.load(tmp_path / "out/probabilities/sub/a.npy"), probabilities(1, np.float32)[0])
+
+
+def test_an_array_of_probabilities_has_the_classes_last(tmp_path, image):
+    shares = probabilities(3, np.float32)
+    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="npy")), image, shares=shares)
+    np.testing.assert_array_equal(np.load(tmp_path / "out/probabilities/sub/a.npy"), np.moveaxis(shares, 0, 2))
+
+
+CODINGS = {
+    "ids": (MaskCoding((0, 1, 2)), [0, 1, 2]),
+    "greys": (MaskCoding((0, 100, 255)), [0, 100, 255]),
+    "16 bit": (MaskCoding((0, 300, 65535)), [0, 300, 65535]),
+    "colours": (MaskCoding((0, COLOUR + 0x102030, COLOUR + 0xFF0000)), [[0, 0, 0], [0x10, 0x20, 0x30], [255, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_values_are_those_of_the_dataset_and_read_back_as_the_same_ids(name, tmp_path, image):
+    coding, expected = CODINGS[name]
+    spec = dataclasses.replace(SPEC, coding=coding)
+    assert value_table(coding, 3).tolist() == expected
+    write(PredictionFolder(tmp_path / "out", spec, Kinds(values=True)), image)
+    np.testing.assert_array_equal(coding.encode(read_mask(tmp_path / "out/values/sub/a.png")), IDS)
+
+
+@pytest.mark.parametrize(
+    ("coding", "expected"),
+    [
+        (MaskCoding(None, 0), [0, 255]),
+        (MaskCoding(None, 127), [0, 255]),
+        (MaskCoding(None, 127, ignore_value=255), [0, 254]),
+        (MaskCoding(None, 127, ignore_value=0), [1, 255]),
+        (MaskCoding(None, 255), [0, 65535]),
+        (MaskCoding(None, 30000, ignore_value=65535), [0, 65534]),
+    ],
+)
+def test_a_threshold_s_values_lie_on_their_sides_of_it_and_are_not_ignored(coding, expected):
+    table = value_table(coding, 2)
+    assert table.tolist() == expected
+    assert coding.encode(table[None]).tolist() == [[0, 1]]
+
+
+def test_values_that_no_file_can_hold_are_refused():
+    with pytest.raises(UserError, match="--values: the dataset's masks have both colours and 16-bit values"):
+        value_table(MaskCoding((0, 300, COLOUR + 1)), 3)
+
+
+def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True))
+    drawn = []
+    for heights in ([40], [1] * 40, [7, 13, 20]):
+        files = ImageFiles(folder, image, IDS.shape)
+        for start, height in zip(np.cumsum([0, *heights]), heights, strict=False):
+            files.write(Rows(IDS[start : start + height], None))
+        files.finish()
+        drawn.append(read_image(tmp_path / "out/overlays/sub/a.png"))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+    np.testing.assert_array_equal(drawn[0][IDS == 0], PIXELS[IDS == 0])  # background stays
+    assert drawn[0][10, 4].tolist() == [0, 200, 120]  # outlined on its left border
+    middle = (0.6 * PIXELS[10, 6] + 0.4 * np.array([0, 200, 120])).round()
+    np.testing.assert_allclose(drawn[0][10, 6], middle, atol=1)
+
+
+def test_an_overlay_of_16_bit_is_scaled_by_the_whole_image(tmp_path):
+    pixels = np.linspace(30000, 34000, IDS.size).reshape(IDS.shape).astype(np.uint16)
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_bytes(pixels))
+    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True)), Input(path, "a"), np.zeros_like(IDS))
+    shown = read_image(tmp_path / "out/overlays/a.png")[:, :, 0]
+    assert shown[0, 0] == 0
+    assert shown[-1, -1] == 255
+    assert np.all(np.diff(shown.ravel().astype(int)) >= 0)  # no part has a scale of its own
+
+
+def test_an_overlay_of_a_large_image_is_read_by_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_bytes(PIXELS, tile=(16, 16)))
+    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True)), Input(path, "a"), np.zeros_like(IDS))
+    np.testing.assert_array_equal(read_image(tmp_path / "out/overlays/a.png"), PIXELS)
+
+
+def test_an_overlay_of_an_image_in_memory_reads_no_file(tmp_path):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True))
+    write(folder, Input(tmp_path / "gone.png", "a"), np.zeros_like(IDS), picture=ArrayReader(PIXELS))
+    np.testing.assert_array_equal(read_image(tmp_path / "out/overlays/a.png"), PIXELS)
+
+
+def test_an_image_that_is_gone_leaves_no_file(tmp_path):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True, values=True))
+    with pytest.raises(ReadError, match="No such file"):
+        ImageFiles(folder, Input(tmp_path / "gone.png", "a"), IDS.shape)
+    assert files_in(tmp_path / "out") == []
+
+
+def test_discarded_files_leave_the_old_ones_and_nothing_else(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
+    write(folder, image)
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in files_in(tmp_path / "out")}
+    files = ImageFiles(folder, image, IDS.shape)
+    files.write(Rows(IDS[:20] * 0, None))
+    files.discard()
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files_in(tmp_path / "out")} == before
+
+
+def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):
+    """So that an image with a mask has all its files."""
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True))
+    files = ImageFiles(folder, image, IDS.shape)
+    files.write(Rows(IDS, None))
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.drafts[0], "keep", fail)
+    with pytest.raises(OSError, match="No space"):
+        files.finish()
+    assert files_in(tmp_path / "out") == []
+
+
+def test_results_of_a_geotiff_are_geotiffs_too(tmp_path):
+    rasterio = pytest.importorskip("rasterio", reason="reads the place from the results")
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_bytes(PIXELS, extratags=GEO_TAGS))
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
+    write(folder, Input(path, "a"), georeference=read_georeference(path))
+    assert files_in(tmp_path / "out") == ["a.png", "a.tif", "values/a.png", "values/a.tif"]
+    with rasterio.open(tmp_path / "out/a.tif") as file:
+        np.testing.assert_array_equal(file.read(1), IDS)
+        assert file.colormap(1)[1] == (0, 200, 120, 255)
+        assert file.bounds == (100, 180, 115, 200)
+
+
+def test_a_result_never_replaces_an_image(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "images", SPEC, Kinds())
+    with pytest.raises(UserError, match=r"--out: .*images/a.png is one of the images, and would be overwritten"):
+        folder.refuse_overwriting([Input(image.path, "a")])
+    tiff = tmp_path / "images/b.tif"
+    tiff.write_bytes(tiff_bytes(PIXELS))
+    with pytest.raises(UserError, match=r"b.tif is one of the images"):
+        folder.refuse_overwriting([Input(tiff, "b")])
+
+
+def test_a_result_never_replaces_a_mask_of_the_dataset(tmp_path, image):
+    out = tmp_path / "masks"
+    out.mkdir()
+    (out / "a.png").write_bytes(cv2_bytes(".png", IDS))
+    folder = PredictionFolder(out, SPEC, Kinds())
+    with pytest.raises(UserError, match=r"masks/a.png is there and is no result of predict; choose another folder"):
+        folder.refuse_overwriting([image._replace(name="a")])
+    (out / "a.png").unlink()
+    (out / "a.tif").write_bytes(tiff_bytes(IDS))
+    with pytest.raises(UserError, match=r"masks/a.tif is there and is no result of predict"):
+        folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+
+
+def test_results_of_an_earlier_run_are_replaced(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
+    write(folder, image)
+    folder.refuse_overwriting([image])
+
+
+def test_a_result_that_another_image_writes_too_is_refused(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
+    other = Input(tmp_path / "b.png", "values/sub/a")
+    with pytest.raises(UserError, match=r"images/a.png and .*b.png: both would write .*values/sub/a.png"):
+        folder.refuse_overwriting([image, other])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("a/b: c", "1-a_b_c"), ("Zelle", "1-Zelle"), ("???", "1"), ("核", "1-核")])
+def test_folders_of_classes_have_names_that_file_systems_take(name, expected):
+    assert class_folder(1, name) == expected

@@ -1,0 +1,339 @@
+"""Many images into files: batches, large images, bad files, interruptions and bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from helpers.image_bytes import cv2_bytes, tiff_bytes
+from helpers.predicting import BrightnessEngine, write_model
+from helpers.steps import make_spec
+from unet_trainer.config.errors import UserError
+from unet_trainer.images import image_readers
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.inference import prediction_stream
+from unet_trainer.inference.inputs import Input
+from unet_trainer.inference.loaded_model import load
+from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
+from unet_trainer.inference.prediction_stream import PredictionStream
+from unet_trainer.inference.predictor import Predictor
+from unet_trainer.system.atomic_files import Draft
+
+SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
+
+
+class Progress:
+    """Counts."""
+
+    def __init__(self):
+        self.num_done, self.tiles = 0, []
+
+    def image_done(self):
+        self.num_done += 1
+
+    @contextlib.contextmanager
+    def large_image(self, path, num_tiles):
+        self.tiles.append((path.name, num_tiles))
+        yield lambda number: None
+
+
+@pytest.fixture
+def images(tmp_path):
+    """PNGs of several sizes, and their pixels by name."""
+    random = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    pixels = {}
+    for number, size in enumerate(SIZES):
+        pixels[f"{number}"] = random.integers(0, 256, (*size, 3), np.uint8)
+        (tmp_path / f"images/{number}.png").write_bytes(cv2_bytes(".png", pixels[f"{number}"][:, :, ::-1]))
+    return pixels
+
+
+def inputs_of(tmp_path, names, suffix=".png"):
+    return [Input(tmp_path / f"images/{name}{suffix}", name) for name in names]
+
+
+def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", **predictor):
+    engine = engine or BrightnessEngine(spec or make_spec(fit="crop"))
+    folder = PredictionFolder(tmp_path / out, engine.card.spec, kinds or Kinds())
+    folder.out.mkdir(exist_ok=True)
+    return PredictionStream(Predictor(engine, **predictor), folder, Progress(), threshold, batch_size)
+
+
+def mask(tmp_path, name):
+    return np.array(Image.open(tmp_path / f"out/{name}.png"))
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_image_gets_its_own_mask(tmp_path, images):
+    predicting = stream(tmp_path)
+    outcome = predicting.run(inputs_of(tmp_path, images))
+    assert (outcome.num_written, outcome.failed) == (7, [])
+    assert predicting.progress.num_done == 7
+    for name, pixels in images.items():
+        np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
+    assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
+
+
+def test_images_of_one_shape_are_computed_together(tmp_path, images):
+    predicting = stream(tmp_path)
+    predicting.run(inputs_of(tmp_path, images))
+    assert predicting.predictor.engine.shapes == [(4, 20, 30, 3), (2, 24, 16, 3), (1, 33, 9, 3)]
+
+
+def test_images_do_not_wait_for_ever_for_others_of_their_shape(tmp_path, images):
+    """Memory would grow with the number of shapes."""
+    predicting = stream(tmp_path, batch_size=1)
+    waiting = []
+    compute = predicting._run_batch
+    predicting._run_batch = lambda group, batch: waiting.append(len(group)) or compute(group, batch)
+    predicting.run(inputs_of(tmp_path, images))
+    assert waiting == [1] * 7
+
+
+def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
+    predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)), batch_size=7)
+    predicting.run(inputs_of(tmp_path, images))
+    assert predicting.predictor.engine.shapes == [(7, 32, 32, 3)]
+    model = load_like(predicting)
+    for name, pixels in images.items():
+        np.testing.assert_array_equal(mask(tmp_path, name), model(pixels))
+
+
+def load_like(predicting):
+    """The same engine, one image at a time."""
+    from unet_trainer.inference.loaded_model import LoadedModel
+
+    return LoadedModel(BrightnessEngine(predicting.folder.spec))
+
+
+def test_results_too_large_for_one_piece_are_written_in_bands(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(prediction_stream, "MAX_ELEMENTS", 100)
+    monkeypatch.setattr("unet_trainer.model.native_resolution.MAX_ELEMENTS", 100)
+    predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)))
+    predicting.run(inputs_of(tmp_path, images))
+    model = load_like(predicting)
+    for name, pixels in images.items():
+        np.testing.assert_array_equal(mask(tmp_path, name), model(pixels))
+
+
+@pytest.mark.parametrize("kind", ["png", "npy"])
+def test_probabilities_are_those_of_the_model(tmp_path, images, kind):
+    spec = make_spec(ImageSpec(3, "uint8", (128.0,) * 3, (50.0,) * 3, 0, 255), fit="crop")
+
+    class Soft(BrightnessEngine):
+        def logits(self, images):
+            return super().logits(images) / 50
+
+    stream(tmp_path, Kinds(probabilities=kind), engine=Soft(spec)).run(inputs_of(tmp_path, images))
+    for name, pixels in images.items():
+        expected = 1 / (1 + np.exp(-(pixels[:, :, 0].astype(float) - 128) / 50))
+        if kind == "npy":
+            np.testing.assert_allclose(np.load(tmp_path / f"out/probabilities/{name}.npy"), expected, atol=1e-6)
+        else:
+            stored = np.array(Image.open(tmp_path / f"out/probabilities/{name}.png"))
+            assert stored.max() > 40000  # needs all 16 bits
+            np.testing.assert_allclose(stored / 65535, expected, atol=1e-5)
+
+
+def test_a_threshold_decides_the_mask(tmp_path, images):
+    stream(tmp_path, threshold=1 / (1 + np.exp(-20))).run(inputs_of(tmp_path, images))
+    np.testing.assert_array_equal(mask(tmp_path, "0"), images["0"][:, :, 0] > 148)
+
+
+def test_bad_files_are_named_and_the_rest_is_done(tmp_path, images):
+    given = inputs_of(tmp_path, images)
+    given[1].path.write_bytes(b"just text")
+    given[3].path.write_bytes(cv2_bytes(".png", np.zeros((4, 4, 3), np.uint16)))
+    given[5].path.unlink()
+    outcome = stream(tmp_path, Kinds(polygons=True)).run(given)
+    assert outcome.num_written == 4
+    assert [(path.name, reason) for path, reason in outcome.failed] == [
+        ("1.png", "not an image that can be decoded"),
+        ("3.png", "16-bit values; the model was trained on 8-bit images"),
+        ("5.png", "No such file or directory"),
+    ]
+    listed = json.loads((tmp_path / "out/polygons.json").read_text())["images"]
+    assert [image["file_name"] for image in listed] == ["0.png", "2.png", "4.png", "6.png"]
+
+
+@pytest.mark.parametrize("fit", ["crop", "resize"])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
+    """Tiled from memory, or read by blocks; beside others."""
+    if is_large:
+        monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+    (tmp_path / "images").mkdir()
+    pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (13, 15, 3), np.uint8), (150, 130))
+    for name in ("a", "b"):
+        (tmp_path / f"images/{name}.tif").write_bytes(tiff_bytes(pixels if name == "a" else 255 - pixels, tile=(32, 32)))
+    spec = make_spec(fit=fit, image_size=(64, 64))
+    predicting = stream(tmp_path, Kinds(overlay=True), spec, tile=64, whole=100)
+    assert predicting.run(inputs_of(tmp_path, "ab", ".tif")).num_written == 2
+    expected = pixels[:, :, 0] > 128 if fit == "crop" else load_like(predicting)(pixels)
+    assert (mask(tmp_path, "a") == expected).mean() > (0.999 if fit == "crop" else 0.98)
+    assert mask(tmp_path, "b").mean() == pytest.approx(1 - mask(tmp_path, "a").mean(), abs=0.05)
+    assert files_in(tmp_path / "out") == ["a.png", "b.png", "overlays/a.png", "overlays/b.png"]
+    if fit == "crop":
+        assert predicting.progress.tiles == [("a.tif", 4 * 4), ("b.tif", 4 * 4)]
+
+
+def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+    (tmp_path / "images").mkdir()
+    data = tiff_bytes(np.zeros((640, 40, 3), np.uint8), rowsperstrip=8)
+    (tmp_path / "images/a.tif").write_bytes(data[: len(data) // 2])
+    (tmp_path / "images/b.tif").write_bytes(data)
+    outcome = stream(tmp_path, tile=64, whole=100).run(inputs_of(tmp_path, "ab", ".tif"))
+    assert [(path.name, reason) for path, reason in outcome.failed] == [("a.tif", "the file is cut off")]
+    assert files_in(tmp_path / "out") == ["b.png"]
+
+
+def test_an_image_that_changes_before_its_overlay_counts_as_bad(tmp_path, images):
+    given = inputs_of(tmp_path, images)
+
+    class Vandal(BrightnessEngine):
+        def logits(self, images):
+            given[0].path.unlink(missing_ok=True)
+            return super().logits(images)
+
+    outcome = stream(tmp_path, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop"))).run(given)
+    assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
+    assert outcome.num_written == 6
+    assert "0.png" not in files_in(tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, is_large):
+    if is_large:
+        monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+        suffix, given = ".tif", [Input(tmp_path / f"images/{name}.tif", name) for name in images]
+        for path, name in given:
+            path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))
+    else:
+        suffix, given = ".png", inputs_of(tmp_path, images)
+
+    class Interrupting(BrightnessEngine):
+        def logits(self, images):
+            if len(self.shapes) == 2:
+                raise KeyboardInterrupt
+            return super().logits(images)
+
+    predicting = stream(
+        tmp_path,
+        Kinds(overlay=True, polygons=True),
+        engine=Interrupting(make_spec(fit="crop")),
+        tile=32,
+        whole=10**6 if not is_large else 1,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        predicting.run(given)
+    left = files_in(tmp_path / "out")
+    assert not any(name.endswith((".tmp", ".json")) for name in left)
+    masks = [name for name in left if "/" not in name]
+    assert len(masks) < len(given)
+    for name in left:
+        Image.open(tmp_path / "out" / name).load()
+    assert {f"overlays/{name}" for name in masks} <= set(left)
+    again = stream(tmp_path, Kinds(overlay=True, polygons=True))
+    is_done = [again.folder.is_done(name) for _, name in given]
+    assert again.run(given, is_done).num_written == len(given) - len(masks)
+    assert suffix in (".tif", ".png")
+
+
+def test_a_second_start_goes_on_and_has_the_polygons_of_all(tmp_path, images):
+    given = inputs_of(tmp_path, images)
+    stream(tmp_path, Kinds(polygons=True)).run(given)
+    everything = (tmp_path / "out/polygons.json").read_text()
+    written = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in ("0.png", "1.png", "2.png")}
+    for name in ("3", "4", "5", "6"):
+        (tmp_path / f"out/{name}.png").unlink()
+    (tmp_path / "out/polygons.json").unlink()
+    predicting = stream(tmp_path, Kinds(polygons=True))
+    outcome = predicting.run(given, [predicting.folder.is_done(name) for _, name in given])
+    assert outcome.num_written == 4
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == written
+    assert (tmp_path / "out/polygons.json").read_text() == everything
+
+
+def test_a_disk_that_is_full_ends_it_and_leaves_no_draft(tmp_path, images, monkeypatch):
+    def fail(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Draft, "keep", fail)
+    with pytest.raises(OSError, match="No space left"):
+        stream(tmp_path, Kinds(values=True)).run(inputs_of(tmp_path, images))
+    assert files_in(tmp_path / "out") == []
+
+
+def test_a_gpu_without_memory_is_told(tmp_path, images):
+    class Full(BrightnessEngine):
+        def logits(self, images):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(UserError, match="the GPU has too little memory"):
+        stream(tmp_path, engine=Full(make_spec(fit="crop"))).run(inputs_of(tmp_path, images))
+
+
+def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    pixels = np.zeros((10, 10, 3), np.uint8)
+    for number in range(120):
+        (tmp_path / f"images/{number}.png").write_bytes(cv2_bytes(".png", pixels))
+    monkeypatch.setattr(prediction_stream, "MAX_BYTES", 10 * pixels.nbytes)
+    num_read, ahead = [], []
+    read = prediction_stream.read_small
+    monkeypatch.setattr(prediction_stream, "read_small", lambda *given: num_read.append(1) or read(*given))
+
+    class Counting(BrightnessEngine):
+        def logits(self, images):
+            ahead.append(len(num_read) - sum(shape[0] for shape in self.shapes))
+            return super().logits(images)
+
+    predicting = stream(tmp_path, engine=Counting(make_spec(fit="crop")))
+    predicting.run(inputs_of(tmp_path, [str(number) for number in range(120)]))
+    assert len(ahead) == 30
+    assert max(ahead) <= 2 * 4 + 10 + predicting.num_threads  # two batches, those that wait, those being read
+
+
+def test_the_size_of_a_batch_follows_its_pixels(tmp_path):
+    predicting = stream(tmp_path, batch_size=None)
+    assert predicting.batch_size_of((512, 512, 3)) == 2
+    assert predicting.batch_size_of((64, 64, 3)) == 64
+    assert predicting.batch_size_of((4096, 4096, 3)) == 1
+    assert stream(tmp_path, batch_size=5).batch_size_of((4096, 4096, 3)) == 5
+
+
+def test_results_are_the_same_in_every_run(tmp_path, images):
+    path = write_model(tmp_path / "run/best.pt", fit="crop")
+    contents = []
+    for out in ("first", "second"):
+        engine = load(path, device="cpu").engine
+        stream(tmp_path, Kinds(overlay=True, probabilities="npy", polygons=True), engine=engine, out=out).run(
+            inputs_of(tmp_path, images)
+        )
+        contents.append({name: (tmp_path / out / name).read_bytes() for name in files_in(tmp_path / out)})
+    assert len(contents[0]) == 7 * 3 + 1
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fit", ["crop", "resize"])
+def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
+    path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
+    shares = {}
+    for device in ("cpu", "cuda"):
+        model = load(path, device=device)
+        stream(tmp_path, Kinds(probabilities="npy"), engine=model.engine, out=device).run(inputs_of(tmp_path, images))
+        shares[device] = {name: np.load(tmp_path / device / f"probabilities/{name}.npy") for name in images}
+    for name in images:
+        np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16

@@ -1,0 +1,84 @@
+"""A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.inference.engine import Engine, SymmetricEngine, TorchEngine
+from unet_trainer.inference.logits import all_ids, all_probabilities
+from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
+from unet_trainer.inference.predictor import Predictor
+from unet_trainer.model.precision import DTYPES
+
+
+class LoadedModel:
+    """Called with an image (numpy, height × width × channels or height × width, in the files' own units, any size) it gives the
+    class id of every pixel. May be called from several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.predictor = Predictor(engine)
+
+    @property
+    def card(self) -> ModelCard:
+        return self.engine.card
+
+    @property
+    def classes(self) -> list[str]:
+        """A name for each class id."""
+        return list(self.card.spec.id_names)
+
+    @property
+    def colours(self) -> list[tuple[int, int, int]]:
+        """RGB of each class id."""
+        return list(self.card.spec.id_colours)
+
+    def __call__(self, image: ArrayLike, threshold: float | None = None) -> Pixels:
+        """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""
+        if threshold is not None and self.card.spec.num_ids != 2:
+            raise ValueError(f"threshold: for a model of two class ids; this one has {self.card.spec.num_ids}")
+        return all_ids(self.predictor.predict_image(np.asarray(image)), threshold)
+
+    def probabilities(self, image: ArrayLike) -> Pixels:
+        """H,W,C image → H,W,K float32: the probability of each class id."""
+        return all_probabilities(self.predictor.predict_image(np.asarray(image)))
+
+    def __repr__(self) -> str:
+        spec = self.card.spec
+        return f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, {self.engine.description})"
+
+
+def load(
+    model: str | Path,
+    device: str = "auto",
+    precision: Literal["auto"] | NumberFormat = "auto",
+    raw: bool = False,
+    tta: bool = False,
+) -> LoadedModel:
+    """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as trained, not their
+    average. `tta`: means over the mirrored and turned images that training had. Raises UserError."""
+    engine = load_engine(find_model(model, raw=raw), device, precision, raw)
+    return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine)
+
+
+def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
+    """Of a file that find_model found."""
+    if path.suffix == ONNX_SUFFIX:
+        if raw:
+            raise UserError(f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw")
+        if precision not in ("auto", "float32"):
+            raise UserError(f"precision: got {precision!r}; {path} computes in float32")
+        from unet_trainer.inference.onnx_engine import OnnxEngine
+
+        return OnnxEngine(path, device)
+    if precision not in ("auto", *DTYPES):
+        raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")
+    return TorchEngine(path, device, precision, raw)
