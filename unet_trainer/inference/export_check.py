@@ -91,9 +91,10 @@ class Comparison:
     def __str__(self) -> str:
         counts = [count for count, _, _ in self.batches]
         sizes = [size for _, size in sorted({(height * width, f"{width}×{height}") for _, height, width in self.batches})]
+        span = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         changed = f"{self.num_changed} of {self.num_pixels} pixels change class" if self.num_changed else "no pixel changes class"
         return (
-            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}: "
+            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {span}: "
             f"logits reach {self.largest_logit:.1f} and differ by {self.difference:.1e} at most; {changed}"
         )
 
