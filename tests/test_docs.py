@@ -106,7 +106,7 @@ def need_packages_for(text):
         pytest.importorskip(package, reason="exports need requirements-export.txt")
 
 
-@pytest.mark.parametrize("line", commands(USING))
+@pytest.mark.parametrize("line", commands(USING), ids=lambda line: line.removeprefix("python train_unet.py "))
 def test_every_command_that_uses_a_model_runs(line, used_model, monkeypatch, capsys):
     """In the order of the page, as they stand there."""
     words = shlex.split(line)[2:]
