@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from unet_trainer.images.georeference import Georeference, read_georeference
 from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_mask
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
+from unet_trainer.inference.engine import host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.logits import Logits, WholeLogits, predicted_ids
 from unet_trainer.inference.polygon_files import CocoFile, write_geojson
@@ -94,6 +96,7 @@ class PredictionStream:
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
         self.streamed: StreamedImage | None = None
+        self.queued: tuple[Sequence[tuple[Numbered, ModelInput]], Future[torch.Tensor]] | None = None
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
         """Raises OSError where results cannot be written. Whatever ends it, there are whole files only. `is_done`: images whose
@@ -103,10 +106,10 @@ class PredictionStream:
         todo = [numbered for numbered in every if not done[numbered.number]]
         if self.folder.kinds.polygons:
             self.coco = CocoFile(self.folder.out / COCO_NAME, self.folder.spec, len(every))
-        num_cv2_threads = cv2.getNumThreads()
-        cv2.setNumThreads(1)  # there are as many readers and writers as cores
         try:
             with (
+                one_opencv_thread(),
+                ThreadPoolExecutor(1, "batches", partial(_use_device, self.predictor.engine.device)) as self.batches,
                 WriteBehind(self.num_threads, MAX_BYTES) as self.writers,
                 WriteBehind(1, MAX_BYTES) as self.large_writer,  # one thread: in order
                 self.read_ahead(todo) as ahead,
@@ -123,7 +126,6 @@ class PredictionStream:
         except torch.OutOfMemoryError:
             raise UserError("the GPU has too little memory even for one image at a time; take --device cpu") from None
         finally:
-            cv2.setNumThreads(num_cv2_threads)
             if self.streamed is not None:
                 self.streamed.discard()
             if self.coco is not None:
@@ -155,17 +157,30 @@ class PredictionStream:
                 size = self.batch_size_of(found.pixels.shape)
                 if len(group) == size or sum(map(len, waiting.values())) > MAX_OPEN_BATCHES * size:
                     largest = max(waiting, key=lambda shape: len(waiting[shape]))
-                    self._run_batch(waiting.pop(largest))
+                    self._queue_batch(waiting.pop(largest))
             else:
                 self._run_large(numbered, found)
         for group in waiting.values():
-            self._run_batch(group)
+            self._queue_batch(group)
+        self._run_queued()
 
     def batch_size_of(self, shape: Sequence[int]) -> int:
         return self.batch_size or max(1, min(MAX_BATCH, self.batch_pixels // (shape[0] * shape[1])))
 
-    def _run_batch(self, images: Sequence[tuple[Numbered, ModelInput]]) -> None:
-        logits = self.predictor.batch_logits([given for _, given in images])
+    def _queue_batch(self, images: Sequence[tuple[Numbered, ModelInput]]) -> None:
+        """Begins to copy the images into one piece of memory, and computes the batch before it meanwhile."""
+        pixels = [given.pixels for _, given in images]
+        coming = self.batches.submit(host_batch, pixels, self.predictor.engine.device)
+        self._run_queued()
+        self.queued = images, coming
+
+    def _run_queued(self) -> None:
+        if self.queued is not None:
+            (images, coming), self.queued = self.queued, None
+            self._run_batch(images, coming.result())
+
+    def _run_batch(self, images: Sequence[tuple[Numbered, ModelInput]], batch: torch.Tensor) -> None:
+        logits = self.predictor.engine.logits(batch)
         by_size: dict[Size, list[int]] = {}
         for place, (_, given) in enumerate(images):
             by_size.setdefault(given.size, []).append(place)
@@ -286,6 +301,17 @@ class PredictionStream:
             self.coco.leave_out(numbered.number)
 
 
+@contextlib.contextmanager
+def one_opencv_thread() -> Iterator[None]:
+    """OpenCV's calls use one thread each: there are as many readers and writers as cores."""
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)
+
+
 class StreamedImage:
     """The files of one image, opened with its first rows. If the image cannot be read again for them, it counts as failed."""
 
@@ -326,6 +352,12 @@ class StreamedImage:
         """Deletes what is unfinished."""
         if self.files is not None:
             self.files.discard()
+
+
+def _use_device(device: torch.device) -> None:
+    """In a thread that allocates page-locked memory: else that would start up the first GPU, whichever is used."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _batch_pixels(device: torch.device) -> int:

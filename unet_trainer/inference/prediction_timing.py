@@ -15,7 +15,7 @@ from unet_trainer.images.image_files import DataError
 from unet_trainer.images.tiling import fit_image
 from unet_trainer.inference.engine import Engine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_stream import Numbered, PredictionStream
+from unet_trainer.inference.prediction_stream import Numbered, PredictionStream, one_opencv_thread
 from unet_trainer.inference.predictor import ModelInput
 
 FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
@@ -40,15 +40,13 @@ def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Pat
     images = [Numbered(number, given) for number, given in enumerate(inputs)]
     sample: list[ModelInput] = []
     started = time.perf_counter()
-    with stream.read_ahead(images) as ahead:
+    with one_opencv_thread(), stream.read_ahead(images) as ahead:
         for _, found in ahead:
             if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
                 sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
     reading = len(images) / (time.perf_counter() - started)
     if not sample:
-        raise DataError(
-            "--time: none of the images can be read, or all are tiled; it is for images that go through the network whole"
-        )
+        raise DataError("--time: for images that can be read and go through the network whole; there is none")
     engine = stream.predictor.engine
     return Rates(reading, _time_forward(engine, sample), _time_plain_loop(engine, inputs, folder))
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from unet_trainer.images.image_files import DataError, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader
@@ -56,13 +55,9 @@ class Predictor:
         size = size or (pixels.shape[0], pixels.shape[1])
         return ModelInput(fit_image(pixels, self.spec.image_size) if self.spec.fit == "resize" else pixels, size)
 
-    def batch_logits(self, inputs: Sequence[ModelInput]) -> torch.Tensor:
-        """N,K,h,w at the size that the network saw, of inputs of one shape that are not tiled."""
-        return self.engine.logits(host_batch([given.pixels for given in inputs], self.engine.device))
-
     def predict(self, inputs: Sequence[ModelInput]) -> list[Logits]:
         """Of inputs of one shape that are not tiled."""
-        logits = self.batch_logits(inputs)
+        logits = self.engine.logits(host_batch([given.pixels for given in inputs], self.engine.device))
         return [WholeLogits(one, given.size) for one, given in zip(logits, inputs, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:

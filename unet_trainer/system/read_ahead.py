@@ -80,6 +80,7 @@ class ReadAhead(Generic[Item, Outcome]):
                 self.num_begun += 1
                 if self._may_begin():
                     self.has_room.notify()
+            take: Callable[[], Outcome]
             try:
                 outcome = self.function(self.items[index])
                 take, num_bytes = partial(_give, outcome), self.num_bytes(outcome)

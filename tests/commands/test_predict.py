@@ -1,0 +1,277 @@
+"""`python train_unet.py predict`: what it writes, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
+from helpers.predicting import write_model
+from train_unet import main
+from unet_trainer.commands import predict
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.inference import loaded_model
+from unet_trainer.inference.engine import SymmetricEngine
+from unet_trainer.inference.loaded_model import load, load_engine
+from unet_trainer.inference.prediction_stream import PredictionStream
+from unet_trainer.inference.prediction_timing import Rates
+
+RANDOM = np.random.default_rng(0)
+GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Runs with random weights: binary, and of three classes that were trained without symmetries."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "checkpoints/binary/best.pt", fit="crop")
+    write_model(folder / "checkpoints/binary/last.pt", fit="crop", seed=1)
+    write_model(folder / "checkpoints/three/best.pt", augmentation="none", num_classes=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cached_engine():
+    """Building a network takes longer than all else; the models are read once, whatever their path from here."""
+    loaded = {}
+
+    def load_once(path, device="auto", precision="auto", raw=False):
+        key = path.resolve(), device, precision, raw
+        if key not in loaded:
+            loaded[key] = load_engine(path, device, precision, raw)
+        return loaded[key]
+
+    return load_once
+
+
+@pytest.fixture
+def here(models, tmp_path, monkeypatch, cached_engine):
+    """A working folder with runs and images."""
+    monkeypatch.setattr(loaded_model, "load_engine", cached_engine)
+    (tmp_path / "checkpoints").symlink_to(models / "checkpoints")
+    pixels = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
+    for name in ("images/a.png", "images/sub/b.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cv2_bytes(".png", pixels))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(here, capsys):
+    assert main(["predict", "binary", "images", "--out", "out"]) == 0
+    assert files_in(here / "out") == ["a.png", "sub/b.png"]
+    said, complaints = capsys.readouterr()
+    assert complaints == ""
+    assert "checkpoints/binary/best.pt: unet with tu-mobilenetv3_small_050, epoch 3, val IoU 0.5000; on cpu, float32" in said
+    assert re.search(r"Predicted 2 images in [\d.]+ s \([\d.]+ images/s\)", said)
+    assert "class ids in PNGs with a palette (0 background, 1 foreground)" in said
+    command = re.search(r"in Python (numpy\.array\(PIL\.Image\.open\('.*'\)\))", said)[1]
+    import PIL.Image
+
+    read = eval(command, {"numpy": np, "PIL": PIL})
+    np.testing.assert_array_equal(read, load("checkpoints/binary")(np.array(Image.open("images/a.png"))))
+    assert set(np.unique(read)) <= {0, 1}
+
+
+def test_every_kind_of_file_is_announced(here, capsys):
+    words = ["predict", "three", "images/a.png", "--out", "out", "--values", "--overlay", "--probabilities", "--polygons"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "out/values: the values of the dataset's masks: class 0 0, class 1 1, class 2 2",
+        "out/overlays",
+        "out/probabilities: 16-bit PNGs, 65535 is 1; a folder for each class, such as 0-class_0",
+        "out/polygons.json: COCO",
+    ):
+        assert line in said
+    assert files_in(here / "out") == [
+        "a.png", "overlays/a.png", "polygons.json", "probabilities/0-class_0/a.png", "probabilities/1-class_1/a.png",
+        "probabilities/2-class_2/a.png", "values/a.png",
+    ]  # fmt: skip
+
+
+def test_arrays_of_probabilities_are_those_of_python(here, capsys):
+    assert main(["predict", "three", "images/a.png", "--out", "out", "--probabilities", "npy"]) == 0
+    assert "float32 arrays, height × width × classes" in capsys.readouterr().out
+    expected = load("checkpoints/three").probabilities(np.array(Image.open("images/a.png")))
+    np.testing.assert_allclose(np.load("out/probabilities/a.npy"), expected, atol=1e-5)
+
+
+def test_a_mask_matches_the_image_as_it_is_displayed(here):
+    picture = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
+    (here / "turned.jpg").write_bytes(pil_bytes("JPEG", picture, quality=100, exif=exif(6)))
+    assert main(["predict", "binary", "turned.jpg", "--out", "out"]) == 0
+    mask = np.array(Image.open("out/turned.png"))
+    assert mask.shape == (60, 40)
+    shown = np.rot90(np.array(Image.open("turned.jpg")), -1)  # turned clockwise
+    assert (mask == load("checkpoints/binary")(np.ascontiguousarray(shown))).mean() > 0.95  # decoders of JPEG differ a little
+
+
+def test_a_geotiff_has_its_mask_and_polygons_in_its_coordinates(here, capsys):
+    (here / "field.tif").write_bytes(tiff_bytes(RANDOM.integers(0, 256, (40, 60, 3), np.uint8), extratags=GEO_TAGS))
+    assert main(["predict", "binary", "field.tif", "--out", "out", "--polygons"]) == 0
+    assert files_in(here / "out") == ["field.geojson", "field.png", "field.tif"]  # no COCO file without other images
+    assert "masks of GeoTIFFs also as .tif and polygons as .geojson, with their coordinates" in capsys.readouterr().out
+    places = [
+        place
+        for feature in json.loads((here / "out/field.geojson").read_text())["features"]
+        for ring in feature["geometry"]["coordinates"]
+        for place in ring
+    ]
+    assert places
+    assert all(100 <= x <= 130 and 180 <= y <= 200 for x, y in places)
+
+
+def test_bad_files_are_named_at_the_end_and_the_rest_is_done(here, capsys):
+    (here / "images/bad.png").write_bytes(b"no image")
+    (here / "images/cut.png").write_bytes((here / "images/a.png").read_bytes()[:-50])
+    assert main(["predict", "binary", "images", "--out", "out"]) == 2
+    assert files_in(here / "out") == ["a.png", "sub/b.png"]
+    said = capsys.readouterr().out
+    assert said.endswith(
+        "2 files that could not be predicted:\n  images/bad.png: not an image that can be decoded\n"
+        "  images/cut.png: the file is cut off\n"
+    )
+
+
+def test_a_second_start_skips_what_is_done(here, capsys):
+    assert main(["predict", "binary", "images/a.png", "--out", "out"]) == 0
+    before = (here / "out/a.png").stat().st_mtime_ns
+    assert main(["predict", "binary", "images", "--out", "out", "--skip-existing"]) == 0
+    assert (here / "out/a.png").stat().st_mtime_ns == before
+    assert files_in(here / "out") == ["a.png", "sub/b.png"]
+    said = capsys.readouterr().out
+    assert "2, 1 of them done before" in said
+    assert "Predicted 1 image in " in said
+    assert main(["predict", "binary", "images", "--out", "out", "--skip-existing"]) == 0
+    assert "Predicted 0 images." in capsys.readouterr().out
+
+
+def test_raw_weights_are_those_of_the_last_state(here):
+    assert main(["predict", "binary", "images/a.png", "--out", "raw", "--raw"]) == 0
+    assert main(["predict", "checkpoints/binary/last.pt", "images/a.png", "--out", "last"]) == 0
+    assert main(["predict", "binary", "images/a.png", "--out", "best"]) == 0
+    raw, last, best = (np.array(Image.open(f"{name}/a.png")) for name in ("raw", "last", "best"))
+    np.testing.assert_array_equal(raw, last)
+    assert (raw != best).any()
+
+
+def test_tta_is_the_mean_over_the_symmetries_of_training(here, capsys):
+    assert main(["predict", "binary", "images/a.png", "--out", "out", "--tta"]) == 0
+    said = capsys.readouterr().out
+    assert "--tta: mean over the images that horizontal_flip, vertical_flip of training make" in said
+    assert "mean of 4 views" in said
+    expected = load("checkpoints/binary", tta=True)(np.array(Image.open("images/a.png")))
+    np.testing.assert_array_equal(np.array(Image.open("out/a.png")), expected)
+
+
+def test_tta_without_symmetries_says_so(here, capsys, monkeypatch):
+    monkeypatch.setattr(SymmetricEngine, "__init__", lambda *given: pytest.fail("there is nothing to average"))
+    assert main(["predict", "three", "images/a.png", "--out", "out", "--tta"]) == 0
+    assert "--tta changes nothing: the model was trained without mirrored or turned images" in capsys.readouterr().out
+
+
+def test_a_threshold_is_the_least_probability_of_the_foreground(here):
+    assert main(["predict", "binary", "images/a.png", "--out", "out", "--threshold", "0.6", "--probabilities", "npy"]) == 0
+    share = np.load("out/probabilities/a.npy")
+    mask = np.array(Image.open("out/a.png"))
+    clear = np.abs(share - 0.6) > 1e-5
+    np.testing.assert_array_equal(mask[clear], (share > 0.6)[clear])
+    assert 0 < mask.mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["three", "images", "--threshold", "0.4"], "--threshold: for a model of one class and background; checkpoints/three/best.pt has 3 classes"),
+        (["binary", "images", "--threshold", "50"], "--threshold: got 50; need a number between 0 and 1"),
+        (["binary", "images", "--batch-size", "0"], "--batch-size: got 0; need 1 or more"),
+        (["binary", "nothing.png"], "nothing.png: no such file or folder"),
+        (["unknown", "images"], "no run unknown; checkpoints holds binary"),
+        (["model.onnx", "images", "--raw"], "--raw: an exported file has one set of weights"),
+        (["images/a.png", "images"], "images/a.png is no checkpoint"),
+        (["binary", "images", "--device", "cuda:99"], "device: cuda:99 "),
+    ],
+)  # fmt: skip
+def test_what_the_user_can_mend_is_told_in_one_message(here, capsys, words, message):
+    assert main(["predict", *words, "--out", "out"]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"Error: {message}")
+    assert complaint.count("\n") == 1
+    assert not (here / "out").exists()
+
+
+def test_results_of_the_same_name_are_refused_before_anything_is_written(here, capsys):
+    (here / "images/a.jpg").write_bytes(cv2_bytes(".jpg", np.zeros((9, 9, 3), np.uint8)))
+    assert main(["predict", "binary", "images", "--out", "out"]) == 2
+    assert "images/a.jpg and images/a.png: both would be a.png" in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+def test_masks_of_the_dataset_are_never_overwritten(here, capsys):
+    (here / "masks").mkdir()
+    truth = cv2_bytes(".png", np.zeros((40, 60), np.uint8))
+    (here / "masks/a.png").write_bytes(truth)
+    assert main(["predict", "binary", "images", "--out", "masks"]) == 2
+    assert "--out: masks/a.png is there and is no result of predict; choose another folder" in capsys.readouterr().err
+    assert files_in(here / "masks") == ["a.png"]
+    assert (here / "masks/a.png").read_bytes() == truth
+
+
+def test_an_out_that_is_a_file_is_refused(here, capsys):
+    (here / "out").write_text("mine")
+    assert main(["predict", "binary", "images", "--out", "out"]) == 2
+    assert "--out: out cannot be made (File exists)" in capsys.readouterr().err
+    assert (here / "out").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_told(here, capsys, monkeypatch):
+    def fail(self, *given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PredictionStream, "run", fail)
+    assert main(["predict", "binary", "images", "--out", "out"]) == 2
+    assert "--out: out cannot be written to (No space left on device); 0 images done" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(here, capsys, monkeypatch):
+    def interrupt(self, *given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PredictionStream, "_compute", interrupt)
+    assert main(["predict", "binary", "images", "--out", "out"]) == 130
+    said = capsys.readouterr()
+    assert "0 of 2 images done; --skip-existing goes on from there" in said.out
+    assert said.err == "Error: interrupted\n"
+    assert files_in(here / "out") == []
+
+
+def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):
+    monkeypatch.setattr("unet_trainer.inference.prediction_timing.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0))
+    assert main(["predict", "binary", "images", "--out", "out", "--time"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"reading alone +400\.0\n +forward pass alone +200\.0\n", said)
+    assert re.search(r"predict, all in all +[\d.]+ +\d+% of the lower of the two\n", said)
+    assert re.search(r"plain loop +50\.0", said)
+
+
+def test_many_classes_are_listed_up_to_a_dozen():
+    spec = dataclasses.replace(load_spec(), id_names=tuple(f"n{index}" for index in range(20)), num_classes=20)
+    assert predict._classes(spec).startswith("0 n0, 1 n1, ")
+    assert predict._classes(spec).endswith("11 n11, … 19 n19")
+
+
+def load_spec():
+    from helpers.steps import make_spec
+
+    return make_spec(RGB_8BIT)
