@@ -106,7 +106,7 @@ def need_packages_for(text):
         pytest.importorskip(package, reason="exports need requirements-export.txt")
 
 
-@pytest.mark.parametrize("line", commands(USING))
+@pytest.mark.parametrize("line", commands(USING), ids=lambda line: line.removeprefix("python train_unet.py "))
 def test_every_command_that_uses_a_model_runs(line, used_model, monkeypatch, capsys):
     """In the order of the page, as they stand there."""
     words = shlex.split(line)[2:]
@@ -182,7 +182,8 @@ def test_the_python_example_runs(tiny_data, tmp_path, capsys):
 
 
 def test_the_example_of_an_error_message_is_what_the_program_says(capsys):
-    shown = next(block for block in code_blocks(README) if block.startswith("Error: 3 problems"))
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    shown = next(block for block in code_blocks(page) if block.startswith("Error: 3 problems"))
     assert main(["lr=1", "amp_dtype=bf16", "warmup_epochs=8"]) == 2
     assert capsys.readouterr().err == shown
 

@@ -127,6 +127,15 @@ def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monke
     with pytest.raises(ZeroDivisionError):
         compare(segmenter, CARD, segmenter)
 
+    def forward_of_one_size(self, images):
+        if images.shape[1:3] != (320, 320):
+            raise AssertionError("another size than the one of training")
+        return forward(self, images)
+
+    monkeypatch.setattr(type(segmenter), "forward", forward_of_one_size)
+    fixed = make_card(small_spec(image_size=(320, 320)))
+    assert compare(segmenter, fixed, segmenter).batches == [(1, 320, 320), (2, 320, 320)]
+
     def refuse(self, images):
         raise RuntimeError
 
@@ -140,7 +149,11 @@ def test_what_was_compared_is_said_in_a_line():
     assert str(found) == (
         "2 batches of 1 to 3 images, 64×64 to 160×32: logits reach 16.5 and differ by 1.5e-05 at most; no pixel changes class"
     )
-    assert str(Comparison([(1, 64, 64)], 0.0, 1.0, 4096, 2)).endswith("2 of 4096 pixels change class")
+    one_size = str(Comparison([(1, 64, 64), (2, 64, 64)], 0.0, 1.0, 4096, 2))
+    assert (
+        one_size
+        == "2 batches of 1 to 2 images, 64×64: logits reach 1.0 and differ by 0.0e+00 at most; 2 of 4096 pixels change class"
+    )
 
 
 def test_exporters_are_quiet_and_what_they_raise_is_one_line(caplog):

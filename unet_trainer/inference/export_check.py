@@ -90,10 +90,11 @@ class Comparison:
 
     def __str__(self) -> str:
         counts = [count for count, _, _ in self.batches]
-        sizes = sorted({(height * width, f"{width}×{height}") for _, height, width in self.batches})
+        sizes = [size for _, size in sorted({(height * width, f"{width}×{height}") for _, height, width in self.batches})]
+        span = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         changed = f"{self.num_changed} of {self.num_pixels} pixels change class" if self.num_changed else "no pixel changes class"
         return (
-            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {sizes[0][1]} to {sizes[-1][1]}: "
+            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {span}: "
             f"logits reach {self.largest_logit:.1f} and differ by {self.difference:.1e} at most; {changed}"
         )
 
@@ -106,6 +107,8 @@ def compare(segmenter: Segmenter, card: ModelCard, run: Run, least_side: int = S
     height, width = _trained_size(card)
     batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
+    if _run_or_none(segmenter, comparison_images(card, 1, height, width + STRIDE)) is None:  # it takes the size of training alone
+        batches = [(1, *card.spec.image_size), (2, *card.spec.image_size)]
     compared, difference, largest, num_pixels, num_changed = [], 0.0, 0.0, 0, 0
     for count, rows, columns in batches:
         images = comparison_images(card, count, rows, columns)
