@@ -11,7 +11,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.mask_coding import MaskCoding
 
 SIZE = 32
-BINARY = MaskCoding((0, 255), None, "0 and 255")
+BINARY = MaskCoding((0, 255), reason="0 and 255")
 
 
 def smooth_noise(rng, size=SIZE, cells=6):

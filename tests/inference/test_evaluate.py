@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.evaluated_models import SIZES, BrightnessEngine, bright, train_tiny, write_cells, write_pairs
-from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.images.image_files import DataError, read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference import evaluate as evaluate_module
