@@ -276,7 +276,12 @@ def test_masks_of_a_single_value_give_a_warning(value, missing, prepare, tmp_pat
 
 
 def test_class_weights_follow_from_the_masks_and_are_written_down(prepare, tmp_path):
-    data = write_dataset(tmp_path / "data", rings)
+    def with_rare_class(index):
+        ids = blob(index)
+        ids[20 + index, 23:25] = 2  # two pixels
+        return ids
+
+    data = write_dataset(tmp_path / "data", with_rare_class)
     run = prepare(data, num_classes=3, class_weights="auto")
     assert len(run.written.class_weights) == 3
     assert run.written.class_weights[0] < run.written.class_weights[1] < run.written.class_weights[2]

@@ -70,7 +70,7 @@ def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys)
     said = capsys.readouterr().out
     assert (folder / "train.log").read_text() == said
     labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
-    decided = ["crops_per_image", "repeats", "encoder_lr_factor"]
+    decided = ["repeats"]
     assert labels == ["Device", "Data", "Images", "Masks", *decided, "Model", "Batch", "Run", "Start-up"]
 
 
