@@ -94,23 +94,6 @@ def test_rows_of_test_without_files_are_counted_and_stop_no_training(data):
     assert found.notices == ("2 rows of test in split.csv without both files left out",)
 
 
-def test_rows_of_test_are_there_for_those_who_ask_for_them(data):
-    file = data / "split.csv"
-    file.write_text("image,mask,split\nimages/a.png,masks/a.png,Testing\nimages/b.png,masks/b.png,val\nno.png,no.png,train\n")
-    assert read_split_csv(file, data, ("test",)).pairs == (pair(data, "a", "test"),)
-    found = read_split_csv(file, data, ("val", "test"))
-    assert found.pairs == (pair(data, "a", "test"), pair(data, "b", "val"))
-    assert found.rule == "split.csv, 1 rows of train not used"
-
-
-def test_rows_without_a_split_are_no_test(data):
-    file = data / "split.csv"
-    file.write_text("image,mask\nimages/a.png,masks/a.png\n")
-    assert len(read_split_csv(file, data, ("val",)).pairs) == 1
-    with pytest.raises(DataError, match=r"has no row of test$"):
-        read_split_csv(file, data, ("test",))
-
-
 def test_the_images_of_a_part_are_listed_whether_they_are_there_or_not(data):
     file = data / "split.csv"
     file.write_text("image,mask,split\nimages/a.png,masks/a.png,train\nno.png,no.png,training\nimages/b.png,masks/b.png,val\n")

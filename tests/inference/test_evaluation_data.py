@@ -14,6 +14,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference.evaluation_data import (
@@ -114,16 +115,20 @@ def test_a_test_folder_is_found_which_training_leaves_alone(tmp_path):
     where = {"data_dir": str(tmp_path / "data")}
     data = load(tmp_path / "model.pt", "test", **where)
     assert len(data.pairs) == 4
-    assert data.rule == "test/images/ + test/masks/, same names"
+    assert data.rule == "test of train/images/ + train/masks/, same names; folders train and val"
     assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 9
     own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [])
     assert len(load(own / "best.pt", "test").pairs) == 4
 
 
-def test_a_folder_with_nothing_but_test_is_evaluated_on_that(tmp_path):
+def test_a_folder_with_nothing_but_test_is_asked_for_by_its_names(tmp_path):
     write_data(tmp_path / "data/test", 4)
-    data = load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    assert (data.split, len(data.pairs)) == ("test", 4)
+    where = {"data_dir": str(tmp_path / "data")}
+    with pytest.raises(
+        DataError, match=r"holds test/images/ but no train/; set:\n  image_dir: test/images\n  mask_dir: test/masks"
+    ):
+        load(tmp_path / "model.pt", **where)
+    assert len(load(tmp_path / "model.pt", **where, image_dir="test/images", mask_dir="test/masks").pairs) == 4
 
 
 def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):

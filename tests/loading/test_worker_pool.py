@@ -105,6 +105,9 @@ def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
         if number % 3 == 0:
             next(val.epoch(0))
     assert epoch_digest(train, 7) == expected_digest(train.dataset, 2, 7)
+    for number in range(100):  # on a busy machine a worker may still be at a piece that was dropped
+        if pool.incomplete:
+            epoch_digest(train, number)
     assert pool.incomplete == {}
     assert sorted(pool.free) == list(range(len(pool.buffers.arrays)))
     assert pool.failures == Failures()  # what was handed back unfilled did not fail

@@ -338,7 +338,9 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
         return None
     void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
-    coding = given_coding(tuple(range(max(2, number))), void, config.unknown_values == "ignore", reason="class ids")
+    first = 1 if 0 not in evidence.counts and number in evidence.counts else 0  # classes that cover the images leave no background
+    values = tuple(range(first, first + max(2, number)))
+    coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
     reason = "as the files have that the masks are made from"
     names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
     return ChosenClasses(coding, number, reason, names, reason if names else "")
