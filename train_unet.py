@@ -8,7 +8,10 @@
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
+    python train_unet.py evaluate RUN or FILE [data_dir=..] scores at native resolution, with intervals (--compare OTHER RUN)
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
+    python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
+    python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -67,6 +70,7 @@ DEMO: dict[str, Any] = {
     "image_size": 96,
     "fit": "resize",
     "augmentation": "default",
+    "cutmix": 0,
     "cache": "none",
     "encoder": "tu-mobilenetv3_small_050",
     "encoder_weights": None,

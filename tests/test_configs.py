@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,7 @@ FILES = sorted((ROOT / "configs").iterdir())
 BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
 FLOAT32 = {"use_amp": False}
 PROMISES = {
-    "fast": {"batch_size": 16, **BFLOAT16, "compile_model": True, "decoder_attention": "none", "deep_supervision": 0},
+    "fast": {"batch_size": 16, **BFLOAT16, "compile_model": True},
     "production": {**BFLOAT16, "grad_clip": 1.0, "on_oom": "shrink"},
     "max_batch": {"batch_size": 32, **BFLOAT16, "compile_model": True},
     "low_memory": {"batch_size": 4, **BFLOAT16, "accumulation_steps": 4},
@@ -111,3 +112,12 @@ def test_file_says_in_a_comment_what_it_is_for(file):
     second_line = file.read_text(encoding="utf-8").splitlines()[1]
     assert second_line.startswith("# ")
     assert second_line.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["fast", "production", "max_batch", "low_memory", "older_gpu", "stable"])
+def test_a_preset_says_what_it_gave_as_the_page_on_quality_has_it(name):
+    header = read(name).splitlines()[:4]
+    said = next(match for line in header if (match := re.fullmatch(r"# On DRIVE: Dice (0\.\d+) after (\d+ of \d+) .*", line)))
+    page = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{name}` \| (0\.\d+) \| (\d+ of \d+)", page, re.MULTILINE)
+    assert said.groups() == row.groups()

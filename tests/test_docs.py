@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from helpers.project import ROOT, TINY_MODEL
-from train_unet import main
-from unet_trainer.commands import COMMANDS, bench, machine_facts
+from train_unet import main, train
+from unet_trainer import load
+from unet_trainer.commands import COMMANDS, bench, machine_facts, try_model
+from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.dump import to_markdown, value_text
 from unet_trainer.config.schema import FIELDS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+USING = ROOT / "docs/using-a-model.md"  # whose commands take a trained model and no settings of training
 README = (ROOT / "README.md").read_text()
 KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
 SMALL = [f"{name}={value_text(value)}" for name, value in TINY_MODEL.items()]
-WITHOUT_CONFIG = ("predict",)  # commands that take no settings
 SMALL += ["image_size=32", "batch_size=4", "num_epochs=2", "num_workers=0"]
+USE_A_MODEL = ("evaluate", "predict", "export", "try")  # commands whose settings are the model's own
 
 
 def code_blocks(text):
@@ -56,19 +63,107 @@ def workplace(tiny_data, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != USING], ids=lambda page: page.name)
 def test_every_training_command_runs(page, workplace, monkeypatch, capsys):
     """In the order of the pages, made small."""
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(bench, "choose_trials", lambda *given, choose=bench.choose_trials: choose(*given)[:1])  # a row is enough
     monkeypatch.setattr(machine_facts, "try_compiling", lambda found, device: found)  # takes a while, and has tests of its own
+    monkeypatch.setattr(try_model, "serve", lambda server, console: server.server_close() or 0)  # would wait for Ctrl-C
     for line in [line for line in commands(page) if line.startswith("python train_unet.py ")]:
+        if shlex.split(line)[2] in USE_A_MODEL:
+            if not (workplace / "checkpoints/demo").exists():  # which the first command of the README makes, in a minute
+                shutil.copytree("checkpoints/fast", "checkpoints/demo")
+            assert main(shlex.split(line)[2:]) == 0, (line, capsys.readouterr().err)
+            continue
         words = [re.sub(r"^time_budget=.*", "time_budget=2s", word) for word in shlex.split(line)[2:]]
         has_epochs = any(word.startswith("num_epochs=") for word in words)
         left_out = ["encoder="] if "--resume" in words else []  # that of the run
         left_out += ["num_epochs="] if "time_budget=2s" in words or ("--resume" in words and not has_epochs) else []
-        small = [word for word in SMALL if not word.startswith(tuple(left_out))] if words[0] not in WITHOUT_CONFIG else []
+        small = [word for word in SMALL if not word.startswith(tuple(left_out))]
         assert main([*words, *small]) == 0, (line, capsys.readouterr().err)
+
+
+@pytest.fixture(scope="module")
+def used_model(tiny_data, tmp_path_factory):
+    """A folder with a trained checkpoints/demo, another run, data/mine and photos; what one command writes is there for the next."""
+    folder = tmp_path_factory.mktemp("used_model")
+    (folder / "data").mkdir()
+    (folder / "data/mine").symlink_to(tiny_data)
+    (folder / "photos").mkdir()
+    for name, image in zip("ab", sorted((tiny_data / "images").iterdir()), strict=False):
+        shutil.copy(image, folder / f"photos/{name}{image.suffix}")
+    # Tracing resnet18 takes a third of the time that the encoder of TINY_MODEL takes.
+    settings = {"encoder": "resnet18", "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0, "device": "cpu"}
+    with contextlib.chdir(folder):
+        train({**TINY_MODEL, **settings, "data_dir": "data/mine", "run_name": "demo"})
+        shutil.copytree("checkpoints/demo", "checkpoints/other")
+    return folder
+
+
+def need_packages_for(text):
+    for package in ("onnxruntime", "onnx", "onnxscript") if "onnx" in text else ():
+        pytest.importorskip(package, reason="exports need requirements-export.txt")
+
+
+@pytest.mark.parametrize("line", commands(USING), ids=lambda line: line.removeprefix("python train_unet.py "))
+def test_every_command_that_uses_a_model_runs(line, used_model, monkeypatch, capsys):
+    """In the order of the page, as they stand there."""
+    words = shlex.split(line)[2:]
+    if words[0] not in COMMANDS:
+        pytest.skip(f"there is no command {words[0]} yet")
+    need_packages_for(line)
+    if words[0] == "try":
+        monkeypatch.setattr("unet_trainer.commands.try_model.serve", lambda server, console: server.server_close() or 0)
+    monkeypatch.chdir(used_model)
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_the_page_shows_every_command_that_uses_a_model_and_every_format():
+    text = "\n".join(commands(USING))
+    for part in ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS)):
+        assert part in text, part
+
+
+def example_of(words):
+    """The example of the page that has these words."""
+    (found,) = [block for block in code_blocks(USING.read_text()) if words in block]
+    return found
+
+
+def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
+    monkeypatch.chdir(used_model)
+    found = {}
+    exec(example_of("from unet_trainer import load"), found)
+    mask = found["mask"]
+    assert (mask.shape, found["foreground"].shape) == ((64, 64), (64, 64))
+    shares = {name: round(float((mask == index).mean()), 3) for index, name in enumerate(("background", "foreground"))}
+    assert capsys.readouterr().out == f"{shares}\n"
+
+
+def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_project(used_model):
+    need_packages_for("onnx")
+    if not (used_model / "checkpoints/demo/model.onnx").is_file():
+        pytest.skip("test_every_command_that_uses_a_model_runs exports the model")
+    script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
+    # -I: neither this folder nor PYTHONPATH is searched.
+    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=used_model, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    shares, ids = done.stdout.splitlines()
+    assert json.loads(shares.replace("'", '"')).keys() == {"background", "foreground"}
+    image = np.asarray(Image.open(used_model / "photos/a.jpg"))
+    assert image.shape == (64, 64, 3)  # that of training: the two ways to resize do not matter
+    assert np.array_equal(json.loads(ids), load(used_model / "checkpoints/demo", device="cpu")(image))
+
+
+def test_the_example_of_torch_export_runs(used_model, monkeypatch, capsys):
+    if not (used_model / "model.pt2").is_file():
+        pytest.skip("test_every_command_that_uses_a_model_runs exports the model")
+    monkeypatch.chdir(used_model)
+    example = example_of("torch.export.load")
+    assert "unet_trainer" not in example
+    exec(example, {})
+    assert capsys.readouterr().out == "['background', 'foreground'] torch.Size([1, 64, 96])\n"
 
 
 def test_the_readme_shows_every_way_to_train():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,10 @@ from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
 from helpers.steps import everything, make_settings, same, take_step, tiny_components
 from train_unet import train
+from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
+from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
@@ -90,6 +93,8 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     components = make_components(compiled, **PRECISIONS[precision], **extra)
     metrics = take_steps(components, 3)  # the optimizer makes its state in the first; the second is recorded
     batches = [make_batch(seed=index) for index in range(3)]
+    batches[1] = batches[1]._replace(cut_boxes=cut_boxes((0, 0, 1), 8, (128, 128), 0.5))
+    paste_pieces(*(tensor.cuda() for tensor in (*batches[1][:2], batches[1].cut_boxes)))  # a first call loads kernels
     eval_metrics, meter = components.eval_step.new_metrics(), WaitMeter(components.numerics.device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -108,6 +113,23 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(metrics.loss())
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_pieces_of_other_images_are_trained_on_as_on_the_cpu(compiled):
+    """CutMix moves pixels before the step, whose graphs are replayed with the mixed images."""
+    mixed, expected = make_components(compiled, allow_tf32=False), make_components(compiled, allow_tf32=False)
+    for index in range(4):
+        batch = make_batch(seed=index)
+        boxes = cut_boxes((0, 0, index), 8, (128, 128), 1.0)
+        images, masks = (tensor.pin_memory() for tensor in paste_pieces(batch.images, batch.masks, boxes))
+        found = take_step(mixed.train_step, batch._replace(cut_boxes=boxes), metrics=EpochMetrics(1, mixed.numerics.device))
+        known = take_step(
+            expected.train_step, batch._replace(images=images, masks=masks), metrics=EpochMetrics(1, expected.numerics.device)
+        )
+        assert not torch.equal(masks, batch.masks)
+        assert found.matrix.sum(1).tolist() == known.matrix.sum(1).tolist()  # the same truth
+        assert found.loss() == pytest.approx(known.loss(), rel=1e-3)
 
 
 def make_native_batch(seed=0):
@@ -232,6 +254,21 @@ def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):
         train(config, on_epoch=stop_after(1))
     result = train(config, device="cuda", resume=f"{config['checkpoint_dir']}/run")
     assert math.isfinite(result.history[-1]["val_loss"])
+
+
+def test_a_model_that_was_trained_compiled_on_the_gpu_is_used_on_the_cpu(tiny_config):
+    """With everything that training adds to a network: compiled, fast layers, averaged weights, auxiliary heads."""
+    settings = {"device": "cuda", "use_amp": True, "compile_model": True, "ema_decay": 0.9, "deep_supervision": 0.5}
+    result = train({**tiny_config, **settings, "encoder": "resnet18", "decoder_channels": None, "image_size": 64})
+    image = np.random.default_rng(0).integers(0, 256, (100, 75, 3), np.uint8)
+    for options in ({}, {"raw": True}):
+        on_cpu = load(result.run_dir, device="cpu", **options)
+        on_gpu = load(result.run_dir, device="cuda", precision="float32", **options)
+        assert np.allclose(on_cpu.probabilities(image), on_gpu.probabilities(image), atol=2e-2)  # TF32
+        assert load(result.run_dir, **options).engine.description == "cuda, bfloat16"
+    content = torch.load(result.run_dir / "best.pt", weights_only=True)
+    assert {tensor.device.type for tensor in content["model"].values()} == {"cpu"}
+    assert not any(name.startswith(("_orig_mod", "module", "auxiliary")) for name in content["model"])
 
 
 def test_bfloat16_takes_about_half_the_memory():

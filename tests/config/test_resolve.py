@@ -120,7 +120,7 @@ def test_what_is_left_open_is_decided_with_a_reason():
     assert open_keys >= {
         *("fit", "image_size", "augmentation", "cache", "encoder", "encoder_weights", "loss", "class_weights", "batch_size"),
         *("num_epochs", "learning_rate", "weight_decay", "warmup_epochs", "ema_decay", "early_stopping_patience", "use_amp"),
-        *("compile_model", "repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision"),
+        *("compile_model", "repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision", "cutmix"),
     }
     assert set(decided(settings)) == open_keys - {"resume"}
     assert all(reason.strip() for reason in decided(settings).values())
@@ -137,7 +137,8 @@ def test_the_values_that_are_decided_on_a_gpu():
     assert (taken.fit, taken.image_size, taken.crops_per_image) == ("crop", 64, 2)  # images of 64×128 in the median
     assert [next(iter(transform)) for transform in taken.augmentation][:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
     assert (taken.encoder, taken.encoder_weights, taken.encoder_lr_factor) == ("resnet34", "imagenet", 0.2)
-    assert (taken.decoder_attention, taken.deep_supervision, taken.decoder_channels) == ("scse", 0.5, None)
+    assert (taken.decoder_attention, taken.deep_supervision, taken.decoder_channels) == ("none", 0.0, None)
+    assert taken.cutmix == 0.5
     assert (taken.loss, taken.class_weights) == ({"dice": 1.0, "cross_entropy": 1.0}, None)
     assert (taken.batch_size, taken.repeats, taken.num_epochs) == (16, 160, 100)  # 60 steps of 16 from 3 × 2 crops
     assert (taken.learning_rate, taken.weight_decay, taken.warmup_epochs) == (1e-3, 0.05, 3.0)
@@ -204,20 +205,28 @@ def test_weights_that_auto_found_are_those_of_the_repeated_run():
 
 def test_class_weights_that_are_off_stay_off():
     assert settings_of(num_classes=2, class_weights=None).taken.class_weights is None
-    assert settings_of(num_classes=2, class_weights="auto").taken.class_weights is not None
+    rare = dataclasses.replace(DATASET, class_shares=[0.9995, 0.0005])
+    assert settings_of(dataset=rare, num_classes=2, class_weights="auto").taken.class_weights is not None
+    assert settings_of(dataset=rare, num_classes=2, class_weights=None).taken.class_weights is None
 
 
-def test_attention_and_deep_supervision_are_for_a_plain_unet():
-    for architecture, expected in (("unet", ("scse", 0.5)), ("unetplusplus", ("none", 0.0)), ("fpn", ("none", 0.0))):
-        taken = open_settings(architecture=architecture).taken
-        assert (taken.decoder_attention, taken.deep_supervision) == expected
-
-
-@pytest.mark.parametrize(("widths", "expected"), [([32, 16, 16, 16, 16], "scse"), ([32, 16, 16, 16, 15], "none"), (None, "scse")])
-def test_attention_needs_a_decoder_that_is_wide_enough(widths, expected):
-    settings = settings_of(decoder_attention="auto", decoder_channels=widths)
-    assert settings.taken.decoder_attention == expected
-    assert load_config(settings.repeatable_dict()).decoder_attention == expected
+@pytest.mark.parametrize(
+    ("given", "cutmix"),
+    [
+        ({"num_epochs": 50, "repeats": 2}, 0.5),
+        ({"num_epochs": 99}, 0.0),
+        ({"num_epochs": 100, "augmentation": "default"}, 0.0),  # what was set means what it meant
+        ({"num_epochs": 100, "augmentation": "default", "cutmix": 0.3}, 0.3),
+        ({"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.0),  # 4 crops are twice a median image
+        ({"num_epochs": 50, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.5),
+    ],
+    ids=str,
+)
+def test_images_are_mixed_where_each_of_their_pixels_comes_a_hundred_times(given, cutmix):
+    dataset = dataclasses.replace(DATASET, train_sizes=[(64, 128)] * 3)
+    settings = open_settings(dataset=dataset, **{"fit": "resize", "image_size": 64, **given})
+    assert settings.taken.cutmix == cutmix
+    assert load_config(settings.repeatable_dict()).cutmix == cutmix
 
 
 def test_widths_that_are_chosen_for_a_cpu_are_wide_enough_for_attention():
@@ -576,16 +585,16 @@ def test_crops_are_counted_for_fit_crop_alone():
 @pytest.mark.parametrize(
     ("shares", "weights"),
     [
-        ([0.5, 0.5], (1.0, 1.0)),
-        ([0.16, 0.01, 0.0256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median, 0.0256
-        ([0.7, 0.3], (0.919, 1.136)),  # the median is 0.5
+        ([0.0016, 0.0001, 0.000256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median
         ([0.5, 0.4999, 0.0001], (1.0, 1.0, 2.5)),  # 4999^¼ = 8.4 is capped
         ([0.9, 1e-4, 1e-4], (0.4, 1.0, 1.0)),  # 9000^-¼ = 0.10 has a floor
-        ([0.5, 0.5, 0.0], (1.0, 1.0, 1.0)),
-        ([0.0, 0.0, 0.0], (1.0, 1.0, 1.0)),
+        ([1e-4, 1e-4, 0.0], (1.0, 1.0, 1.0)),
+        ([0.899, 0.1, 0.001], None),
+        ([0.5, 0.5, 0.0], None),
+        ([0.0, 0.0, 0.0], None),
     ],
 )
-def test_rare_classes_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
+def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
     assert choose_class_weights(shares, len(shares))[0] == weights
 
 

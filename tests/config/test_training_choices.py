@@ -13,8 +13,7 @@ from unet_trainer.config.training_choices import (
     choose_batch_size,
     choose_cache,
     choose_compile,
-    choose_decoder_attention,
-    choose_deep_supervision,
+    choose_cutmix,
     choose_ema_decay,
     choose_learning_rate,
     choose_patience,
@@ -142,16 +141,16 @@ def test_weight_decay_is_large_where_it_is_apart_from_the_gradient():
 
 
 @pytest.mark.parametrize(
-    ("architecture", "widths", "attention"),
-    [("unet", None, "scse"), ("unet", (64, 32, 16, 16, 16), "scse"), ("unet", (64, 32, 16, 16, 8), "none"), ("fpn", None, "none")],
+    ("num_passes", "is_augmented", "choice"),
+    [
+        (262, True, (0.5, "images come 262 times: pieces of other images keep them from being learned by heart")),
+        (100, True, (0.5, "images come 100 times: pieces of other images keep them from being learned by heart")),
+        (99.2, True, (0.0, "images come 99 times: too seldom to be learned by heart")),
+        (262, False, (0.0, "augmentation is set")),
+    ],
 )
-def test_attention_is_for_decoders_that_are_wide_enough(architecture, widths, attention):
-    assert choose_decoder_attention(architecture, widths)[0] == attention
-
-
-def test_deep_supervision_is_for_the_unet():
-    assert choose_deep_supervision("unet")[0] == 0.5
-    assert choose_deep_supervision("fpn")[0] == 0
+def test_images_that_come_often_are_mixed(num_passes, is_augmented, choice):
+    assert choose_cutmix(num_passes, is_augmented) == choice
 
 
 @pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from unet_trainer.datasets.layouts import Folders, find_layout, has_marks, list_files, mask_marks
+from unet_trainer.datasets.layouts import Folders, find_layout, find_test_folders, has_marks, list_files, mask_marks
 from unet_trainer.images.image_files import DataError
 
 
@@ -90,6 +92,38 @@ def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
 def test_a_test_folder_is_not_used(tmp_path, test):
     fill(tmp_path, "images", "masks", *test)
     assert found(tmp_path) == (("images", "masks"), None, "")
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("test/images", "test/masks"), ("images/test", "masks/test"), ("test_images", "test_labels"), ("imagesTs", "labelsTs"),
+        ("test", "testannot"), ("testing/img", "testing/gt"),
+    ],
+)  # fmt: skip
+def test_a_test_folder_is_found_by_those_who_ask_for_it(tmp_path, images, masks):
+    fill(tmp_path, *(re.sub("test(ing)?|Ts", lambda found: {"Ts": "Tr"}.get(found[0], "train"), name) for name in (images, masks)))
+    assert find_test_folders(tmp_path, None, None) is None
+    fill(tmp_path, images, masks)
+    assert find_test_folders(tmp_path, None, None) == Folders(tmp_path / images, tmp_path / masks)
+
+
+def test_a_test_folder_without_masks_is_none(tmp_path):
+    fill(tmp_path, "train/images", "train/masks", "test/images")
+    assert find_test_folders(tmp_path, None, None) is None
+
+
+def test_a_test_folder_may_hold_masks_beside_their_images(tmp_path):
+    fill(tmp_path, "train", "test")
+    for folder in ("train", "test"):
+        (tmp_path / folder / "a_mask.png").touch()
+    assert find_test_folders(tmp_path, None, None) == Folders(tmp_path / "test", tmp_path / "test")
+
+
+def test_two_test_folders_are_refused_with_the_key_to_set(tmp_path):
+    fill(tmp_path, "train/images", "train/masks", "test/images", "test/masks", "test/labels")
+    with pytest.raises(DataError, match=r"^mask_dir: 2 folders .*test/labels/, test/masks/"):
+        find_test_folders(tmp_path, None, None)
 
 
 def test_images_in_data_dir_beside_a_folder_of_masks(tmp_path):

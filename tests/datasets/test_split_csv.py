@@ -9,7 +9,7 @@ import pytest
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.split_csv import MAX_BYTES, read_split_csv, split_csv_text
+from unet_trainer.datasets.split_csv import MAX_BYTES, listed_images, read_split_csv, split_csv_text
 from unet_trainer.images.image_files import DataError
 
 NEEDED = "need image and mask, and optionally split and group"
@@ -82,6 +82,30 @@ def test_rows_of_test_are_not_used_and_counted(data):
     )
     assert [pair.name for pair in found.pairs] == ["images/a", "images/b"]
     assert found.rule == "split.csv, 2 rows of test not used"
+
+
+def test_rows_of_test_are_there_for_those_who_ask_for_them(data):
+    file = data / "split.csv"
+    file.write_text("image,mask,split\nimages/a.png,masks/a.png,Testing\nimages/b.png,masks/b.png,val\nno.png,no.png,train\n")
+    assert read_split_csv(file, data, ("test",)).pairs == (pair(data, "a", "test"),)
+    found = read_split_csv(file, data, ("val", "test"))
+    assert found.pairs == (pair(data, "a", "test"), pair(data, "b", "val"))
+    assert found.rule == "split.csv, 1 rows of train not used"
+
+
+def test_rows_without_a_split_are_no_test(data):
+    file = data / "split.csv"
+    file.write_text("image,mask\nimages/a.png,masks/a.png\n")
+    assert len(read_split_csv(file, data, ("val",)).pairs) == 1
+    with pytest.raises(DataError, match=r"has no row of test$"):
+        read_split_csv(file, data, ("test",))
+
+
+def test_the_images_of_a_part_are_listed_whether_they_are_there_or_not(data):
+    file = data / "split.csv"
+    file.write_text("image,mask,split\nimages/a.png,masks/a.png,train\nno.png,no.png,training\nimages/b.png,masks/b.png,val\n")
+    assert listed_images(file, data, "train") == {data / "images/a.png", data / "no.png"}
+    assert listed_images(file, data / "images/..", "val") == {data / "images/b.png"}
 
 
 def test_absolute_paths_are_used_as_they_are(data, tmp_path):

@@ -17,6 +17,7 @@ FIXED_RECIPE: dict[str, Any] = {
     "class_weights": None,
     "decoder_attention": "none",
     "deep_supervision": 0,
+    "cutmix": 0,
     "batch_size": 8,
     "num_epochs": 50,
     "learning_rate": 1e-3,

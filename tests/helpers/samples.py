@@ -32,9 +32,9 @@ def build_dataset(data_dir, augmentation="default", seed=3, native_masks=False):
     return make_dataset(pairs, MaskCoding((0, 255)), tiling, augmentation=pipeline, seed=seed)
 
 
-def make_loader(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False):
+def make_loader(dataset, batch_size, num_workers, shuffle, timeout=None, with_threads=False, cutmix=0.0):
     pool = WorkerPool(num_workers, with_threads=with_threads) if num_workers else None
-    return Loader(dataset, batch_size, shuffle, pool, timeout)
+    return Loader(dataset, batch_size, shuffle, pool, timeout, cutmix=cutmix)
 
 
 def keep(batches):

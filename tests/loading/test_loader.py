@@ -43,6 +43,18 @@ def test_a_short_batch_is_padded_with_ignored_pixels(tiny_data, num_workers):
         assert (batches[2].images[2:] == 0).all()
 
 
+def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tiny_data):
+    loaders = [make_loader(build_dataset(tiny_data), 4, num_workers, shuffle=True, cutmix=1.0) for num_workers in (0, 2)]
+    alone, pooled = ([batch.cut_boxes for batch in loader.epoch(1)] for loader in loaders)
+    assert len(alone) == 2
+    assert not torch.equal(*alone)
+    assert all(torch.equal(one, other) for one, other in zip(alone, pooled, strict=True))
+    assert (alone[0][:, 1] > alone[0][:, 0]).all()
+    assert alone[0].max() <= 32
+    assert torch.equal(next(loaders[0].epoch(1, first_batch=1)).cut_boxes, alone[1])  # as a resumed epoch has them
+    assert make_loader(build_dataset(tiny_data), 4, 0, shuffle=True).read(0, 0).cut_boxes is None
+
+
 def test_an_epoch_leaves_the_global_random_states_alone(tiny_data):
     def states():
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()

@@ -71,6 +71,11 @@ def test_a_missing_apple_gpu_is_an_error_with_the_fix(monkeypatch):
         choose_device("mps")
 
 
+def test_a_name_that_is_no_device_is_an_error_with_those_that_are():
+    with pytest.raises(UserError, match=r"^device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps$"):
+        choose_device("gpu")
+
+
 @pytest.mark.parametrize(
     ("has_cuda", "has_mps", "expected"), [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )

@@ -77,6 +77,47 @@ def test_a_spec_without_one_of_its_values_is_an_error():
             SegmenterSpec.from_dict(content)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("image channels", 0, "channels or num_classes"),
+        ("num_classes", 255, "channels or num_classes"),
+        ("num_classes", 2.0, "channels or num_classes"),
+        ("image depth", None, "depth"),
+        ("image mean", [1.0, 2.0], "mean"),
+        ("image mean", [1.0, 2.0, float("nan")], "mean"),
+        ("image mean", [1.0, 2.0, 10**400], "mean"),
+        ("image std", [1.0, 2.0, 0.0], "std"),
+        ("image std", ["a", "b", "c"], "std"),
+        ("image high", float("inf"), "low and high"),
+        ("coding values", [0], "coding"),
+        ("coding values", [0, 2**40], "coding"),
+        ("coding threshold", "127", "coding"),
+        ("coding ignore_value", 1.5, "coding"),
+        ("id_names", ["one"], "id_names"),
+        ("id_names", [1, 2], "id_names"),
+        ("id_colours", [[0, 0, 0], [0, 0, 256]], "id_colours"),
+        ("id_colours", [[0, 0, 0], [0, 0]], "id_colours"),
+        ("image_size", [32], "image_size"),
+        ("image_size", [32, 10**6], "image_size"),
+        ("fit", "stretch", "fit"),
+        ("architecture", 7, "architecture or encoder"),
+        ("decoder_channels", [8, 8, 8, 8, 10**7], "decoder_channels"),
+        ("decoder_attention", "other", "decoder_attention"),
+    ],
+)
+def test_a_spec_with_a_value_that_no_run_can_have_is_an_error_that_names_it(path, value, named):
+    content = SPECS["one class"].to_dict()
+    *outer, name = path.split()
+    place = content[outer[0]] if outer else content
+    assert name in place
+    place[name] = value
+    with pytest.raises(
+        ValueError, match=f"^{named} of its spec cannot be right$|^channels or num_classes, .*of its spec cannot be right$"
+    ):
+        SegmenterSpec.from_dict(content)
+
+
 def test_a_spec_is_built_from_the_resolved_config():
     settings = make_settings(
         DEEP, num_classes=3, class_names=["sky", "cat", "dog"], image_size=[64, 96], fit="crop", architecture="unetplusplus"

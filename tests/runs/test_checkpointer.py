@@ -15,6 +15,7 @@ import torch
 from helpers.runs import SPLIT
 from helpers.small_runs import ROW
 from helpers.steps import everything, make_batch, make_settings, same, small_components, take_step
+from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import HardwareFacts
@@ -113,6 +114,7 @@ def test_every_checkpoint_says_how_the_run_was_set_up(checkpointer, components, 
     checkpointer.finish()
     for name in ("best.pt", "last.pt"):
         content = read_checkpoint(tmp_path / name)
+        assert content["version"] == __version__
         assert content["config"] == settings.repeatable_dict()
         assert content["decisions"]["in_channels"] == ["decided", "as the images have"]
         assert SegmenterSpec.from_dict(content["spec"]) == components.state.segmenter.spec

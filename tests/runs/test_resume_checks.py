@@ -94,7 +94,8 @@ def test_a_key_that_an_earlier_version_did_not_have_has_not_changed():
 def test_what_is_open_is_as_the_run_began():
     settings = make_settings(
         image_size=64,
-        **dict.fromkeys(["learning_rate", "class_weights", "loss", "ema_decay", "use_amp", "augmentation"], "auto"),
+        **dict.fromkeys(["learning_rate", "loss", "ema_decay", "use_amp", "augmentation"], "auto"),
+        class_weights=[1.0, 2.0],
         num_classes=2,
     )
     before = settings.repeatable_dict()
@@ -117,10 +118,11 @@ def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
 
 def test_a_checkpoint_of_before_a_setting_existed_has_what_was_done_then():
     """Repeats, rates of the encoder, attention and deep supervision are decided otherwise for a new run."""
-    new = ("repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision")
+    new = ("repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision", "cutmix")
     before = {name: value for name, value in make_settings().repeatable_dict().items() if name not in new}
     kept = keep_decided(Config(), before)
     assert (kept.repeats, kept.encoder_lr_factor, kept.decoder_attention, kept.deep_supervision) == (1, 1.0, "none", 0.0)
+    assert kept.cutmix == 0
     assert set(BEFORE_THEY_EXISTED) <= set(FIELDS)
     set_now = keep_decided(load_config({"encoder_lr_factor": 0.5, "repeats": 2}), before)
     assert (set_now.encoder_lr_factor, set_now.repeats) == (0.5, 2)

@@ -51,6 +51,9 @@ def test_without_a_best_epoch_the_result_is_that_of_the_last(tiny_data, tmp_path
     report(run)
     assert "Warning: val_iou was no number in any epoch" in said(run)
     assert f"Weights: {run.checkpointer.folder / 'last.pt'} | " in said(run)
+    assert f"Next: python train_unet.py evaluate {run.checkpointer.folder / 'last.pt'} " in said(
+        run
+    )  # the folder would mean best.pt
     written = json.loads((run.checkpointer.folder / "result.json").read_text())
     assert (written["best_val_iou"], written["baseline_iou"]) == (None, None)
     assert written["warnings"][0].startswith("val_iou was no number in any epoch")
@@ -115,7 +118,10 @@ def test_the_last_lines_name_what_is_there_and_the_next_command(run):
         "  foreground  0.5000\n"
         "Time: 6 s in epochs, 15 images/s in training\n"
         f"Weights: {folder / 'best.pt'} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}\n"
-        f"Next: python train_unet.py --resume {folder} num_epochs=6   (trains on)\n"
+        f"Next: python train_unet.py evaluate {folder}   (scores of each class and image)\n"
+        f"      python train_unet.py predict {folder} IMAGES --out predictions\n"
+        f"      python train_unet.py try {folder}   (a page in the browser)\n"
+        f"      python train_unet.py --resume {folder} num_epochs=6   (trains on)\n"
     )
 
 

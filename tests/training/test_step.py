@@ -20,6 +20,7 @@ from helpers.steps import (
     weights,
 )
 from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.segmenter import Segmenter
@@ -240,6 +241,20 @@ def test_a_batch_of_several_classes_in_parts_has_the_gradient_of_the_whole():
         take_step(step, batch._replace(masks=masks), metrics=EpochMetrics(3, CPU), learning_rate=0.5)
     assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
     assert not torch.allclose(weights(whole), weights(make()), atol=1e-3)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_pieces_of_other_images_are_trained_on_with_their_masks(num_parts):
+    """CutMix takes them from the whole batch, whatever the parts that it goes through the model in."""
+    mixed, expected = plain_segmenter(), plain_segmenter()
+    batch = make_batch(4)
+    boxes = cut_boxes((0, 0, 0), 4, (16, 16), 1.0)
+    images, masks = paste_pieces(batch.images, batch.masks, boxes)
+    assert not torch.equal(masks, batch.masks)
+    found = take_step(make_step(mixed, num_parts=num_parts), batch._replace(cut_boxes=boxes), learning_rate=0.5)
+    known = take_step(make_step(expected, num_parts=num_parts), batch._replace(images=images, masks=masks), learning_rate=0.5)
+    assert torch.equal(weights(mixed), weights(expected))
+    assert torch.equal(found.matrix, known.matrix)
 
 
 def test_overlap_losses_of_a_batch_in_parts_are_the_mean_of_the_parts():

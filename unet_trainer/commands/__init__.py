@@ -4,5 +4,8 @@ COMMANDS = {
     "check": "unet_trainer.commands.check",
     "bench": "unet_trainer.commands.bench",
     "doctor": "unet_trainer.commands.doctor",
+    "evaluate": "unet_trainer.commands.evaluate",
     "predict": "unet_trainer.commands.predict",
+    "export": "unet_trainer.commands.export",
+    "try": "unet_trainer.commands.try_model",
 }

@@ -78,7 +78,7 @@ def read_training_command(arguments: Sequence[str], script: Script) -> Config:
     given, unknown = parser.parse_known_intermixed_args(arguments)
     words = given.words + [word for word in unknown if not word.startswith("-")]  # left over after an unknown option
     options = [word for word in unknown if word.startswith("-")]
-    if given.resume is not None and (_is_override(given.resume) or Path(given.resume).suffix in CONFIG_SUFFIXES):
+    if given.resume is not None and (is_override(given.resume) or Path(given.resume).suffix in CONFIG_SUFFIXES):
         words.append(given.resume)  # --resume key=value: the newest run, with an override
         given.resume = ""
     if options:
@@ -103,8 +103,8 @@ def read_config_words(words: Sequence[str], script: Script) -> Config:
 
 def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Config files (one at most) and key=value overrides."""
-    overrides = [word for word in words if _is_override(word)]
-    files = [word for word in words if not _is_override(word)]
+    overrides = [word for word in words if is_override(word)]
+    files = [word for word in words if not is_override(word)]
     for word in files:
         if _is_file(word):
             continue
@@ -138,7 +138,7 @@ def _is_file(word: str) -> bool:
         return False
 
 
-def _is_override(word: str) -> bool:
+def is_override(word: str) -> bool:
     return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
 
 

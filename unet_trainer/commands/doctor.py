@@ -210,6 +210,8 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
         taken = settings.taken
         page.heading("Settings that a run would take, decided from the data and this machine")
         _say_settings(settings, page)
+        if taken.compile_model and not is_fast:
+            page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
         trial = _try_step(probe, taken, is_fast)
         eager_cost = known_cost(probe, taken)
     datasets = build_datasets(taken, dataset)

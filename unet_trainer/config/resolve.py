@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from unet_trainer.config import data_choices as data
@@ -26,6 +27,8 @@ from unet_trainer.config.training_choices import NumberFormat
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 # Decided like the others, and said in lines of their own.
+# Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
+PLAIN = {"crops_per_image": 1, "decoder_attention": "none", "deep_supervision": 0.0, "encoder_lr_factor": 1.0, "cutmix": 0.0}
 SAID_ELSEWHERE = ("device", "num_workers", "mask_values", "ignore_value", "in_channels", "image_mean", "image_std", "class_weights")
 
 MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
@@ -39,6 +42,7 @@ class ResolvedConfig(Config):
     encoder_weights: str | None
     decoder_attention: Literal["none", "scse"]
     deep_supervision: float
+    cutmix: float
     encoder_lr_factor: float
     in_channels: int
     image_mean: tuple[float, ...]
@@ -145,12 +149,12 @@ class Settings:
         return {name: [decision.source, decision.reason] for name, decision in self.decisions.items()}
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Key, value and reason of each setting that was left open and is not said elsewhere."""
+        """Key, value and reason of each setting that was left open, does something, and is not said elsewhere."""
         taken = as_dict(self.taken)
         return [
             (name, value_text(taken[name]), decision.reason)
             for name, decision in self.decisions.items()
-            if decision.source == "decided" and name not in SAID_ELSEWHERE
+            if decision.source == "decided" and name not in SAID_ELSEWHERE and not (name in PLAIN and taken[name] == PLAIN[name])
         ]
 
 
@@ -165,9 +169,8 @@ def resolve(
     draft = _Draft(config)
     _resolve_machine(draft, hardware)
     _resolve_data(draft, hardware, dataset)
-    attention = training.choose_decoder_attention(draft["architecture"], draft["decoder_channels"])
-    draft.decide_if_open("decoder_attention", attention)
-    draft.decide_if_open("deep_supervision", training.choose_deep_supervision(draft["architecture"]))
+    draft.decide_if_open("decoder_attention", ("none", "a plain decoder is a third faster and as good with many images seen"))
+    draft.decide_if_open("deep_supervision", (0.0, "likewise"))
     costs = _resolve_step(draft, hardware, dataset, measure_step)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
@@ -355,6 +358,7 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
         "weight_decay": 0.0,
         "warmup_epochs": 0.0,
         "ema_decay": 0.999,
+        "cutmix": 0.0,
         "early_stopping_patience": None,
         "compile_model": False,
         "cache": "none",
@@ -371,6 +375,14 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
 def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:
     """Training samples of one pass."""
     return len(dataset.train_sizes) * (draft["crops_per_image"] if draft["fit"] == "crop" else 1)
+
+
+def _share_seen(draft: _Draft, dataset: DatasetFacts) -> float:
+    """Of the pixels of an image of median area, in one pass: all of them, or those of its crops."""
+    if draft["fit"] == "resize":
+        return 1.0
+    area = median(height * width for height, width in dataset.train_sizes)
+    return draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
 
 
 def _num_val_samples(draft: _Draft, dataset: DatasetFacts) -> int:
@@ -401,6 +413,9 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
         num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
         draft.decide_if_open("repeats", (plan.repeats, f"{num_batches:,} batches between two validations"))
     draft.decide_if_open("repeats", (1, "num_epochs is set"))
+    if draft.is_open("cutmix"):
+        num_passes = draft["num_epochs"] * draft["repeats"] * _share_seen(draft, dataset)
+        draft.decide("cutmix", *training.choose_cutmix(num_passes, draft.config.augmentation == "auto"))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = draft["num_epochs"] * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"]

@@ -141,6 +141,12 @@ class Config:
         p.either(p.choice("auto", "none", "default", "strong"), p.transform_list),
         "auto: by the symmetry of the data; none, default, strong, or a list of albumentations transforms",
     )
+    cutmix: float | Auto = key(
+        "auto",
+        p.auto_or(p.number(minimum=0, maximum=1, example="0.5")),
+        "share of the training images that get a rectangle of another image of the batch; auto: 0.5 where augmentation is auto and "
+        "images come often; 0: none",
+    )
     num_workers: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4")),
@@ -175,7 +181,7 @@ class Config:
     decoder_attention: Literal["none", "scse"] | Auto = key(
         "auto",
         p.choice("auto", "none", "scse"),
-        "scse: squeeze and excitation of channels and places in the decoder of unet and unetplusplus; auto: scse with unet",
+        "scse: squeeze and excitation of channels and places in the decoder of unet and unetplusplus; auto: none",
     )
     freeze_encoder_epochs: int = key(
         0, p.integer(minimum=0, example="5"), "epochs at the start in which the encoder is not trained"
@@ -190,12 +196,12 @@ class Config:
     deep_supervision: float | Auto = key(
         "auto",
         p.auto_or(p.number(minimum=0, maximum=10, example="0.5")),
-        "weight of the losses of three inner decoder stages of unet, in training only; auto: 0.5 with unet; 0: none",
+        "weight of the losses of three inner decoder stages of unet, in training only, e.g. 0.5; auto: 0, none",
     )
     class_weights: tuple[float, ...] | Auto | None = key(
         "auto",
         p.optional(p.auto_or(p.listing(p.number(above=0, example="1"), example="[0.5, 2.0]"))),
-        "weight of each class in the loss (with one class, of foreground pixels); auto: rare classes weigh somewhat more; null: all alike",
+        "weight of each class in the loss (with one class, of foreground pixels); auto: null, or where a class is very rare, rare ones weigh somewhat more; null: all alike",
     )
 
     batch_size: int | Auto = key(

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Literal
 
 from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.schema import MIN_ATTENTION_CHANNELS
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 
 CLASS_BALANCE = 0.25  # power of a class's rarity
+RARE_CLASS = 0.001  # share of the pixels; classes that are less rare gain nothing by weights
 MAX_CLASS_WEIGHT = 2.5  # relative to the median class, and the inverse of the least: beyond, a few pixels would dominate
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
@@ -42,7 +42,8 @@ COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
 CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
 PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
-DEEP_SUPERVISION = 0.5
+CUTMIX_SHARE = 0.5  # of the images
+CUTMIX_PASSES = 100  # with fewer it changed nothing
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE = 0.3  # of the epochs
@@ -78,31 +79,29 @@ def choose_num_workers(num_cores: int, on_cpu: bool) -> int:
 
 
 def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[tuple[float, ...] | None, str]:
-    """The fourth root of (median share / share) of each class; 1 for a class that does not occur.
+    """None, or, where a class is very rare, the fourth root of (median share / share) of each; 1 for a class that does not occur.
 
     Full balance (the ratio itself) costs more of the common classes than it gives the rare ones.
     """
     if num_classes == 1:
         return None, "one class: the overlap loss counts its pixels alone"
     present = [share for share in class_shares if share > 0]
-    middle = median(present) if present else 1.0
+    if min(present, default=1.0) >= RARE_CLASS:
+        return None, f"no class has less than {RARE_CLASS:.1%} of the pixels, and the overlap loss weighs classes alike"
+    middle = median(present)
     low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
     weights = [min(max((middle / share) ** CLASS_BALANCE, low), high) if share > 0 else 1.0 for share in class_shares]
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
-def choose_decoder_attention(architecture: str, decoder_channels: Sequence[int] | None) -> tuple[Literal["none", "scse"], str]:
-    if decoder_channels is not None and min(decoder_channels) < MIN_ATTENTION_CHANNELS:
-        return "none", f"decoder_channels below {MIN_ATTENTION_CHANNELS} are too few for it"
-    if architecture == "unet":
-        return "scse", "channels and places weigh in: better on four public sets"
-    return "none", f"tried with unet, not with {architecture}"
-
-
-def choose_deep_supervision(architecture: str) -> tuple[float, str]:
-    if architecture == "unet":
-        return DEEP_SUPERVISION, "inner decoder stages learn too: better on four public sets"
-    return 0.0, f"for unet, not for {architecture}"
+def choose_cutmix(num_passes: float, is_augmented: bool) -> tuple[float, str]:
+    """For images that come often enough to be learned by heart."""
+    if not is_augmented:
+        return 0.0, "augmentation is set"
+    often = f"images come {num_passes:,.0f} times"
+    if num_passes < CUTMIX_PASSES:
+        return 0.0, f"{often}: too seldom to be learned by heart"
+    return CUTMIX_SHARE, f"{often}: pieces of other images keep them from being learned by heart"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from unet_trainer.datasets.class_statistics import class_ids, class_shares, clas
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, find_in_folders
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, open_scan_cache, scan_pairs
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
@@ -125,7 +125,7 @@ def find_dataset(config: Config) -> FoundPairs:
     if config.split_file is None:
         found = find_in_folders(config, data_dir)
     else:
-        found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
+        found = read_split_csv(find_split_file(config.split_file, data_dir), data_dir)
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
@@ -134,12 +134,8 @@ def find_dataset(config: Config) -> FoundPairs:
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
-    report = DatasetReport(found or find_dataset(config))
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    with console.bar("Reading every pair once:", len(report.found.pairs), keep=False) as bar:
-        facts = scan_pairs(report.found.pairs, count_cores(), bar.tick, cache)
-    report.problems += report.found.problems
-    _keep_readable(report, facts, config.resize_masks)
+    report = read_every_pair(found or find_dataset(config), config.resize_masks, cache, console)
     if not report.pairs:
         return report
     _choose_kind(report, config)
@@ -149,7 +145,17 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
     return report
 
 
-def _find_split_file(split_file: str, data_dir: Path) -> Path:
+def read_every_pair(found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console) -> DatasetReport:
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
+    report = DatasetReport(found)
+    with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
+        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache)
+    report.problems += found.problems
+    _keep_readable(report, facts, resize_masks)
+    return report
+
+
+def find_split_file(split_file: str, data_dir: Path) -> Path:
     places = list(dict.fromkeys([Path(split_file), data_dir / split_file]))
     found = next((place for place in places if place.is_file()), None)
     if found is None:
@@ -244,6 +250,16 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
             f"masks in {{0, {coding.ignore_value}}} among others in {{0, 1}}? Set ignore_value: {coding.ignore_value} if it is "
             f"void, or give all masks the same values\n  {describe_rarest_values(report.pairs, report.masks)}"
         )
+    lines = unknown_value_lines(report, coding)
+    if lines:
+        classes = ", ".join(show_value(value) for value in coding.values or ())
+        title = f"masks with values that belong to no class (the classes are {classes})"
+        fix = "correct the masks, or add the values to mask_values or ignore_value"
+        report.problems.append(Problem("values", title, tuple(lines), fix))
+
+
+def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
+    """A line for each mask with values that belong to no class."""
     lines = []
     for pair, mask in zip(report.pairs, report.masks, strict=True):
         if UNKNOWN not in class_ids(mask, coding):
@@ -252,11 +268,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         unknown = [value for value in sorted(mask.counts) if UNKNOWN in class_ids(replace(mask, counts={value: 1}), coding)]
         shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
         lines.append(f"{pair.mask}: {shares}")
-    if lines:
-        classes = ", ".join(show_value(value) for value in coding.values or ())
-        title = f"masks with values that belong to no class (the classes are {classes})"
-        fix = "correct the masks, or add the values to mask_values or ignore_value"
-        report.problems.append(Problem("values", title, tuple(lines), fix))
+    return lines
 
 
 def _void_occurs_beside_classes(report: DatasetReport, coding: MaskCoding) -> bool:

@@ -77,15 +77,7 @@ _Slots = dict[tuple[str, Kind], list[_Found]]  # (part, kind) → possible folde
 
 def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "") -> Layout:
     """The folders of images and masks in data_dir; where image_dir or mask_dir is set, it is not searched. Raises DataError."""
-    slots: _Slots = defaultdict(list)
-    keys: dict[Kind, str | None] = {"image": image_dir, "mask": mask_dir}
-    for kind, given in keys.items():
-        if given is None:
-            _search(data_dir, kind, slots)
-        else:
-            _use_given(data_dir, kind, given, slots)
-    if image_dir is None:
-        _add_bare_folders(data_dir, mask_dir is not None, mask_suffix, slots)
+    slots = _find_slots(data_dir, image_dir, mask_dir, mask_suffix)
     train_image = _only(data_dir, "image", [*slots["", "image"], *slots["train", "image"]])
     train_mask = _only(data_dir, "mask", [*slots["", "mask"], *slots["train", "mask"]])
     if train_image and not train_mask and has_marks(list_files(train_image.path), mask_suffix):
@@ -107,6 +99,29 @@ def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mas
         val_mask = val_image
     names = f"folders {train_image.part_name or _relative(data_dir, train.images)} and {val_image.part_name}"
     return Layout(train, Folders(val_image.path, val_mask.path), _phrase(data_dir, train), names)
+
+
+def find_test_folders(data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "") -> Folders | None:
+    """The folders of images that neither train nor validate (test/images, ...), if there are some with masks. Raises DataError."""
+    slots = _find_slots(data_dir, image_dir, mask_dir, mask_suffix)
+    image = _only(data_dir, "image", slots["test", "image"])
+    mask = _only(data_dir, "mask", slots["test", "mask"])
+    if image and not mask and has_marks(list_files(image.path), mask_suffix):
+        mask = image
+    return Folders(image.path, mask.path) if image and mask else None
+
+
+def _find_slots(data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str) -> _Slots:
+    slots: _Slots = defaultdict(list)
+    keys: dict[Kind, str | None] = {"image": image_dir, "mask": mask_dir}
+    for kind, given in keys.items():
+        if given is None:
+            _search(data_dir, kind, slots)
+        else:
+            _use_given(data_dir, kind, given, slots)
+    if image_dir is None:
+        _add_bare_folders(data_dir, mask_dir is not None, mask_suffix, slots)
+    return slots
 
 
 def list_files(folder: Path, without: Path | None = None) -> list[Path]:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.layouts import Folders, find_layout, list_files, mask_marks
+from unet_trainer.datasets.layouts import Folders, find_layout, find_test_folders, list_files, mask_marks
 from unet_trainer.datasets.name_matching import CHANNEL, File, Match, Rule, best_match, is_channel_folder
 from unet_trainer.datasets.problems import Problem, first_few
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
 from unet_trainer.system.console import counted
 
-Part = Literal["train", "val"]
+Part = Literal["train", "val", "test"]
 
 NUM_NAMED = 5  # files named in a message before "and N more"
 
@@ -64,6 +64,16 @@ def find_in_folders(config: Config, data_dir: Path) -> FoundPairs:
         "\n".join(message for message in (train.blocking_message, val.blocking_message) if message),
         train.problems + val.problems,
     )
+
+
+def find_test_pairs(config: Config, data_dir: Path) -> FoundPairs | None:
+    """The pairs of the data's test folder, which no training uses; None if there is none with masks. Raises DataError."""
+    folders = find_test_folders(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
+    if folders is None:
+        return None
+    found = _pair_files(folders, config.mask_suffix)
+    where = " + ".join(dict.fromkeys(f"{path_in(data_dir, folder)}/" for folder in (folders.images, folders.masks)))
+    return replace(found, pairs=tuple(replace(pair, part="test") for pair in found.pairs), rule=f"{where}, {found.rule}")
 
 
 def find_pairs(image_folder: Path, mask_folder: Path, mask_suffix: str = "") -> list[Pair]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from unet_trainer.datasets.layouts import PARTS
@@ -12,25 +13,29 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, path_in
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.image_files import DataError
 
+PART_NAMES: tuple[Part, ...] = ("train", "val", "test")
 COLUMNS = ("image", "mask", "split", "group", "name")
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
 
 
-def read_split_csv(path: Path, data_dir: Path) -> FoundPairs:
-    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem."""
+def read_split_csv(path: Path, data_dir: Path, parts: Collection[Part] = ("train", "val")) -> FoundPairs:
+    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
+
+    Rows of other parts than those that are asked for are not used. Rows without a part belong to all but test.
+    """
     rows = _read_rows(path)
     problems: list[str] = []
     pairs: list[Pair] = []
     lines: dict[Path, int] = {}
-    num_test = 0
+    num_unused: Counter[str] = Counter()
     for number, row in rows:
         part = PARTS.get(row.get("split", "").strip().lower(), row.get("split", "").strip())
-        if part == "test":
-            num_test += 1
-            continue
-        if part not in ("", "train", "val"):
+        if part not in ("", "train", "val", "test"):
             problems.append(f"line {number}: split {part!r}; need train, val or test")
+            continue
+        if part not in parts and (part or set(parts) == {"test"}):
+            num_unused[part or "no split"] += 1
             continue
         files = [data_dir / row[column].strip() for column in ("image", "mask") if row.get(column, "").strip()]
         if len(files) < 2:
@@ -45,16 +50,24 @@ def read_split_csv(path: Path, data_dir: Path) -> FoundPairs:
             problems.append(f"line {number}: {image} is in line {lines[image]} too")
         lines.setdefault(image, number)
         name = row.get("name", "").strip() or str(Path(path_in(data_dir, image)).with_suffix(""))
-        its_part: Part | None = "train" if part == "train" else "val" if part == "val" else None
+        its_part = next((known for known in PART_NAMES if known == part), None)
         pairs.append(Pair(name, image, mask, its_part, row.get("group", "").strip()))
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
         raise DataError(f"split_file: {path}:\n  " + "\n  ".join(_cut(problems)))
     if not pairs:
-        raise DataError(f"split_file: {path} has no row of train or val")
-    skipped = f", {num_test} rows of test not used" if num_test else ""
+        raise DataError(f"split_file: {path} has no row of {' or '.join(parts)}")
+    skipped = "".join(f", {count} rows of {part} not used" for part, count in num_unused.items())
     return FoundPairs(tuple(pairs), f"{path.name}{skipped}")
+
+
+def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
+    """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
+    rows = _read_rows(path)
+    return {
+        (data_dir / row["image"].strip()).resolve() for _, row in rows if PARTS.get(row.get("split", "").strip().lower()) == part
+    }
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:

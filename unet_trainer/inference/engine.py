@@ -43,9 +43,31 @@ class Engine(Protocol):
 def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     """H,W,C each → N,H,W,C on the host; in page-locked memory for a GPU, so that copying it there does not wait."""
     first = images[0]
-    batch = torch.empty((len(images), *first.shape), dtype=torch.from_numpy(first[:0]).dtype, pin_memory=device.type == "cuda")
+    dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32  # from_numpy warns of arrays that are read-only, as PIL's are
+    batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
     np.stack(images, out=batch.numpy())
     return batch
+
+
+def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
+    """The model of a checkpoint on the CPU, for use: a plain network, without what serves training or speed alone."""
+    card, weights = read_model(path, raw)
+    spec = card.spec
+    try:
+        segmenter = Segmenter(spec, build_network(spec, encoder_weights=None), channels_last=True)
+        load_network_weights(segmenter, weights)
+    except (RuntimeError, UserError) as error:
+        raise CheckpointError(
+            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
+            f"({_first_difference(error)}); they may come from other versions of timm or segmentation-models-pytorch"
+        ) from None
+    return card, segmenter.eval().requires_grad_(False)
+
+
+def _first_difference(error: Exception) -> str:
+    """Of a state_dict that does not fit: the line after the heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error))[:200]
 
 
 class TorchEngine:
@@ -54,21 +76,11 @@ class TorchEngine:
     def __init__(
         self, path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
     ) -> None:
-        self.card, weights = read_model(path, raw)
+        self.card, segmenter = build_segmenter(path, raw)
         self.device = choose_device(device)
         number_format = _choose_number_format(self.device) if precision == "auto" else precision
         self.numerics = Numerics(self.device, number_format, channels_last=True)
-        try:
-            network = build_network(self.card.spec, encoder_weights=None)
-            segmenter = Segmenter(self.card.spec, network, channels_last=True)
-            load_network_weights(segmenter, weights)
-        except (RuntimeError, UserError) as error:
-            spec = self.card.spec
-            raise CheckpointError(
-                f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
-                f"({first_line(error)[:200]}); they may come from other versions of timm or segmentation-models-pytorch"
-            ) from None
-        self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format).eval()
+        self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
 
     @property
     def description(self) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.training_choices import NumberFormat
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.engine import Engine, SymmetricEngine, TorchEngine
@@ -15,6 +16,7 @@ from unet_trainer.inference.logits import all_ids, all_probabilities
 from unet_trainer.inference.model_card import ModelCard
 from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
 from unet_trainer.inference.predictor import Predictor
+from unet_trainer.model.precision import DTYPES
 
 
 class LoadedModel:
@@ -68,8 +70,15 @@ def load(
 
 
 def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
+    """Of a file that find_model found."""
     if path.suffix == ONNX_SUFFIX:
+        if raw:
+            raise UserError(f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw")
+        if precision not in ("auto", "float32"):
+            raise UserError(f"precision: got {precision!r}; {path} computes in float32")
         from unet_trainer.inference.onnx_engine import OnnxEngine
 
         return OnnxEngine(path, device)
+    if precision not in ("auto", *DTYPES):
+        raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")
     return TorchEngine(path, device, precision, raw)

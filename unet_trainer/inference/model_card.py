@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from unet_trainer import __version__
 from unet_trainer.model.segmenter import SegmenterSpec
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
+SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
 CARD_FORMAT = 1
 # Transforms of albumentations → the symmetries that a model trained with them has seen.
@@ -41,6 +42,19 @@ class ModelCard:
     val_iou: float | None  # of that epoch
     version: str = __version__  # of the trainer that wrote it
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that no run can have: a card may come from anywhere."""
+        is_right = {
+            "symmetries": set(self.symmetries) <= set(SYMMETRIES),
+            "run_name": isinstance(self.run_name, str),
+            "epoch": self.epoch is None or type(self.epoch) is int,
+            "val_iou": self.val_iou is None or type(self.val_iou) in (int, float),
+            "version": isinstance(self.version, str),
+        }
+        wrong = [name for name, is_so in is_right.items() if not is_so]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} cannot be right")
+
     def to_json(self) -> str:
         content = {
             "format": CARD_FORMAT,
@@ -51,12 +65,14 @@ class ModelCard:
             "val_iou": self.val_iou,
             "version": self.version,
         }
-        return json.dumps(content, ensure_ascii=False)
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> ModelCard:
-        """Raises ValueError, KeyError or TypeError for text that is no card."""
+        """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
         content = json.loads(text)
+        if type(content["format"]) is not int or content["format"] < 1:
+            raise ValueError("no format number")
         if content["format"] > CARD_FORMAT:
             raise ValueError(f"written by a newer version (format {content['format']}); this one reads up to {CARD_FORMAT}")
         return ModelCard(
@@ -77,5 +93,4 @@ def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
     for entry in augmentation if isinstance(augmentation, Sequence) else ():
         name = entry if isinstance(entry, str) else next(iter(entry), "") if isinstance(entry, Mapping) else ""
         found |= set(TRANSFORM_SYMMETRIES.get(str(name), ()))
-    order: tuple[Symmetry, ...] = ("horizontal_flip", "vertical_flip", "quarter_turn")
-    return tuple(symmetry for symmetry in order if symmetry in found)
+    return tuple(symmetry for symmetry in SYMMETRIES if symmetry in found)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from unet_trainer.images.image_files import DataError, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader
 from unet_trainer.images.image_spec import ImageSpec, depth_name
@@ -75,7 +77,8 @@ class Predictor:
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth or other channels than the model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth, other channels
+    than the model knows, and values that are not finite."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
@@ -85,4 +88,6 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
     depth = "float" if image.dtype.kind == "f" else str(image.dtype)
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
+    if depth == "float" and (num_bad := image.size - int(np.isfinite(image).sum())):
+        raise DataError(f"{num_bad} of {image.size} values are NaN or infinite")
     return spec.to_batch(image)

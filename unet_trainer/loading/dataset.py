@@ -34,6 +34,7 @@ class Batch(NamedTuple):
     read_seconds: float = 0.0  # summed over the workers
     augment_seconds: float = 0.0
     mask_sizes: tuple[Size, ...] | None = None  # of each image without padding: its mask's own; None: the images' size
+    cut_boxes: torch.Tensor | None = None  # N,4: see cutmix
 
 
 class PairSize(NamedTuple):

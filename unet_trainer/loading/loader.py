@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unet_trainer.loading.cutmix import cut_boxes
 from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, SegmentationDataset
 from unet_trainer.loading.worker_pool import WorkerPool
 
@@ -15,7 +16,8 @@ from unet_trainer.loading.worker_pool import WorkerPool
 class Loader:
     """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
 
-    `timeout`: seconds without a batch after which the workers are taken to hang; None: never.
+    `timeout`: seconds without a batch after which the workers are taken to hang; None: never. `cutmix`: share of the images that
+    get a piece of another.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Loader:
         pool: WorkerPool | None = None,
         timeout: float | None = None,
         num_parts: int = 1,
+        cutmix: float = 0.0,
     ) -> None:
         self.dataset = dataset
         self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle, num_parts)
@@ -33,6 +36,7 @@ class Loader:
         self.pool = pool
         self.number = 0 if pool is None else pool.add(self.assembler)
         self.timeout = timeout
+        self.cutmix = cutmix
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -83,7 +87,10 @@ class Loader:
 
     def _batch(self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]) -> Batch:
         num_images = len(self.batches.keys(epoch, batch))
-        return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch))
+        boxes = None
+        if self.cutmix:
+            boxes = cut_boxes((self.dataset.seed, epoch, batch), len(masks), self.dataset.tiling.size, self.cutmix)
+        return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
 
     def files(self, epoch: int, batch: int) -> list[Path]:
         """The images of one batch."""

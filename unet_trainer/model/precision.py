@@ -34,7 +34,10 @@ def choose_device(name: str) -> torch.device:
     """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run on the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: got {name!r}; need auto, cpu, cuda, cuda:N or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device: {name} is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

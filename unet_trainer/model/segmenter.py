@@ -7,7 +7,7 @@ Training, evaluation, prediction and export use this one module. There is no def
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from unet_trainer.images.overlays import class_colours
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
+# Bounds of a spec that is read from a file; config/schema.py has those of what can be asked for.
+MAX_CHANNELS, MAX_IDS, MAX_SIDE, MAX_VALUE, MAX_FLOAT32 = 4096, 254, 8192, 2**32, 3.4e38
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class SegmenterSpec:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
+        """Raises KeyError, TypeError or ValueError for content that is no spec."""
+        _check_content(content)
         channels = content["decoder_channels"]
         height, width = content["image_size"]
         return SegmenterSpec(
@@ -82,6 +86,55 @@ class SegmenterSpec:
             decoder_channels=None if channels is None else tuple(channels),
             decoder_attention=content.get("decoder_attention", "none"),
         )
+
+
+def _check_content(content: Mapping[str, Any]) -> None:
+    """Raises ValueError for values that no run can have saved: a file may come from anywhere."""
+    image, coding = content["image"], content["coding"]
+    num_channels, num_classes = image["channels"], content["num_classes"]
+    is_count = _is_whole(num_channels, 1, MAX_CHANNELS) and _is_whole(num_classes, 1, MAX_IDS)
+    num_ids = max(2, num_classes) if is_count else 0
+    decoder_channels, values = content["decoder_channels"], coding["values"]
+    is_right = {
+        "channels or num_classes": is_count,
+        "depth": isinstance(image["depth"], str),
+        "mean": _are_numbers(image["mean"]) and len(image["mean"]) == num_channels,
+        "std": _are_numbers(image["std"]) and len(image["std"]) == num_channels and all(value > 0 for value in image["std"]),
+        "low and high": _are_numbers([image["low"], image["high"]]),
+        "coding": (values is None or len(values) == num_ids)
+        and all(value is None or _is_whole(value, -MAX_VALUE, MAX_VALUE) for value in _flat(list(coding.values()))),
+        "id_names": _are_texts(content["id_names"]) and len(content["id_names"]) == num_ids,
+        "id_colours": len(content["id_colours"]) == num_ids
+        and all(len(colour) == 3 and all(_is_whole(part, 0, 255) for part in colour) for colour in content["id_colours"]),
+        "image_size": len(content["image_size"]) == 2 and all(_is_whole(side, 1, MAX_SIDE) for side in content["image_size"]),
+        "fit": content["fit"] in ("resize", "crop"),
+        "architecture or encoder": _are_texts([content["architecture"], content["encoder"]]),
+        "decoder_channels": decoder_channels is None or all(_is_whole(number, 1, MAX_CHANNELS) for number in decoder_channels),
+        "decoder_attention": content.get("decoder_attention", "none") in ("none", "scse"),
+    }
+    wrong = [name for name, is_so in is_right.items() if not is_so]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} of its spec cannot be right")
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and least <= value <= most
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) in (int, float) and abs(value) < MAX_FLOAT32 for value in values)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> SegmenterSpec:
@@ -142,7 +195,7 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
 
 def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     """The network's state under its own names, without the prefixes of compiled and distributed wrappers."""
-    return {_without_wrappers(name): tensor for name, tensor in segmenter.network.state_dict().items()}
+    return {without_wrappers(name): tensor for name, tensor in segmenter.network.state_dict().items()}
 
 
 def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
@@ -151,11 +204,11 @@ def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
 
 
 def load_network_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:
-    own_names = {_without_wrappers(name): name for name in segmenter.network.state_dict()}
+    own_names = {without_wrappers(name): name for name in segmenter.network.state_dict()}
     segmenter.network.load_state_dict({own_names.get(name, name): tensor for name, tensor in weights.items()})
 
 
-def _without_wrappers(name: str) -> str:
+def without_wrappers(name: str) -> str:
     name = name.replace("_orig_mod.", "")
     while name.startswith("module."):
         name = name.removeprefix("module.")

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolve import Settings
 from unet_trainer.datasets.split_csv import split_csv_text
@@ -72,6 +73,7 @@ class Checkpointer:
     def _about_run(self) -> dict[str, Any]:
         """What every checkpoint of the run holds."""
         return {
+            "version": __version__,
             "spec": self.state.segmenter.spec.to_dict(),
             "config": self.settings.repeatable_dict(),
             "decisions": self.settings.decisions_dict(),

@@ -58,6 +58,7 @@ BEFORE_THEY_EXISTED: Mapping[str, Any] = {
     "encoder_lr_factor": 1.0,
     "decoder_attention": "none",
     "deep_supervision": 0.0,
+    "cutmix": 0.0,
 }
 
 

@@ -45,8 +45,12 @@ def write_atomically(
         raise
 
 
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_text_atomically(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes_atomically(path, text.encode())
 
 
 class Draft:

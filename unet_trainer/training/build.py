@@ -125,7 +125,7 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
     pool = WorkerPool(config.num_workers, device) if config.num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
     return Loaders(
-        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts),
+        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix),
         build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )

@@ -111,7 +111,11 @@ def say_result(
         return
     weights = folder / (BEST if has_best else LAST)
     console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
-    console.say(f"Next: python train_unet.py --resume {shlex.quote(str(folder))} {to_train_on}   (trains on)")
+    model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
+    console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
+    console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")
+    console.say(f"      python train_unet.py try {model}   (a page in the browser)")
+    console.say(f"      python train_unet.py --resume {run} {to_train_on}   (trains on)")
 
 
 def _describe_patience(stopping: EarlyStopping) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from unet_trainer.loading.cutmix import paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.transfer import to_device
 from unet_trainer.model.deep_supervision import auxiliary_loss, forward_with_auxiliary
@@ -102,18 +103,20 @@ class TrainStep:
 
     def __call__(self, batch: Batch, metrics: EpochMetrics) -> None:
         """Adds the gradients of one batch of the group."""
+        images, masks = to_device((batch.images, batch.masks), self.device)
+        if batch.cut_boxes is not None:
+            boxes = batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes  # else the copy may wait
+            images, masks = paste_pieces(images, masks, *to_device((boxes,), self.device))
         if self.num_parts == 1:
-            images, masks = to_device((batch.images, batch.masks), self.device)
             loss, counts = self.forward(images, masks, None)
             self._backward(loss)
             self._count(metrics, loss.detach(), counts, batch.num_images)
             return
-        (batch_masks,) = to_device((batch.masks,), self.device)
         self.batch_loss.zero_()
         self.batch_counts.zero_()
-        for part in micro_batches(batch, self.num_parts):
-            images, masks = to_device((part.images, part.masks), self.device)
-            loss, counts = self.forward(images, masks, batch_masks)
+        size = -(-len(images) // self.num_parts)
+        for part_images, part_masks in zip(images.split(size), masks.split(size), strict=True):
+            loss, counts = self.forward(part_images, part_masks, masks)
             self._backward(loss)
             self.batch_loss += loss.detach()
             self.batch_counts += counts

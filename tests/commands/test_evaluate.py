@@ -1,0 +1,234 @@
+"""python train_unet.py evaluate, on small trained runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.evaluated_models import BrightnessEngine, train_tiny, write_cells
+from helpers.project import ROOT
+from train_unet import main
+from unet_trainer.commands.evaluate import DATA_KEYS, check_options, read_arguments
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import FIELDS
+from unet_trainer.images.image_files import write_image
+from unet_trainer.runs.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.system.console import Console
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """data/ with train and val; runs: one and two (resize, averaged weights), crop. Read-only by agreement."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    data = write_cells(folder / "data")
+    train_tiny(data, folder / "runs", "one", ema_decay=0.5)
+    train_tiny(data, folder / "runs", "two", ema_decay=0.5, seed=7, num_epochs=1)
+    train_tiny(data, folder / "runs", "crop", fit="crop", crops_per_image=2, num_epochs=1)
+    return folder
+
+
+@pytest.fixture
+def runs(place, tmp_path):
+    """A copy of the runs, for a test to write into."""
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def evaluate(*words):
+    return main(["evaluate", *map(str, words)])
+
+
+def written(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def iou_of(folder):
+    return written(folder)["mean"]["dataset"]["iou"]["value"]
+
+
+def test_a_run_is_evaluated_on_its_own_validation_images(runs, capsys):
+    assert evaluate(runs / "one") == 0
+    said = capsys.readouterr().out
+    content = written(runs / "one/evaluation")
+    result = json.loads((runs / "one/result.json").read_text())
+    assert iou_of(runs / "one/evaluation") == result["best_val_iou"] == content["model"]["val_iou"]
+    assert content["num_images"] == 5
+    assert content["data"]["split"] == "val"
+    assert f"{result['best_val_iou']:.4f}" in said
+    assert f": val, by {runs / 'one/split.csv'}\n" in said
+    assert f"Training's own validation of this model: IoU {result['best_val_iou']:.4f}; here {result['best_val_iou']:.4f}\n" in said
+    assert "5 images: intervals from so few are rough" in said
+    assert len(list((runs / "one/evaluation/worst").iterdir())) == 5
+    assert (runs / "one/evaluation/evaluation.csv").read_text().count("\n") == 6
+    assert "was trained on" not in said
+
+
+def test_the_same_command_gives_the_same_files(runs, capsys):
+    folder = runs / "one/evaluation"
+
+    def contents():
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    evaluate(runs / "one")
+    first = contents()
+    evaluate(runs / "one", "--split", "train")
+    assert contents() != first
+    evaluate(runs / "one")
+    assert contents() == first
+
+
+def test_tiles_as_trained_give_trainings_number(runs, capsys):
+    assert evaluate(runs / "crop", "--tiles", "as-trained") == 0
+    assert iou_of(runs / "crop/evaluation") == json.loads((runs / "crop/result.json").read_text())["best_val_iou"]
+    capsys.readouterr()
+    evaluate(runs / "crop")
+    assert "training counts tiles of its own: --tiles as-trained" in capsys.readouterr().out
+    assert written(runs / "crop/evaluation")["settings"]["tiles"] == "blended"
+
+
+def test_training_images_are_said_to_be_such(runs, capsys):
+    assert evaluate(runs / "one", "--split", "all") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"Warning: .*one/best\.pt was trained on 3 of these images, such as .*: its scores are too good", said)
+
+
+def test_a_file_alone_is_evaluated_on_a_folder_and_writes_where_it_is_told(place, tmp_path, capsys):
+    shutil.copy(place / "runs/one/best.pt", tmp_path / "model.pt")
+    assert evaluate(tmp_path / "model.pt", f"data_dir={place / 'data'}") == 0
+    said = capsys.readouterr().out
+    assert "nothing was written" in said
+    assert "whether it was trained on some of these images cannot be told" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert evaluate(tmp_path / "model.pt", f"data_dir={place / 'data'}", "--out", tmp_path / "a/b", "--split", "all") == 0
+    assert written(tmp_path / "a/b")["num_images"] == 8
+
+
+def test_two_runs_are_compared_on_the_same_images(runs, capsys):
+    assert evaluate(runs / "one", "--compare", runs / "two") == 0
+    said = capsys.readouterr().out
+    assert f"Whole set against {runs / 'two/best.pt'}, on the same 5 images (paired bootstrap):" in said
+    content = written(runs / "one/evaluation")
+    difference = content["comparison"]["mean"]["dataset"]["iou"]
+    evaluate(runs / "two")
+    assert difference["other"] == iou_of(runs / "two/evaluation")
+    assert difference["difference"] == pytest.approx(difference["this"] - difference["other"])
+    assert content["compared_with"] == str(runs / "two/best.pt")
+    evaluate(runs / "one", "--compare", runs / "one")
+    assert "The interval holds 0: these images do not tell" in capsys.readouterr().out
+
+
+def test_options_change_what_they_say(runs, capsys):
+    evaluate(runs / "one")
+    plain = written(runs / "one/evaluation")
+    evaluate(runs / "one", "--tta", "--cldice", "--threshold", "0.7", "--raw", "--device", "cpu", "--precision", "float32")
+    said = capsys.readouterr().out
+    content = written(runs / "one/evaluation")
+    assert "mean of 4 views" in said  # both flips of TINY_MODEL, and together
+    assert "from a probability of 0.7 on" in said
+    assert content["settings"] == {
+        "engine": "cpu, float32, mean of 4 views", "threshold": 0.7, "tta": True, "raw": True, "fit": "resize", "tiles": None,
+    }  # fmt: skip
+    assert content["model"]["file"].endswith("last.pt")
+    assert "cldice" in content["mean"]["dataset"]
+    assert "cldice" not in plain["mean"]["dataset"]
+    assert content["confusion"] != plain["confusion"]
+
+
+def test_raw_weights_differ_from_their_average(runs, capsys):
+    evaluate(runs / "one")
+    averaged = written(runs / "one/evaluation")["confusion"]
+    evaluate(runs / "one", "--raw")
+    assert written(runs / "one/evaluation")["confusion"] != averaged
+
+
+def test_a_checkpoint_of_an_early_version_scores_the_same(runs, tmp_path, capsys):
+    """Formats 1 and 2 held no spec: what the model was trained for comes from the config."""
+    evaluate(runs / "one")
+    content = read_checkpoint(runs / "one/best.pt")
+    early = {name: value for name, value in content.items() if name not in ("spec", "decisions")}
+    write_checkpoint(runs / "one/early.pt", {**early, "format": 2})
+    assert evaluate(runs / "one/early.pt", "--out", tmp_path / "out") == 0
+    assert written(tmp_path / "out")["confusion"] == written(runs / "one/evaluation")["confusion"]
+
+
+def test_a_foreign_file_is_refused(runs, capsys):
+    torch.save({"format": 4, "config": Path("x")}, runs / "one/foreign.pt")
+    assert evaluate(runs / "one/foreign.pt") == 2
+    assert re.match(r"Error: .*foreign\.pt is no checkpoint", capsys.readouterr().err)
+
+
+def test_a_run_that_was_only_named_is_looked_for_among_the_runs(runs, monkeypatch, capsys):
+    assert evaluate("one", f"checkpoint_dir={runs}") == 0
+    assert (runs / "one/evaluation/evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"evaluate takes one model, none was named"),
+        (["a", "b"], r"evaluate takes one model, got a, b"),
+        (["one", "batch_size=4"], r"batch_size: not a setting of evaluate, .*; evaluate takes those of the data: data_dir, "),
+        (["one", "data_dirr=x"], r"data_dirr: .*did you mean data_dir\?"),
+        (["one", "--threshold", "2"], r"--threshold: got 2; need a probability between 0 and 1"),
+        (["one", "--device", "gpu"], r"device: got 'gpu'"),
+        (["nowhere"], r"no run nowhere"),
+        (["one", "--compare", "nowhere"], r"no run nowhere"),
+        (["one", "data_dir=nowhere"], r"data_dir: nowhere does not exist"),
+        (["one", "--split", "test"], r"--split: .* has no test images with masks"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
+    assert evaluate(*words, f"checkpoint_dir={place / 'runs'}") == 2
+    shown = capsys.readouterr().err
+    assert re.match(f"Error: (1 problem in the config:\n  )?({message})", shown), shown
+    assert "Traceback" not in shown
+
+
+def test_what_does_not_fit_the_model_is_refused_or_said(capsys):
+    three = BrightnessEngine(num_classes=3)
+    with pytest.raises(
+        UserError, match=r"^--threshold: for a model of two class ids; this one has 3 \(class 0, class 1, class 2\)"
+    ):
+        check_options(read_arguments(["one", "--threshold", "0.5"]), three.card.spec, three, Console())
+    resized = BrightnessEngine(fit="resize")
+    check_options(read_arguments(["one", "--tiles", "as-trained", "--tta"]), resized.card.spec, resized, Console())
+    said = capsys.readouterr().out
+    assert "--tiles: the model sees whole images" in said
+    assert "--tta: training mirrored and turned nothing" in said
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(place, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert evaluate(place / "runs/one", "--out", tmp_path / "file") == 2
+    assert "--out: " in capsys.readouterr().err
+
+
+def test_a_bad_file_among_the_images_is_named_before_anything_is_written(runs, place, tmp_path, capsys):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    (data / "val/images/4.jpg").write_bytes(b"no image")
+    write_image(data / "val/masks/6.png", np.full((96, 80), 9, np.uint8))
+    assert evaluate(runs / "one", f"data_dir={data}") == 2
+    shown = capsys.readouterr().err
+    assert "4.jpg: " in shown
+    assert "6.png: 9 (100.0% of pixels)" in shown
+    assert not (runs / "one/evaluation").exists()
+
+
+def test_an_unknown_key_is_answered_before_torch_is_loaded(tmp_path):
+    code = (
+        "import sys; from train_unet import main; code = main(['evaluate', 'x', 'lr=1']); sys.exit(code + ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2, done.stderr
+
+
+def test_the_settings_that_it_takes_exist():
+    assert set(DATA_KEYS) <= set(FIELDS)

@@ -1,0 +1,120 @@
+"""Tables that fit and say which reduction they show."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from unet_trainer.commands.evaluation_tables import comparison_lines, confusion_lines, summary_lines, verdict
+from unet_trainer.inference.evaluate import EvaluatedSet
+from unet_trainer.inference.evaluation_summary import compare, summarise
+
+
+def evaluated(num_images, num_classes, seed=0, columns=9, absent=()):
+    random = np.random.default_rng(seed)
+    counts = np.zeros((num_images, num_classes, columns), np.int64)
+    counts[..., 1] = random.integers(50, 100, (num_images, num_classes))
+    counts[..., 2] = random.integers(50, 100, (num_images, num_classes))
+    counts[..., 0] = random.integers(10, 50, (num_images, num_classes))
+    counts[..., 3:5] = [30, 60]
+    if columns > 5:
+        counts[..., 5:] = [40, 30, 40, 20]
+    counts[:, list(absent)] = 0
+    confusion = random.integers(0, 100, (max(2, num_classes),) * 2)
+    return EvaluatedSet(counts, confusion, np.zeros(num_images, int), np.ones(num_images, int), [])
+
+
+def test_one_class_is_one_row_of_each_table():
+    found = evaluated(30, 1, columns=5)
+    lines = summary_lines(summarise(found, ["nuclei"]), ["background", "nuclei"])
+    assert lines[0] == "Whole set (30 images as one, from one confusion matrix):"
+    assert lines[1].split() == ["IoU", "95", "%", "interval", "Dice", "precision", "recall", "boundary", "IoU"]
+    assert lines[2].split()[0] == "nuclei"
+    assert lines[3] == ""
+    assert lines[4].startswith("Mean over images")
+    assert lines[5].split()[-5:] == ["images", "no", "truth", "no", "pred."]
+    assert lines[6].split()[-3:] == ["30", "0", "0"]
+    assert lines[8].startswith("Confusion")
+    assert [line.split()[0] for line in lines[10:]] == ["background", "nuclei"]
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 7, 8, 40, 60])
+def test_no_line_is_longer_than_100_columns(num_classes):
+    names = [f"a class with a very long name {number}" for number in range(num_classes)]
+    found = evaluated(1000, num_classes)
+    summary = summarise(found, names)
+    ids = names if num_classes > 1 else ["background", *names]
+    lines = summary_lines(summary, ids) + comparison_lines(compare(found, evaluated(1000, num_classes, 1)), summary, "x")
+    assert max(len(line) for line in lines) <= 100
+    assert any("clDice" in line for line in lines)
+
+
+def test_up_to_40_classes_have_a_row_and_the_mean_is_last():
+    names = [f"class {number}" for number in range(41)]
+    summary = summarise(evaluated(3, 41), names)
+    lines = summary_lines(summary, names)
+    table = lines[2 : lines.index("")]
+    assert [line.split("  ")[1] for line in table[:3]] == ["class 0", "class 1", "class 2"]
+    assert len(table) == 42
+    assert table[-2].strip() == "… 1 more"
+    assert table[-1].split()[0] == "mean"
+    shown = summary_lines(summarise(evaluated(3, 40), names[:40]), names[:40])
+    assert "more" not in "\n".join(shown)
+
+
+def test_an_absent_class_is_a_dash():
+    names = ["sky", "road", "tree"]
+    lines = summary_lines(summarise(evaluated(5, 3, absent=[1]), names), names)
+    road = [line.split() for line in lines if line.strip().startswith("road")]
+    assert road[0] == ["road", *["–"] * 7]
+    assert road[1] == ["road", *["–"] * 6, "0", "5", "5"]
+
+
+def test_a_small_confusion_matrix_is_printed_as_shares_of_the_truth():
+    lines = confusion_lines(np.array([[90, 10], [1, 3]]), ["background", "cell"])
+    assert [line.split()[1:] for line in lines[2:]] == [["90.0%", "10.0%"], ["25.0%", "75.0%"]]
+    assert confusion_lines(np.array([[5, 0], [0, 0]]), ["a", "b"])[-1].split() == ["b", "–", "–"]
+
+
+def test_of_many_classes_the_largest_confusions_are_named():
+    confusion = np.eye(10, dtype=np.int64) * 100
+    confusion[3, 7], confusion[2, 1] = 300, 25
+    lines = confusion_lines(confusion, [f"c{number}" for number in range(10)])
+    assert lines == ["Most confused:", "  c3 taken for c7: 75.0% of its pixels", "  c2 taken for c1: 20.0% of its pixels"]
+    assert confusion_lines(np.eye(10, dtype=np.int64), ["c"] * 10) == ["Most confused:", "  nothing"]
+
+
+def test_a_comparison_says_how_sure_it_is():
+    this, other = evaluated(50, 1), evaluated(50, 1)
+    other.counts[..., 0] //= 2
+    lines = comparison_lines(compare(this, other), summarise(this, ["cell"]), "runs/b/best.pt")
+    assert lines[0] == "Whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"
+    assert [line[2:20].strip() for line in lines[2:8]] == [
+        "cell: IoU", "cell: Dice", "cell: precision", "cell: recall", "cell: boundary IoU", "cell: clDice",
+    ]  # fmt: skip
+    assert lines[2].split()[-1] == "100.0%"
+    assert lines[2].split()[4].startswith("+")
+    assert lines[-1].startswith("  This model is better by 0.")
+    same = comparison_lines(compare(this, this), summarise(this, ["cell"]), "itself")
+    assert same[-1] == "  The interval holds 0: these images do not tell which model has the better IoU."
+
+
+def test_a_comparison_of_many_classes_has_the_iou_of_each_and_the_mean_of_every_score():
+    this, other = evaluated(5, 3, columns=5, absent=[1]), evaluated(5, 3, 1, columns=5, absent=[1])
+    lines = comparison_lines(compare(this, other), summarise(this, ["sky", "road", "tree"]), "x")
+    assert [line[2:20].strip() for line in lines[2:-1]] == [
+        "sky: IoU", "road: IoU", "tree: IoU", "mean: IoU", "mean: Dice", "mean: precision", "mean: recall", "mean: boundary IoU",
+    ]  # fmt: skip
+    assert lines[3].split() == ["road:", "IoU", *["–"] * 5]
+
+
+def test_the_verdict_follows_the_interval():
+    assert "holds 0" in verdict(0.01, np.array([-0.01, 0.03]), "IoU")
+    assert "holds 0" in verdict(0.01, np.array([0.0, 0.03]), "IoU")
+    assert (
+        verdict(-0.02, np.array([-0.03, -0.01]), "IoU")
+        == "  The other model is better by 0.0200 IoU; the interval does not hold 0."
+    )
+    assert "nothing can be said" in verdict(0.1, np.array([math.nan, math.nan]), "IoU")

@@ -1,0 +1,156 @@
+"""python train_unet.py export: what it says, where it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.checkpoints import random_segmenter, save_model, small_segmenter, small_spec
+from helpers.steps import SmallNetwork, make_spec
+from train_unet import main
+from unet_trainer.commands.export import FORMATS, choose_target, export
+from unet_trainer.config.errors import UserError
+from unet_trainer.inference import export_check
+from unet_trainer.system.console import Console
+
+SPEC = small_spec()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """checkpoints/demo with a small network in the current folder."""
+    build = "unet_trainer.inference.engine.build_network"
+    monkeypatch.setattr(build, lambda spec, encoder_weights: SmallNetwork(spec.image.channels, spec.num_classes))
+    monkeypatch.chdir(tmp_path)
+    return save_model(tmp_path / "checkpoints/demo/best.pt", small_segmenter(SPEC)).parent
+
+
+def answer(capsys, *arguments):
+    """What the user reads when the arguments are refused."""
+    assert main(["export", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("Error: ").removesuffix("\n")
+
+
+def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
+    assert main(["export", "demo", "--format", "torchscript"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[0]
+        == "Exporting checkpoints/demo/best.pt as TorchScript, which torch calls deprecated: choose pt2 or onnx where you can ..."
+    )
+    assert lines[1:3] == ["  Model:      unet, resnet18, epoch 3, val IoU 0.5000", "  Classes:    background, foreground"]
+    assert lines[3].startswith("  Compared:   5 batches of 1 to 3 images, 32×32 to 160×96: logits reach ")
+    assert (
+        lines[4] == f"  Written:    checkpoints/demo/model.torchscript ({(run / 'model.torchscript').stat().st_size / 1e6:.1f} MB)"
+    )
+    assert len(lines) == 5
+
+
+def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_printed(run, capsys):
+    pytest.importorskip("onnxruntime", reason="exports need requirements-export.txt")
+    pytest.importorskip("onnxscript", reason="exports need requirements-export.txt")
+    (run.parent.parent / "my models").mkdir()
+    assert main(["export", str(run / "best.pt"), "--out", "my models"]) == 0
+    assert (run.parent.parent / "my models/model.onnx").is_file()
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "Next: python train_unet.py predict 'my models/model.onnx' IMAGES --out predictions"
+    assert captured.err == ""
+    assert main(["export", "my models/model.onnx"]) == 2
+    assert "is an export already; name the run or the .pt file" in capsys.readouterr().err
+
+
+def test_raw_weights_are_those_of_the_last_state(run, capsys):
+    raw = small_segmenter(SPEC, seed=1)
+    averaged = {"model": small_segmenter(SPEC, seed=2).network.state_dict()}
+    save_model(run / "last.pt", raw, ema=averaged, optimizer={}, config={"ema_decay": 0.9})
+    assert main(["export", "demo", "--format", "torchscript", "--raw"]) == 0
+    assert "  Model:      unet, resnet18, raw weights, epoch 3" in capsys.readouterr().out
+    with export_check.quiet():
+        exported = torch.jit.load(run / "model.torchscript")
+    weights = exported.state_dict()
+    assert torch.equal(weights["network.encoder.0.weight"], raw.network.state_dict()["encoder.0.weight"])
+
+
+def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec(encoder="tu-mobilenetv3_small_050", decoder_channels=(8, 8, 8, 8, 8))
+    save_model(tmp_path / "checkpoints/demo/best.pt", random_segmenter(spec))
+    assert main(["export", "demo", "--format", "smp"]) == 0
+    assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
+    assert (tmp_path / "checkpoints/demo/model_smp/model.safetensors").is_file()
+    assert main(["export", "demo", "--format", "smp"]) == 0  # again, over the earlier one
+
+
+def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkeypatch):
+    monkeypatch.setattr(export_check, "TOLERANCE", -1.0)
+    message = answer(capsys, "demo", "--format", "torchscript")
+    assert message.startswith(
+        "unet with resnet18 cannot be exported as torchscript: the exported file computes other logits for 1 image "
+    )
+    assert message.endswith("; nothing was written; --format smp keeps the network as it is")
+    assert [file.name for file in run.iterdir()] == ["best.pt"]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_place_that_cannot_be_written_to_is_told(format_name, run, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("unet_trainer.commands.export._exporter", lambda name: refuse)
+    with pytest.raises(UserError, match=r"--out: checkpoints/demo/model\S* cannot be written \(Permission denied\)"):
+        export("demo", format_name, None, False, Path("checkpoints"), Console())
+
+
+def test_a_missing_run_is_told_before_torch_exports_anything(run, capsys):
+    assert answer(capsys, "dema") == "no run dema; checkpoints holds no runs"
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_in_one_line(package, run, capsys, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="another would be named")
+    pytest.importorskip("onnxscript", reason="another would be named")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert (
+        answer(capsys, "demo")
+        == f"{package} is not installed; exported models need: python -m pip install -r requirements-export.txt"
+    )
+
+
+# Where it goes
+
+
+def test_an_export_lies_beside_its_checkpoint_unless_told(tmp_path):
+    names = {name: choose_target(None, name, tmp_path / "best.pt").name for name in FORMATS}
+    assert names == {"onnx": "model.onnx", "pt2": "model.pt2", "smp": "model_smp", "torchscript": "model.torchscript"}
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "model.onnx").symlink_to(tmp_path / "there/real.onnx")
+    assert choose_target(tmp_path / "model.onnx", "onnx", tmp_path / "best.pt") == tmp_path / "there/real.onnx"
+
+
+@pytest.mark.parametrize(
+    ("out", "name", "message"),
+    [
+        ("model.pt", "onnx", r"--out: .*model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it"),
+        ("nowhere/model.onnx", "onnx", "--out: there is no folder .*nowhere"),
+        ("pipe.onnx", "onnx", "--out: .*pipe.onnx is no file that can be replaced"),
+        ("mine", "smp", "--out: .*mine exists and is no earlier export; name a folder that does not exist"),
+        ("notes.txt", "smp", "--out: .*notes.txt exists and is no earlier export"),
+    ],
+)
+def test_nothing_else_is_replaced(out, name, message, tmp_path):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/photo.jpg").touch()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=message):
+        choose_target(tmp_path / out, name, tmp_path / "best.pt")

@@ -1,0 +1,88 @@
+"""Pictures of errors: wrong pixels are seen, at any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unet_trainer.images.error_maps import (
+    FALSE_COLOUR,
+    MAX_SIDE,
+    MISSED_COLOUR,
+    RIGHT_COLOUR,
+    WRONG_COLOUR,
+    error_map,
+    error_picture,
+)
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR
+
+NAMES = ("background", "cell")
+
+
+def grey(height, width, value=100):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def has_colour(picture, colour):
+    return bool((picture == np.array(colour)).all(2).any())
+
+
+def ids(text):
+    return np.array([[IGNORED if letter == "x" else int(letter) for letter in row] for row in text.split()], np.uint8)
+
+
+def test_found_missed_and_false_pixels_have_their_colours():
+    truth, predicted = ids("0011x"), ids("01011")
+    shown = error_map(grey(1, 5), truth, predicted, (1, 5), has_background=True)
+    dimmed = (35, 35, 35)
+    assert [tuple(pixel) for pixel in shown[0].tolist()] == [dimmed, FALSE_COLOUR, MISSED_COLOUR, RIGHT_COLOUR, IGNORED_COLOUR]
+
+
+def test_of_many_classes_all_that_is_wrong_has_one_colour():
+    shown = error_map(grey(1, 4), ids("0121"), ids("0112"), (1, 4), has_background=False)
+    assert [tuple(pixel) for pixel in shown[0].tolist()] == [(35, 35, 35), (35, 35, 35), WRONG_COLOUR, WRONG_COLOUR]
+
+
+def test_a_single_wrong_pixel_is_seen_in_an_image_that_is_made_much_smaller():
+    truth, predicted = np.zeros((900, 1200), np.uint8), np.zeros((900, 1200), np.uint8)
+    predicted[417, 633] = 1
+    shown = error_map(grey(900, 1200), truth, predicted, (90, 120), has_background=True)
+    assert [place.tolist() for place in np.nonzero((shown == np.array(FALSE_COLOUR)).all(2))] == [[41], [63]]
+
+
+def test_where_both_kinds_of_error_fall_together_the_larger_one_is_shown():
+    truth, predicted = ids("1110 0000"), ids("0001 0000")
+    shown = error_map(grey(2, 4), truth, predicted, (1, 1), has_background=True)
+    assert tuple(shown[0, 0].tolist()) == MISSED_COLOUR
+
+
+@pytest.mark.parametrize(
+    ("size", "panel"), [((100, 80), (500, 400)), ((400, 300), (400, 300)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))]
+)
+def test_panels_have_a_size_that_can_be_looked_at(size, panel):
+    assert MAX_SIDE / 2 < max(panel) <= MAX_SIDE
+    truth = np.zeros(size, np.uint8)
+    picture = error_picture(grey(*size), truth, truth, NAMES, "a.png: IoU 1", has_background=True)
+    margins = 2 * 8
+    assert picture.shape[1] == 4 * panel[1] + 3 * 8 + margins
+    assert picture.shape[0] == panel[0] + 24 * 3 + margins  # title, headings, legend of the errors
+    assert picture.dtype == np.uint8
+
+
+def test_the_legend_shows_the_colours_that_are_used():
+    truth, predicted = ids("0011x"), ids("01011")
+    picture = error_picture(grey(1, 5), truth, predicted, NAMES, "title", has_background=True)
+    legend = picture[-60:]
+    for colour in (COLOURS[0], RIGHT_COLOUR, MISSED_COLOUR, FALSE_COLOUR, IGNORED_COLOUR):
+        assert has_colour(legend, colour), colour
+    many = error_picture(grey(1, 5), truth, predicted, ("sky", "road"), "title", has_background=False)
+    assert has_colour(many[-60:], WRONG_COLOUR)
+    assert not has_colour(many[-60:], MISSED_COLOUR)
+
+
+def test_many_classes_and_long_names_fit():
+    truth = np.arange(40, dtype=np.uint8)[None].repeat(40, 0)
+    names = tuple(f"a class with a rather long näme {number}" for number in range(40))
+    picture = error_picture(grey(40, 40), truth, truth, names, "x" * 500, has_background=False)
+    assert picture.shape[1] == 4 * 480 + 3 * 8 + 16

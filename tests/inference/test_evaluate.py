@@ -1,0 +1,235 @@
+"""The pass over the data: counts by hand, equal to training's own validation, with bounded memory."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.evaluated_models import SIZES, BrightnessEngine, bright, train_tiny, write_cells, write_pairs
+from unet_trainer.datasets.pairs import find_pairs
+from unet_trainer.images.image_files import DataError, read_image, write_image
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.inference import evaluate as evaluate_module
+from unet_trainer.inference.engine import TorchEngine
+from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, predict_samples, tiled_ids_as_trained
+from unet_trainer.inference.image_scores import Count
+from unet_trainer.inference.predictor import ModelInput, Predictor
+from unet_trainer.runs.checkpoint_file import read_checkpoint
+
+CODING = MaskCoding((0, 255))
+
+
+def reader_of(pairs, engine, coding=CODING, resize_masks=False, **options):
+    sizes = [read_image(pair.image).shape[:2] for pair in pairs]
+    return PairReader(pairs, sizes, coding, resize_masks, Predictor(engine, **options))
+
+
+def evaluate_pairs(pairs, engine, options=None, **others):
+    return evaluate(reader_of(pairs, engine, **others), options or Options())
+
+
+def square(height, width, rows, columns):
+    ids = np.zeros((height, width), np.uint8)
+    ids[rows, columns] = 1
+    return ids
+
+
+def test_counts_of_every_image_by_hand(tmp_path):
+    truth, found = square(20, 30, slice(0, 10), slice(0, 10)), square(20, 30, slice(0, 10), slice(5, 15))
+    empty = np.zeros((8, 8), np.uint8)
+    pairs = write_pairs(tmp_path, [(bright(found), truth * 255), (bright(empty), empty), (bright(truth), truth * 255)])
+    evaluated = evaluate_pairs(pairs, BrightnessEngine())
+    assert evaluated.counts[:, 0, :3].tolist() == [[50, 100, 100], [0, 0, 0], [100, 100, 100]]
+    assert evaluated.confusion.tolist() == [[450 + 64 + 500, 50], [50, 150]]
+    assert evaluated.num_wrong.tolist() == [100, 0, 0]
+    assert evaluated.num_counted.tolist() == [600, 64, 600]
+    assert [one.index for one in evaluated.worst] == [0, 2, 1]  # without an IoU the empty one comes last
+    assert (evaluated.worst[0].ids == found).all()
+
+
+def test_with_several_classes_all_are_reported(tmp_path):
+    class Thirds(BrightnessEngine):
+        def logits(self, images):
+            red = images[..., 0].float()
+            return torch.stack([-abs(red - value) for value in (0, 100, 200)], 1)
+
+    ids = np.array([[0, 1, 2, 2]], np.uint8).repeat(4, 0)
+    seen = np.array([[0, 100, 200, 100]], np.uint8).repeat(4, 0)
+    pairs = write_pairs(tmp_path, [(np.repeat(seen[:, :, None], 3, 2), ids)])
+    evaluated = evaluate_pairs(pairs, Thirds(num_classes=3), coding=MaskCoding((0, 1, 2)))
+    assert evaluated.confusion.tolist() == [[4, 0, 0], [0, 4, 0], [0, 4, 4]]
+    assert evaluated.counts[0, :, :3].tolist() == [[4, 4, 4], [4, 4, 8], [4, 8, 4]]
+
+
+def test_images_of_one_size_go_through_the_network_together_and_results_keep_their_places(tmp_path):
+    random = np.random.default_rng(0)
+    masks = [random.integers(0, 2, size).astype(np.uint8) for size in ((16, 16), (24, 16), (16, 16), (24, 16), (16, 16))]
+    pairs = write_pairs(tmp_path, [(bright(mask), mask * 255) for mask in masks])
+    engine = BrightnessEngine()
+    evaluated = evaluate_pairs(pairs, engine)
+    assert engine.shapes == [(3, 16, 16, 3), (2, 24, 16, 3)]
+    assert evaluated.counts[:, 0, Count.TRUTH].tolist() == [mask.sum() for mask in masks]
+    assert evaluated.num_wrong.tolist() == [0] * 5
+
+
+def test_a_batch_holds_no_more_pixels_than_it_may(tmp_path, monkeypatch):
+    monkeypatch.setitem(evaluate_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
+    empty = np.zeros((16, 16), np.uint8)
+    engine = BrightnessEngine()
+    evaluate_pairs(write_pairs(tmp_path, [(bright(empty), empty)] * 5), engine)
+    assert [shape[0] for shape in engine.shapes] == [2, 2, 1]
+
+
+def test_a_threshold_moves_the_line_between_background_and_foreground(tmp_path):
+    """Red 140: logit 0.49, probability 0.62."""
+    image, mask = np.full((8, 8, 3), 140, np.uint8), np.full((8, 8), 255, np.uint8)
+    pairs = write_pairs(tmp_path, [(image, mask)])
+    hits = [
+        evaluate_pairs(pairs, BrightnessEngine(), Options(threshold)).counts[0, 0, Count.HITS] for threshold in (None, 0.6, 0.65)
+    ]
+    assert hits == [64, 64, 0]
+
+
+def test_ignored_pixels_are_not_counted(tmp_path):
+    mask = np.zeros((8, 8), np.uint8)
+    mask[:2] = 9
+    pairs = write_pairs(tmp_path, [(bright(np.ones((8, 8), np.uint8)), mask)])
+    evaluated = evaluate_pairs(pairs, BrightnessEngine(), coding=MaskCoding((0, 255), ignore_value=9))
+    assert evaluated.confusion.tolist() == [[0, 48], [0, 0]]
+    assert evaluated.num_counted.tolist() == [48]
+
+
+def test_masks_of_another_size_are_resized_if_that_was_asked_for(tmp_path):
+    mask = square(10, 10, slice(0, 5), slice(None))
+    pairs = write_pairs(tmp_path, [(bright(square(20, 20, slice(0, 10), slice(None))), mask * 255)])
+    evaluated = evaluate_pairs(pairs, BrightnessEngine(), resize_masks=True)
+    assert evaluated.confusion.tolist() == [[200, 0], [0, 200]]
+
+
+@pytest.mark.parametrize("tiles", ["blended", "as-trained"])
+def test_large_images_are_tiled(tmp_path, tiles):
+    """A model that looks at single pixels sees the same in tiles as in the whole image."""
+    ids = np.random.default_rng(0).integers(0, 2, (70, 90)).astype(np.uint8)
+    pairs = write_pairs(tmp_path, [(bright(ids), ids * 255)])
+    engine = BrightnessEngine(image_size=(32, 32))
+    evaluated = evaluate_pairs(pairs, engine, Options(tiles=tiles), tile=48, whole=1000)
+    assert evaluated.num_wrong.tolist() == [0]
+    assert {shape[1:3] for shape in engine.shapes} == {(32, 32) if tiles == "as-trained" else (48, 48)}
+
+
+def test_tiles_as_trained_are_those_of_training_at_every_size():
+    """Also beyond the edge of an image that is smaller than a tile."""
+    for height, width in ((20, 90), (32, 32), (33, 31), (100, 64)):
+        ids = np.random.default_rng(height).integers(0, 2, (height, width)).astype(np.uint8)
+        sample = Sample(0, ModelInput(bright(ids), (height, width)), ids)
+        assert (tiled_ids_as_trained(Predictor(BrightnessEngine()), sample, None) == ids).all()
+
+
+def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
+    empty = np.zeros((16, 16), np.uint8)
+    pairs = write_pairs(tmp_path, [(bright(empty), empty)] * 2)
+    reader = reader_of(pairs, BrightnessEngine())
+    write_image(pairs[1].mask, np.full((16, 16), 7, np.uint8))
+    with pytest.raises(DataError, match=r"1\.png or its mask .*1\.png has changed"):
+        evaluate(reader, Options())
+    pairs[1].image.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"images/1\.png: "):
+        evaluate(reader, Options())
+    write_image(pairs[1].image, np.zeros((16, 16, 3), np.uint16))
+    with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; .* has changed"):
+        evaluate(reader, Options())
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
+    """Of 60 images few are alive at a time: those read ahead, a batch, those being scored, and the ten worst predictions."""
+    monkeypatch.setitem(evaluate_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
+    empty = np.zeros((16, 16), np.uint8)
+    pairs = write_pairs(tmp_path, [(bright(empty), empty)]) * 60
+    alive = weakref.WeakSet()
+    most = 0
+
+    class Counted(Sample):
+        __hash__ = object.__hash__
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            alive.add(self)
+
+    monkeypatch.setattr(evaluate_module, "Sample", Counted)
+
+    def tick():
+        nonlocal most
+        most = max(most, len(alive))
+
+    evaluated = evaluate(reader_of(pairs, BrightnessEngine()), Options(), tick)
+    assert len(evaluated.counts) == 60
+    assert 1 <= most <= 2 * evaluate_module.MAX_THREADS + 4
+    assert len(evaluated.worst) == 10
+
+
+def test_fewer_images_are_read_ahead_where_they_are_large(tmp_path, monkeypatch):
+    empty = np.zeros((16, 16), np.uint8)
+    reader = reader_of(write_pairs(tmp_path, [(bright(empty), empty)]), BrightnessEngine())
+    assert reader.num_ahead() == 2 * evaluate_module.MAX_THREADS
+    monkeypatch.setattr(evaluate_module, "MAX_BYTES_AHEAD", 3 * 16 * 16 * 4)
+    assert reader.num_ahead() == 3
+    monkeypatch.setattr(evaluate_module, "MAX_BYTES_AHEAD", 1)
+    assert reader.num_ahead() == 1
+
+
+def test_the_pass_ends_its_threads_when_it_is_interrupted(tmp_path):
+    import threading
+
+    empty = np.zeros((16, 16), np.uint8)
+    pairs = write_pairs(tmp_path, [(bright(empty), empty)]) * 30
+    before = threading.active_count()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(reader_of(pairs, BrightnessEngine()), Options(), interrupt)
+    assert threading.active_count() == before
+
+
+def test_predictions_come_in_the_order_of_the_samples():
+    samples = [Sample(index, ModelInput(bright(np.zeros(size, np.uint8)), size), np.zeros(size, np.uint8)) for index, size in
+               enumerate([(8, 8), (8, 8), (8, 16), (40, 40), (8, 8)])]  # fmt: skip
+    predictor = Predictor(BrightnessEngine(), tile=16, whole=1000)
+    assert [one.index for one in predict_samples(predictor, samples, Options())] == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    return write_cells(tmp_path_factory.mktemp("cells") / "data")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fit": "resize"},
+        {"fit": "resize", "image_size": [32, 64], "ema_decay": 0.5},
+        {"fit": "crop", "crops_per_image": 2},
+    ],
+    ids=["resize", "resize, averaged weights", "crop"],
+)
+def test_scores_are_those_of_trainings_own_validation(cells, tmp_path, settings, capsys):
+    """Bit for bit the same pixels: JPEGs decoded at a fraction, images smaller than a tile, sizes that no batch shares."""
+    result = train_tiny(cells, tmp_path, "run", **settings)
+    state = read_checkpoint(result.run_dir / "last.pt")
+    pairs = find_pairs(cells / "val/images", cells / "val/masks")
+    assert len(pairs) == 5
+    engine = TorchEngine(result.run_dir / "best.pt", "cpu")
+    evaluated = evaluate_pairs(pairs, engine, Options(tiles="as-trained"))
+    assert evaluated.confusion.tolist() == state["confusion"]
+    hits, truth, predicted = evaluated.counts[:, 0, :3].sum(0)
+    assert hits / (truth + predicted - hits) == result.best_val_iou
+    assert 0 < hits < truth  # neither all nor nothing was found: an equal score says something
+
+
+def test_one_of_the_jpegs_is_decoded_at_a_fraction(cells):
+    """Else the test above would not show that evaluation reads as training does."""
+    assert read_image(cells / "val/images/2.jpg", 64).shape[:2] == (SIZES[2][0] // 2, SIZES[2][1] // 2)

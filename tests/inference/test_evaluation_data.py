@@ -1,0 +1,300 @@
+"""Which images are evaluated on, and what is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+
+import numpy as np
+import pytest
+
+from helpers.evaluated_models import bright, write_pairs
+from unet_trainer.config.errors import UserError
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.split_csv import split_csv_text
+from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.inference.evaluation_data import (
+    KnownClasses,
+    check_comparable,
+    check_same_classes,
+    find_source,
+    load_evaluation_data,
+    run_folder_of,
+    trained_on,
+)
+from unet_trainer.system.console import Console
+
+KNOWN = KnownClasses(RGB_8BIT, MaskCoding((0, 255)), 1, ("background", "foreground"))
+SQUARE = np.zeros((8, 8), np.uint8)
+SQUARE[2:6, 2:6] = 1
+
+
+def write_data(folder, num_pairs=4, foreground=255):
+    return write_pairs(folder, [(bright(SQUARE), SQUARE * foreground)] * num_pairs)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder, with data of four pairs: 0, 1, 2 train and 3 validates. The model's file is not needed."""
+    pairs = write_data(tmp_path / "data")
+    return make_run(tmp_path / "runs/one", tmp_path / "data", pairs[:3], pairs[3:])
+
+
+def make_run(folder, data_dir, train, val, **settings):
+    folder.mkdir(parents=True)
+    lines = [f"data_dir: {data_dir}", "mask_values: [0, 255]", *(f"{name}: {value}" for name, value in settings.items())]
+    (folder / "config.yaml").write_text("\n".join(lines) + "\n")
+    (folder / "split.csv").write_text(split_csv_text(train, val, data_dir))
+    return folder
+
+
+def load(model_file, split=None, known=KNOWN, said=None, **overrides):
+    source = find_source(model_file, overrides, known.num_classes)
+    return load_evaluation_data(source, known, overrides, split, Console(said or io.StringIO()))
+
+
+def names(data):
+    return [pair.image.name for pair in data.pairs]
+
+
+def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
+    data = load(run / "best.pt")
+    assert (names(data), data.split, data.source.is_own) == (["3.png"], "val", True)
+    assert data.rule == str(run / "split.csv")
+    assert [image.size for image in data.images] == [mask.size for mask in data.masks] == [(8, 8)]
+
+
+def test_its_other_images_are_there_for_the_asking(run):
+    assert names(load(run / "best.pt", "train")) == ["0.png", "1.png", "2.png"]
+    assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
+
+
+def test_files_that_were_added_since_the_run_are_left_out(run, tmp_path):
+    write_pairs(tmp_path / "data", [(bright(SQUARE), SQUARE * 255)] * 6)
+    assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
+
+
+def test_the_runs_own_folder_named_again_is_the_runs_own_data(run, tmp_path):
+    data = load(run / "best.pt", data_dir=str(tmp_path / "runs/../data"))
+    assert (names(data), data.source.is_own) == (["3.png"], True)
+
+
+def test_another_folder_is_evaluated_whole(run, tmp_path):
+    write_data(tmp_path / "elsewhere", 5)
+    data = load(run / "best.pt", data_dir=str(tmp_path / "elsewhere"))
+    assert (len(data.pairs), data.split, data.source.is_own) == (5, "all", False)
+
+
+def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
+    assert run_folder_of(tmp_path / "model.pt") is None
+    with pytest.raises(UserError, match=r"^data_dir: .*model\.pt lies in no run's folder.*data_dir=FOLDER"):
+        load(tmp_path / "model.pt")
+    write_data(tmp_path / "data")
+    assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).pairs) == 4
+
+
+def test_a_folder_that_is_divided_is_evaluated_on_val(tmp_path):
+    write_data(tmp_path / "data/train", 3)
+    write_data(tmp_path / "data/val", 2)
+    where = {"data_dir": str(tmp_path / "data")}
+    assert load(tmp_path / "model.pt", **where).split == "val"
+    assert len(load(tmp_path / "model.pt", **where).pairs) == 2
+    assert len(load(tmp_path / "model.pt", "train", **where).pairs) == 3
+    assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 5
+    with pytest.raises(UserError, match=r"^--split: .*data has no test images with masks; need test/images and test/masks"):
+        load(tmp_path / "model.pt", "test", **where)
+
+
+def test_a_test_folder_is_found_which_training_leaves_alone(tmp_path):
+    for part, num_pairs in (("train", 3), ("val", 2), ("test", 4)):
+        write_data(tmp_path / "data" / part, num_pairs)
+    where = {"data_dir": str(tmp_path / "data")}
+    data = load(tmp_path / "model.pt", "test", **where)
+    assert len(data.pairs) == 4
+    assert data.rule == "test/images/ + test/masks/, same names"
+    assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 9
+    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [])
+    assert len(load(own / "best.pt", "test").pairs) == 4
+
+
+def test_a_folder_with_nothing_but_test_is_evaluated_on_that(tmp_path):
+    write_data(tmp_path / "data/test", 4)
+    data = load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    assert (data.split, len(data.pairs)) == ("test", 4)
+
+
+def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
+    write_data(tmp_path / "data", 4)
+    rows = [f"images/{number}.png,masks/{number}.png,{part}" for number, part in enumerate(["train", "val", "test", "test"])]
+    (tmp_path / "data/split.csv").write_text("\n".join(["image,mask,split", *rows]))
+    where = {"data_dir": str(tmp_path / "data"), "split_file": "split.csv"}
+    assert names(load(tmp_path / "model.pt", **where)) == ["1.png"]
+    assert names(load(tmp_path / "model.pt", "test", **where)) == ["2.png", "3.png"]
+    assert names(load(tmp_path / "model.pt", "all", **where)) == ["0.png", "1.png", "2.png", "3.png"]
+    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [], split_file="split.csv")
+    assert names(load(own / "best.pt", "test")) == ["2.png", "3.png"]
+
+
+def test_a_split_that_the_data_do_not_have_is_refused(tmp_path):
+    write_data(tmp_path / "data")
+    with pytest.raises(UserError, match=r"^--split: .*data has no val; it has pairs that are not divided \(--split all\)"):
+        load(tmp_path / "model.pt", "val", data_dir=str(tmp_path / "data"))
+
+
+def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
+    shutil.move(tmp_path / "data", tmp_path / "moved")
+    with pytest.raises(UserError, match=r"no file .*3\.png(.|\n)*data_dir=FOLDER split_file=.*split\.csv"):
+        load(run / "best.pt")
+    data = load(run / "best.pt", data_dir=str(tmp_path / "moved"), split_file=str(run / "split.csv"))
+    assert names(data) == ["3.png"]
+
+
+def test_a_run_without_its_split_is_refused(run):
+    (run / "split.csv").unlink()
+    with pytest.raises(UserError, match=r"split\.csv is missing, which says what the run was validated on"):
+        load(run / "best.pt")
+
+
+def test_images_of_a_kind_that_the_model_does_not_know_are_named(tmp_path):
+    pairs = write_data(tmp_path / "data", 3)
+    write_image(pairs[0].image, bright(SQUARE).astype(np.uint16))
+    np.save(tmp_path / "data/images/1.npy", np.zeros((8, 8, 5), np.uint8))
+    pairs[1].image.unlink()
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    assert "2 images of a kind that the model does not know" in str(refusal.value)
+    assert "0.png: 16-bit; the model was trained on 8-bit images" in str(refusal.value)
+    assert "1.npy: 5 channels; the model was trained on images of 3" in str(refusal.value)
+
+
+def test_grey_images_pass_for_a_model_of_colours_as_in_training(tmp_path):
+    pairs = write_data(tmp_path / "data", 1)
+    write_image(pairs[0].image, bright(SQUARE)[:, :, 0])
+    assert load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).images[0].channels == 1
+
+
+def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_explained(tmp_path):
+    write_data(tmp_path / "data", 2, foreground=1)
+    where = {"data_dir": str(tmp_path / "data")}
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", **where)
+    assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(refusal.value)
+    assert "masks/0.png: 1 (25.0% of pixels)" in str(refusal.value)
+    assert "mask_values=[...] gives the value of each class of the model" in str(refusal.value)
+    data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]")
+    assert data.coding.values == (0, 1)
+
+
+def test_more_classes_than_the_model_has_are_refused(tmp_path):
+    write_pairs(tmp_path / "data", [(bright(SQUARE), np.arange(64, dtype=np.uint8).reshape(8, 8) // 16)])
+    three = KnownClasses(RGB_8BIT, MaskCoding((0, 1, 2)), 3, ("sky", "road", "tree"))
+    with pytest.raises(
+        UserError, match=r"no class of the model \(0 → sky, 1 → road, 2 → tree\)(.|\n)*0\.png: 3 \(25\.0% of pixels\)"
+    ):
+        load(tmp_path / "model.pt", known=three, data_dir=str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize(
+    ("coding", "foreground"),
+    [(MaskCoding(None, 127), 1), (MaskCoding((0, 1), ignore_value=255), 255)],
+    ids=["threshold above all values", "foreground taken as void"],
+)
+def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, coding, foreground):
+    write_data(tmp_path / "data", 2, foreground)
+    known = dataclasses.replace(KNOWN, coding=coding)
+    with pytest.raises(UserError, match=rf"^mask_values: the masks hold the values 0, {foreground}, and by the model's coding"):
+        load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
+
+
+def test_a_set_of_images_without_any_object_is_allowed_and_said(tmp_path):
+    write_pairs(tmp_path / "data", [(bright(SQUARE), SQUARE * 0)])
+    said = io.StringIO()
+    assert len(load(tmp_path / "model.pt", said=said, data_dir=str(tmp_path / "data")).pairs) == 1
+    assert "no mask holds any class but background" in said.getvalue()
+
+
+def test_an_ignored_value_can_be_added(tmp_path):
+    mask = SQUARE * 255
+    mask[0] = 7
+    write_pairs(tmp_path / "data", [(bright(SQUARE), mask)])
+    data = load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"), ignore_value="7")
+    assert (data.coding.values, data.coding.ignore_value) == ((0, 255), 7)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    pairs = write_data(tmp_path / "data", 3)
+    pairs[0].image.write_bytes(b"")
+    write_image(pairs[1].mask, np.zeros((9, 9), np.uint8))
+    write_image(pairs[2].mask, SQUARE * 9)
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    for part in ("0.png: the file is empty", "1.png: 9×9, its image", "2.png: 9 (25.0% of pixels)"):
+        assert part in str(refusal.value)
+
+
+def test_masks_of_another_size_pass_with_resize_masks(tmp_path):
+    write_pairs(tmp_path / "data", [(bright(SQUARE), np.kron(SQUARE, np.ones((2, 2), np.uint8)) * 255)])
+    with pytest.raises(UserError, match="resize_masks: true"):
+        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"), resize_masks="true").pairs) == 1
+
+
+def test_no_folder_is_made_where_there_are_no_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path / "data")
+    load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_images_that_the_model_was_trained_on_are_found(run, tmp_path):
+    assert trained_on(load(run / "best.pt"), run) == []
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    data = load(tmp_path / "copy.pt", data_dir=str(tmp_path / "link"))
+    assert [pair.image.name for pair in trained_on(data, run)] == ["0.png", "1.png", "2.png"]
+    assert trained_on(data, None) == []
+
+
+def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
+    pairs = [
+        Pair(str(number), *(tmp_path / "data" / kind / f"{number}.png" for kind in ("images", "masks"))) for number in range(4)
+    ]
+    other = make_run(tmp_path / "runs/two", tmp_path / "data", pairs[2:], pairs[:2])
+    data = load(run / "best.pt")
+    with pytest.raises(UserError) as refusal:
+        check_comparable(data, run / "best.pt", other / "best.pt")
+    assert "the val images of" in str(refusal.value)
+    assert "differ (1 and 2, of which 0 are the same)" in str(refusal.value)
+    assert f"{other / 'best.pt'} was trained on 1 of {run / 'best.pt'}'s, such as {tmp_path / 'data/images/3.png'}" in str(
+        refusal.value
+    )
+    assert f"split_file={run / 'split.csv'}" in str(refusal.value)
+
+
+def test_runs_with_the_same_validation_images_are_compared(run, tmp_path):
+    twin = tmp_path / "runs/twin"
+    shutil.copytree(run, twin)
+    check_comparable(load(run / "best.pt"), run / "best.pt", twin / "best.pt")
+
+
+def test_on_images_that_the_user_names_any_two_models_are_compared(run, tmp_path):
+    write_data(tmp_path / "elsewhere", 5)
+    data = load(run / "best.pt", data_dir=str(tmp_path / "elsewhere"))
+    pairs = write_data(tmp_path / "third", 2)
+    check_comparable(data, run / "best.pt", make_run(tmp_path / "runs/two", tmp_path / "third", pairs[:1], pairs[1:]) / "best.pt")
+
+
+def test_models_of_other_classes_are_not_compared(run):
+    data = load(run / "best.pt")
+    check_same_classes(data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other")  # not 0 is 255 in these masks
+    three = KnownClasses(RGB_8BIT, MaskCoding((0, 1, 2)), 3, ("sky", "road", "tree"))
+    with pytest.raises(UserError, match=r"^--compare: the classes of other are sky, road, tree; need background, foreground"):
+        check_same_classes(data, KNOWN, three, "other")
+    turned = dataclasses.replace(KNOWN, coding=MaskCoding((255, 0)))
+    with pytest.raises(UserError, match=r"^--compare: mask value 0 is background here and foreground for other"):
+        check_same_classes(data, KNOWN, turned, "other")
+    ids = dataclasses.replace(KNOWN, coding=MaskCoding((0, 1)))
+    with pytest.raises(UserError, match=r"^--compare: mask value 255 is foreground here and no class for other"):
+        check_same_classes(data, KNOWN, ids, "other")

@@ -1,0 +1,161 @@
+"""What an evaluation writes: the same bytes each time, nothing beside its own files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_files import read_image
+from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.inference.evaluate import EvaluatedSet, Options, PairReader, evaluate
+from unet_trainer.inference.evaluation_data import DataSource, EvaluationData
+from unet_trainer.inference.evaluation_files import csv_text, make_folder, worst_first, write_evaluation
+from unet_trainer.inference.evaluation_summary import compare, summarise
+from unet_trainer.inference.predictor import Predictor
+
+NAMES = ("background", "cell")
+
+
+def band(height, columns=20, rows=20):
+    ids = np.zeros((rows, columns), np.uint8)
+    ids[:height] = 1
+    return ids
+
+
+@pytest.fixture(scope="module")
+def evaluated_pairs(tmp_path_factory):
+    """Twelve images: of number n, n rows of ten are found; number 0 has no object and none is found."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    images = [(bright(band(number)), band(10 if number else 0) * 255) for number in range(12)]
+    pairs = write_pairs(folder, images)
+    coding = MaskCoding((0, 255))
+    evaluated = evaluate(PairReader(pairs, [(20, 20)] * 12, coding, False, Predictor(BrightnessEngine())), Options())
+    source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
+    return evaluated, EvaluationData(source, "all", "by hand", pairs, [], [], coding)
+
+
+def write(folder, evaluated, data, comparison=None, **description):
+    make_folder(folder)
+    write_evaluation(folder, description, summarise(evaluated, NAMES[1:]), comparison, evaluated, data, NAMES)
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_table_has_a_row_for_each_image_the_worst_first(evaluated_pairs):
+    evaluated, data = evaluated_pairs
+    rows = list(csv.DictReader(io.StringIO(csv_text(evaluated, data.pairs, data.source.data_dir, NAMES[1:]))))
+    assert [row["image"] for row in rows] == [f"images/{number}.png" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10, 0)]
+    assert rows[0]["iou"] == "0.100000"
+    assert rows[0]["precision"] == "1.000000"
+    assert rows[0]["wrong_pixels"] == "180"
+    assert rows[0]["counted_pixels"] == "400"
+    assert rows[-1]["iou"] == rows[-1]["boundary_iou"] == ""  # undefined: no object, none found
+    assert (rows[-1]["truth_pixels"], rows[-1]["predicted_pixels"]) == ("0", "0")
+
+
+def test_the_table_of_several_classes_has_their_mean_and_each_of_them():
+    counts = np.zeros((1, 2, 5), np.int64)
+    counts[0, :, :3] = [(5, 10, 5), (0, 0, 0)]
+    evaluated = EvaluatedSet(counts, np.zeros((2, 2)), np.array([5]), np.array([20]), [])
+    text = csv_text(evaluated, [Pair("a", Path("d/a.png"), Path("d/b.png"))], Path("d"), ["road", "tree"])
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["image"], row["mask"]) == ("a.png", "b.png")
+    assert (row["mean_iou"], row["iou road"], row["iou tree"]) == ("0.500000", "0.500000", "")
+    assert row["truth_pixels road"] == "10"
+
+
+def test_images_of_equal_iou_are_sorted_by_their_wrong_pixels():
+    counts = np.zeros((3, 1, 5), np.int64)
+    counts[:, 0, 1] = 10  # nothing found in any
+    evaluated = EvaluatedSet(counts, np.zeros((2, 2)), np.array([10, 30, 20]), np.array([100] * 3), [])
+    assert worst_first(evaluated, [Pair(name, Path(), Path()) for name in "abc"]) == [1, 2, 0]
+
+
+def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_path):
+    evaluated, data = evaluated_pairs
+    write(tmp_path, evaluated, data, model={"file": "best.pt"})
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    (cell,) = content["classes"]
+    assert content["num_images"] == 12
+    assert content["model"] == {"file": "best.pt"}
+    assert cell["name"] == "cell"
+    hits, truth, predicted = 20 * (55 + 10), 20 * 110, 20 * 66  # of 11 found rows 10 are right
+    assert cell["dataset"]["iou"]["value"] == hits / (truth + predicted - hits)
+    low, high = cell["dataset"]["iou"]["interval"]
+    assert low < cell["dataset"]["iou"]["value"] < high
+    assert cell["mean_over_images"]["iou"] == pytest.approx((5.5 + 10 / 11) / 11)
+    assert (cell["images_with_a_score"], cell["empty_truths"], cell["empty_predictions"]) == (11, 1, 1)
+    assert content["mean"]["dataset"]["iou"]["value"] == cell["dataset"]["iou"]["value"]
+    assert content["confusion"] == {"ids": list(NAMES), "rows_are_truth": evaluated.confusion.tolist()}
+    assert content["bootstrap"] == {"over": "images", "level": 0.95, "draws": 2000, "seed": 0}
+    assert content["comparison"] is None
+    assert content["worst"][0] == {"image": "images/1.png", "iou": 0.1, "picture": "worst/01_1.png"}
+
+
+def test_the_ten_worst_are_drawn(evaluated_pairs, tmp_path):
+    write(tmp_path, *evaluated_pairs)
+    assert sorted(path.name for path in (tmp_path / "worst").iterdir()) == [
+        f"{place:02d}_{number}.png" for place, number in enumerate((1, 2, 3, 4, 5, 6, 7, 8, 9, 11), start=1)
+    ]
+    picture = read_image(tmp_path / "worst/01_1.png")
+    assert picture.shape[1] > 4 * 256
+
+
+def test_a_comparison_is_in_the_json_file(evaluated_pairs, tmp_path):
+    evaluated, data = evaluated_pairs
+    write(tmp_path, evaluated, data, compare(evaluated, evaluated))
+    content = json.loads((tmp_path / "evaluation.json").read_text())["comparison"]
+    difference = content["classes"][0]["dataset"]["iou"]
+    assert content["differences"] == "this model minus the other"
+    assert difference["this"] == difference["other"]
+    assert (difference["difference"], difference["interval"], difference["share_of_draws_above_0"]) == (0.0, [0.0, 0.0], 0.0)
+
+
+def test_the_same_evaluation_writes_the_same_bytes(evaluated_pairs, tmp_path):
+    write(tmp_path / "first", *evaluated_pairs)
+    write(tmp_path / "second", *evaluated_pairs)
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    write(tmp_path / "first", *evaluated_pairs)
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+
+
+def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touched(evaluated_pairs, tmp_path):
+    evaluated, data = evaluated_pairs
+    make_folder(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "worst").mkdir()
+    (tmp_path / "worst/01_mine.png").write_text("mine too")
+    write(tmp_path, evaluated, data)
+    fewer = EvaluatedSet(evaluated.counts, evaluated.confusion, evaluated.num_wrong, evaluated.num_counted, evaluated.worst[1:2])
+    write(tmp_path, fewer, data)
+    assert set(contents(tmp_path)) == {
+        "evaluation.csv", "evaluation.json", "notes.txt", "worst/01_2.png", "worst/01_mine.png",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("listed", ["../outside.png", "worst/../../outside.png", "{}/outside.png", 7])
+def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tmp_path, listed):
+    folder = tmp_path / "out"
+    make_folder(folder)
+    (tmp_path / "outside.png").write_text("mine")
+    listed = listed.format(tmp_path) if isinstance(listed, str) else listed
+    (folder / "evaluation.json").write_text(json.dumps({"worst": [{"picture": listed}]}))
+    write(folder, *evaluated_pairs)
+    assert (tmp_path / "outside.png").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^--out: .*file/out cannot be written to \(Not a directory\)"):
+        make_folder(tmp_path / "file/out")

@@ -1,0 +1,146 @@
+"""load(): a run or a file becomes a function from an image to class ids; what the model does not know is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import unet_trainer
+from helpers.checkpoints import FOUR_FLOATS, GREY_16BIT, random_image, save_model, small_segmenter, small_spec
+from helpers.project import ROOT
+from helpers.steps import SmallNetwork
+from unet_trainer import load
+from unet_trainer.config.errors import UserError
+from unet_trainer.images.image_files import DataError
+from unet_trainer.inference.loaded_model import load_engine
+
+SPECS = {"RGB": small_spec(num_classes=3), "16-bit grey": small_spec(GREY_16BIT), "four floats": small_spec(FOUR_FLOATS)}
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch):
+    build = "unet_trainer.inference.engine.build_network"
+    monkeypatch.setattr(build, lambda spec, encoder_weights: SmallNetwork(spec.image.channels, spec.num_classes))
+
+
+@pytest.fixture
+def make_model(tmp_path):
+    def make(kind, **options):
+        return load(save_model(tmp_path / "run/best.pt", small_segmenter(SPECS[kind])).parent, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_model_gives_ids_and_probabilities_at_the_size_of_the_image(kind, make_model):
+    spec, model = SPECS[kind], make_model(kind)
+    image = random_image(spec, 37, 53)
+    logits = small_segmenter(spec)(torch.from_numpy(spec.image.to_batch(image))[None])[0]
+    ids, probabilities = model(image), model.probabilities(image)
+    assert (ids.shape, ids.dtype) == ((37, 53), np.uint8)
+    assert np.array_equal(ids, logits.argmax(0).numpy())
+    assert (probabilities.shape, probabilities.dtype) == ((37, 53, spec.num_ids), np.float32)
+    assert np.allclose(probabilities, logits.softmax(0).permute(1, 2, 0), atol=1e-6)
+    assert len(np.unique(ids)) > 1
+
+
+def test_a_model_says_what_its_classes_are(make_model):
+    model = make_model("RGB")
+    assert model.classes == ["class 0", "class 1", "class 2"]
+    assert model.colours == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert repr(model) == "LoadedModel(unet resnet18, classes class 0, class 1, class 2, cpu, float32)"
+
+
+def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
+    model = make_model("16-bit grey")
+    image = random_image(SPECS["16-bit grey"], 32, 32)
+    foreground = model.probabilities(image)[..., 1]
+    middle = float(np.median(foreground))
+    assert np.array_equal(model(image, threshold=middle), foreground > middle)
+    with pytest.raises(ValueError, match="threshold: for a model of two class ids; this one has 3"):
+        make_model("RGB")(random_image(SPECS["RGB"], 32, 32), threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "message"),
+    [
+        ("RGB", np.zeros((8, 8, 3), np.uint16), "16-bit values; the model was trained on 8-bit images"),
+        ("RGB", np.zeros((8, 8, 3), np.float32), "float values; the model was trained on 8-bit images"),
+        ("RGB", np.zeros((8, 8, 3), int).tolist(), "int64 values; the model was trained on 8-bit images"),
+        ("RGB", np.zeros((8, 8, 4), np.uint8), "4 channels; the model was trained on images of 3"),
+        ("RGB", np.zeros((3, 8, 9), np.uint8), "9 channels; the model was trained on images of 3"),
+        ("RGB", np.zeros((1, 8, 8, 3), np.uint8), r"an array of shape \(1, 8, 8, 3\); need height, width and 3 channels"),
+        ("RGB", np.zeros((0, 8, 3), np.uint8), r"an array of shape \(0, 8, 3\)"),
+        ("16-bit grey", np.zeros((8, 8), np.uint8), "8-bit values; the model was trained on 16-bit images"),
+        ("16-bit grey", np.zeros((8, 8, 3), np.uint16), "3 channels; the model was trained on images of 1"),
+        ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
+    ],
+)
+def test_images_of_another_kind_are_refused_by_name(kind, image, message, make_model):
+    with pytest.raises(DataError, match=message):
+        make_model(kind)(image)
+
+
+def test_a_grey_image_is_grey_in_every_channel(make_model):
+    model = make_model("RGB")
+    grey = random_image(SPECS["RGB"], 32, 32)[:, :, :1]
+    assert np.array_equal(model(grey[:, :, 0]), model(np.repeat(grey, 3, 2)))
+
+
+def test_an_array_that_cannot_be_written_to_is_taken_without_a_warning(make_model):
+    """np.asarray of a PIL image is one."""
+    image = random_image(SPECS["RGB"], 32, 32)
+    expected = make_model("RGB")(image)
+    image.setflags(write=False)
+    assert np.array_equal(make_model("RGB")(image), expected)
+
+
+def test_threads_give_what_one_thread_gives(make_model):
+    model = make_model("RGB")
+    images = [random_image(SPECS["RGB"], 40 + index % 3, 64, index) for index in range(12)]
+    expected = [model(image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert all(map(np.array_equal, pool.map(model, images), expected))
+
+
+def test_tta_takes_the_symmetries_of_training(make_model):
+    assert make_model("RGB", tta=True).engine.description == "cpu, float32, mean of 2 views"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
+        ({"precision": "bf16"}, "precision: got 'bf16'; need auto, float32, bfloat16, float16"),
+    ],
+)
+def test_what_does_not_exist_is_refused(options, message, make_model):
+    with pytest.raises(UserError, match=message):
+        make_model("RGB", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"raw": True}, "raw: .*model.onnx holds the weights that it was exported with"),
+        ({"precision": "bfloat16"}, "precision: got 'bfloat16'; .*model.onnx computes in float32"),
+    ],
+)
+def test_an_exported_file_cannot_be_what_it_was_not_exported_as(options, message, tmp_path):
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(UserError, match=message):
+        load_engine(tmp_path / "model.onnx", **options)
+
+
+def test_the_package_has_load_and_needs_no_torch_for_anything_else():
+    script = "import sys, unet_trainer; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+    assert unet_trainer.load is load
+    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
+        unet_trainer.lode  # noqa: B018

@@ -1,0 +1,450 @@
+"""The server of `try`: what it answers, and all that it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.brightness_engine import bright_predictor
+from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes, pil_bytes, tiff_bytes
+from helpers.try_page import ask, parse_result, refusal, serving
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_files import write_image
+from unet_trainer.inference import try_server
+from unet_trainer.inference.page_result import PageResult
+from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, TryServer, content_security_policy, is_loopback
+
+LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
+PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))
+NOT_OURS = "open the address that the command printed, with all that follows the port"
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Two validation images; the mask of the first has a pixel less than the model finds, that of the second is broken."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for name in ("a", "b"):
+        (folder / f"{name}.png").write_bytes(PNG)
+    mask = (LEVELS > 0).astype(np.uint8)
+    mask[0, 3] = 0
+    write_image(folder / "a_mask.png", mask)
+    (folder / "b_mask.png").write_bytes(b"no mask")
+    return [Pair(name, folder / f"{name}.png", folder / f"{name}_mask.png") for name in ("a", "b")]
+
+
+@pytest.fixture(scope="module")
+def server(pairs):
+    with serving(bright_predictor(), pairs) as running:
+        yield running
+
+
+def connect(server):
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def status_of(raw):
+    return int(raw.split(b" ", 2)[1])
+
+
+# What it answers
+
+
+def test_the_page_comes_with_a_policy_that_allows_it_and_nothing_else(server):
+    status, headers, content = ask(server, "GET", "")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert content == PAGE.read_bytes()
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert re.search(r"https?:|\*", policy) is None
+    assert headers["Referrer-Policy"] == "no-referrer"  # else the key would leave the page
+    assert (headers["Cache-Control"], headers["Cross-Origin-Resource-Policy"]) == ("no-store", "same-origin")
+
+
+def test_the_page_is_one_file_and_names_no_other_address():
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"https?://|@import|<iframe|<base", page) == []
+    assert re.findall(r"""\b(?:src|href)="([^"]*)""", page) == ["data:,"]
+    assert page.count("<script") == page.count("<style") == 1
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|eval\(|document\.write", page) == []
+
+
+def test_the_policy_has_the_digests_of_style_and_script():
+    policy = content_security_policy("<style></style>\n<script>alert</script>")
+    assert "style-src 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='" in policy  # SHA-256 of nothing
+    assert "script-src 'sha256-35BQWN1npAn++BSA6B5HNlcrDttNf7mHxpXNB+Jg7IE='" in policy
+
+
+def test_the_facts_say_what_the_model_is(server):
+    status, _, content = ask(server, "GET", "facts")
+    facts = json.loads(content)
+    assert status == 200
+    assert (facts["run"], facts["epoch"], facts["val_iou"], facts["encoder"]) == ("bright", 3, 0.75, "resnet18")
+    assert [each["name"] for each in facts["classes"]] == ["background", "foreground"]
+    assert (facts["image_size"], facts["fit"], facts["images"]) == ("32×32", "crop", "8-bit, 3 channels")
+    assert (facts["validation"], facts["note"], facts["max_upload"]) == (["a", "b"], "", MAX_UPLOAD)
+
+
+def test_a_score_that_is_not_finite_is_left_out():
+    """NaN is no JSON."""
+    predictor = bright_predictor()
+    object.__setattr__(predictor.engine.card, "val_iou", float("nan"))
+    assert try_server.model_facts(predictor, [], "")["val_iou"] is None
+
+
+def test_an_upload_is_answered_with_its_result(server):
+    status, headers, content = ask(server, "POST", "predict", PNG)
+    header, parts = parse_result(content)
+    assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
+    assert parts["ids"] == bytes([0, 1, 1, 1, 0, 0, 1, 1])
+    assert header["shares"] == [3 / 8, 5 / 8]
+    assert header["iou"] is None
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["mask"]))), LEVELS > 0)
+
+
+def test_a_validation_image_is_answered_with_its_truth_and_iou(server):
+    _, _, content = ask(server, "POST", "validation/0", b"")
+    header, parts = parse_result(content)
+    assert parts["truth"] == bytes([0, 1, 1, 0, 0, 0, 1, 1])
+    assert header["iou"] == pytest.approx(4 / 5)
+
+
+def test_a_validation_image_has_a_thumbnail(server):
+    status, headers, content = ask(server, "GET", "validation/1")
+    assert (status, headers["Content-Type"]) == (200, "image/jpeg")
+    assert Image.open(io.BytesIO(content)).size == (96, 48)
+
+
+def test_images_that_run_at_one_time_have_each_its_own_result(server):
+    engine = server.predictor.engine
+    engine.most_inside = 0
+    results = {}
+
+    def upload(level):
+        image = np.full((3, 5, 3), level, np.uint8)
+        results[level] = parse_result(ask(server, "POST", "predict", cv2_bytes(".png", image))[2])[0]["shares"]
+
+    threads = [threading.Thread(target=upload, args=(level,)) for level in (0, 40, 200, 255)]
+    assert len(threads) == MAX_WAITING
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {0: [1, 0], 40: [1, 0], 200: [0, 1], 255: [0, 1]}
+    assert engine.most_inside == 1
+
+
+# What it refuses: who asks
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]:80", "127.0.0.1:1"])
+def test_the_names_of_this_machine_are_known_at_any_port(server, host):
+    """A tunnel may have another port."""
+    assert ask(server, "GET", "facts", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "10.0.0.1", "[", "a b", "127.0.0.1@evil.example"],
+)
+def test_a_name_that_was_made_to_lead_here_is_refused(server, host):
+    status, sentence = refusal(ask(server, "GET", "facts", Host=host))
+    assert status == 421
+    assert sentence == f"Host: {host!r} is not the address of this page"
+
+
+def test_a_request_without_a_host_is_refused(server):
+    with connect(server) as connection:
+        connection.sendall(f"GET /{server.key}/facts HTTP/1.0\r\n\r\n".encode())
+        assert status_of(connection.makefile("rb").read()) == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+    ],
+)
+def test_uploads_of_other_sites_are_refused(server, headers):
+    answer = refusal(ask(server, "POST", "predict", PNG, **headers))
+    assert answer == (403, "requests of other sites are refused")
+
+
+def test_requests_of_the_page_itself_are_taken(server):
+    host = f"127.0.0.1:{server.server_port}"
+    headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
+    assert ask(server, "POST", "predict", PNG, **headers)[0] == 200
+
+
+def test_a_link_on_another_site_opens_the_page_but_no_site_reads_an_image(server):
+    """The address may be clicked in a terminal that is itself a page."""
+    assert ask(server, "GET", "", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
+    assert ask(server, "GET", "validation/0", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/facts", "/x/", "/x/facts", "//", "/%20/", "/\xe9/facts", "*", "http://127.0.0.1/facts"])
+def test_without_the_key_there_is_nothing(server, path):
+    with connect(server) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))
+        answer = connection.makefile("rb").read()
+    assert status_of(answer) == 403
+    assert NOT_OURS.encode() in answer
+
+
+def test_each_server_has_its_own_key(server):
+    with serving(bright_predictor()) as other:
+        assert len(server.key) == len(other.key) == 22
+        assert server.key != other.key
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../etc/passwd",
+        "..%2f..%2fetc%2fpasswd",
+        "validation/../../../etc/passwd",
+        "validation//etc/passwd",
+        "validation/-1",
+        "validation/2",
+        "validation/0/../../a.png",
+        "try_page.html",
+        "validation/0x1",
+        "validation/٣",
+        "validation/99999999999999999999",
+        "page%00",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_no_path_names_a_file(server, method, path):
+    with connect(server) as connection:
+        connection.sendall(f"{method} /{server.key}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode())
+        answer = connection.makefile("rb").read()
+    assert status_of(answer) == 404
+    assert answer.endswith(b'{"error": "nothing here"}')
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
+def test_other_methods_are_refused(server, method):
+    assert ask(server, method, "facts")[0] == 501
+
+
+# What it refuses: what is sent
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "the file is empty"),
+        (b"not an image", "not an image that can be decoded"),
+        (PNG[:-20], "the file is cut off"),
+        (grey_png(40_000, 40_000, 1, b""), "5.7e-05 MB that decompress to 40000×40000 pixels: a decompression bomb"),
+        (cv2_bytes(".png", np.zeros((4, 4, 3), np.uint16)), "16-bit values; the model was trained on 8-bit images"),
+        (npy_bytes(np.zeros((4, 4), np.float32)), "float values; the model was trained on 8-bit images"),
+        (tiff_bytes(np.zeros((8, 6, 5), np.uint8), photometric="minisblack"), "5 channels; the model was trained on images of 3"),
+        (npy_bytes(np.array([{}]), allow_pickle=True), "cannot be decoded (it holds Python objects)"),
+    ],
+)
+def test_what_the_model_cannot_take_is_refused_by_name(server, data, sentence):
+    assert refusal(ask(server, "POST", "predict", data)) == (422, sentence)
+
+
+def test_a_grey_image_is_an_image_of_three_equal_channels(server):
+    header, _ = parse_result(ask(server, "POST", "predict", pil_bytes("JPEG", np.full((8, 8), 250, np.uint8)))[2])
+    assert header["shares"] == [0, 1]
+
+
+def test_a_broken_mask_is_named(server):
+    status, sentence = refusal(ask(server, "POST", "validation/1", b""))
+    assert (status, sentence) == (422, "its mask b_mask.png: not an image that can be decoded")
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_UPLOAD + 1, 10**30])
+def test_an_upload_that_is_too_large_is_refused_before_it_is_read(server, num_bytes):
+    """The answer comes although no byte of it was sent."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.putrequest("POST", f"/{server.key}/predict")
+    connection.putheader("Content-Length", str(num_bytes))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"].endswith(
+        " MiB; the page takes files of up to 64 MiB, and python train_unet.py predict takes larger ones"
+    )
+    connection.close()
+
+
+@pytest.mark.parametrize("header", ["", "Content-Length: -5\r\n", "Content-Length: many\r\n", "Transfer-Encoding: chunked\r\n"])
+def test_an_upload_without_a_length_is_refused(server, header):
+    with connect(server) as connection:
+        connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+        assert status_of(connection.makefile("rb").read()) == 411
+
+
+def test_an_upload_that_breaks_off_is_refused(server):
+    with connect(server) as connection:
+        connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc".encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read()
+    assert status_of(answer) == 400
+    assert b"the upload was cut off" in answer
+
+
+def test_an_upload_that_never_ends_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(try_server, "UPLOAD_SECONDS", -1)
+    assert refusal(ask(server, "POST", "predict", PNG)) == (400, "the upload was cut off")
+
+
+def test_what_is_no_http_is_refused_without_an_echo(server):
+    with connect(server) as connection:
+        connection.sendall(b"<script>alert(1)</script>\r\n\r\n")
+        answer = connection.makefile("rb").read()
+    assert answer == b"not a request of this page\n"
+
+
+def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
+    predictor = bright_predictor()
+    with serving(predictor) as running:
+        predictor.engine.is_free.clear()
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(running, "POST", "predict", PNG)[0])) for _ in range(MAX_WAITING)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: running.places._value == 0 and running.is_busy)
+        big = PNG + bytes(24 * 2**20)  # read to its end, so that the answer arrives
+        assert refusal(ask(running, "POST", "predict", big)) == (503, "4 images are waiting already; try again in a moment")
+        assert running.is_busy
+        assert ask(running, "GET", "facts")[0] == 200
+        predictor.engine.is_free.set()
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * MAX_WAITING
+        assert not running.is_busy
+        assert ask(running, "POST", "predict", PNG)[0] == 200
+
+
+def post_and_leave(server, data):
+    """The connection of an upload that nobody waits for; closed by the caller."""
+    connection = connect(server)
+    connection.sendall(
+        f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    )
+    return connection
+
+
+def test_images_whose_browser_left_while_they_waited_are_dropped_and_leave_their_place():
+    predictor = bright_predictor()
+    with serving(predictor) as running:
+        predictor.engine.is_free.clear()
+        connections = [post_and_leave(running, PNG) for _ in range(MAX_WAITING)]
+        wait_until(lambda: running.places._value == 0 and running.is_busy)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: running.places._value == MAX_WAITING - 1)  # the one that is computed cannot be stopped
+        predictor.engine.is_free.set()
+        assert ask(running, "POST", "predict", PNG)[0] == 200
+        assert predictor.engine.num_calls == 2
+        wait_until(lambda: running.places._value == MAX_WAITING)
+
+
+def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
+    predictor = bright_predictor()
+    predictor.whole, predictor.tile = 100, 16
+    with serving(predictor) as running:
+        assert json.loads(ask(running, "GET", "progress")[2]) == {"done": 0, "all": 0}
+        rows = []
+        logits = predictor.engine.logits
+
+        def compute(images):
+            rows.append(len(images))
+            if len(rows) == 2:
+                predictor.engine.is_free.clear()
+            return logits(images)
+
+        predictor.engine.logits = compute
+        connection = post_and_leave(running, cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)))  # starts 0, 8, ..., 48
+        wait_until(lambda: json.loads(ask(running, "GET", "progress")[2]) == {"done": 1, "all": 7})
+        connection.close()
+        predictor.engine.is_free.set()
+        wait_until(lambda: running.places._value == MAX_WAITING)
+        assert rows == [1, 1]  # two of seven
+        assert running.progress == (0, 0)
+        assert not running.is_busy
+
+
+def test_a_lack_of_memory_is_a_sentence(server, monkeypatch):
+    monkeypatch.setattr(PageResult, "to_bytes", lambda self, device: (_ for _ in ()).throw(MemoryError))
+    assert refusal(ask(server, "POST", "predict", PNG)) == (507, "the image needs more memory than cpu has free")
+
+
+def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, monkeypatch, capsys):
+    with connect(server) as connection:
+        connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc".encode())
+    assert ask(server, "GET", "facts")[0] == 200
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(PageResult, "to_bytes", lambda self, device: 1 / 0)
+    answer = refusal(ask(server, "POST", "predict", PNG))
+    assert answer == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
+    shown = []
+    wait_until(lambda: shown.append(capsys.readouterr().err) or "ZeroDivisionError" in "".join(shown))
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("127.8.9.1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("example.org", False),
+    ],
+)
+def test_which_addresses_are_this_machine_alone(address, expected):
+    assert is_loopback(address) == expected
+
+
+def test_a_server_for_other_machines_knows_addresses_in_digits_and_its_own_name():
+    server = TryServer(("0.0.0.0", 0), bright_predictor(), [])
+    try:
+        known = [host for host in ("10.0.0.1:5", socket.gethostname(), "[fe80::1]", "evil.example") if server.is_known_host(host)]
+        assert known == ["10.0.0.1:5", socket.gethostname(), "[fe80::1]"]
+        assert server.url == f"http://{socket.gethostname()}:{server.server_port}/{server.key}/"
+    finally:
+        server.server_close()
+
+
+def test_the_warm_up_runs_an_image_of_the_size_and_kind_of_training():
+    predictor = bright_predictor()
+    server = TryServer(("127.0.0.1", 0), predictor, [])
+    server.warm_up()
+    server.worker.shutdown()
+    server.server_close()
+    assert predictor.engine.most_inside == 1

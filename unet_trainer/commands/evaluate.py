@@ -1,0 +1,260 @@
+"""python train_unet.py evaluate: scores of a trained model on images with masks, at the images' own size."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unet_trainer.commands.command_line import Script, is_override
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.schema import Config
+from unet_trainer.system.console import EXIT_DONE, Console, counted
+
+if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
+    from unet_trainer.inference.engine import Engine
+    from unet_trainer.inference.evaluate import EvaluatedSet, Options
+    from unet_trainer.inference.evaluation_data import EvaluationData, KnownClasses
+    from unet_trainer.model.segmenter import SegmenterSpec
+
+SPLITS = ("val", "test", "train", "all")
+# Settings that say which images, and what their masks mean; all others are the model's own.
+DATA_KEYS = (
+    "data_dir", "image_dir", "mask_dir", "mask_suffix", "split_file", "resize_masks", "mask_values", "ignore_value",
+    "checkpoint_dir",
+)  # fmt: skip
+FEW_IMAGES = 20  # with fewer, an interval is rough
+FOLDER = "evaluation"
+
+
+def main(arguments: Sequence[str], script: Script) -> int:
+    given = read_arguments(arguments)
+    load_config({"device": given.device})
+    overrides = read_overrides([word for word in given.words if is_override(word)])
+    names = [word for word in given.words if not is_override(word)]
+    if len(names) != 1:
+        what = f"got {', '.join(names)}" if names else "none was named"
+        raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
+    if given.threshold is not None and not 0 < given.threshold < 1:
+        raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
+
+    from unet_trainer.inference.model_files import find_model
+
+    console = Console()
+    runs = Path(overrides.get("checkpoint_dir", Config().checkpoint_dir))
+    file = find_model(names[0], runs, given.raw)
+    other = None if given.compare is None else find_model(given.compare, runs, given.raw)
+    run(given, overrides, file, other, console)
+    return EXIT_DONE
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "train_unet.py evaluate",
+        description="Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them).",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN|FILE | key=value",
+        help=f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}",
+    )
+    parser.add_argument(
+        "--split", choices=SPLITS, help="which images; without it val, or all of a data_dir that is not divided into train and val"
+    )
+    parser.add_argument(
+        "--compare", metavar="RUN|FILE", help="another model, on the same images: differences with paired intervals"
+    )
+    parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
+    parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
+    parser.add_argument("--threshold", type=float, metavar="P", help="least probability of the foreground, with one class (0.5)")
+    parser.add_argument("--raw", action="store_true", help="the weights as trained, of last.pt, not their average")
+    parser.add_argument(
+        "--tiles",
+        choices=("blended", "as-trained"),
+        default="blended",
+        help="fit: crop: whole images, or blended tiles where they are large, as predict does; or as in training's validation",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto: bfloat16 on a GPU that has it",
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
+    return parser.parse_intermixed_args(arguments)
+
+
+def read_overrides(words: Sequence[str]) -> dict[str, str]:
+    """Settings of the data; raises UserError for others."""
+    overrides = {name.strip().replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
+    for name in overrides:
+        if name not in DATA_KEYS:
+            meant = near_miss(name, DATA_KEYS)
+            hint = f"did you mean {meant}?" if meant else f"evaluate takes those of the data: {', '.join(DATA_KEYS)}"
+            raise UserError(f"{name}: not a setting of evaluate, all but the images is the model's own; {hint}")
+    return overrides
+
+
+def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console) -> None:
+    """Evaluates, prints and writes. Raises UserError."""
+    from unet_trainer.commands.evaluation_tables import comparison_lines, summary_lines
+    from unet_trainer.inference.evaluate import Options
+    from unet_trainer.inference.evaluation_data import check_comparable, check_same_classes, find_source, load_evaluation_data
+    from unet_trainer.inference.evaluation_files import make_folder, write_evaluation
+    from unet_trainer.inference.evaluation_summary import compare, summarise
+
+    engine = load(given, file)
+    spec = engine.card.spec
+    check_options(given, spec, engine, console)
+    source = find_source(file, overrides, spec.num_classes)
+    folder = given.out if given.out is not None else None if source.run_folder is None else source.run_folder / FOLDER
+    data = load_evaluation_data(source, known_classes(spec), overrides, given.split, console)
+    other = None
+    if other_file is not None:
+        check_comparable(data, file, other_file)
+        other = load(given, other_file)
+        check_same_classes(data, known_classes(spec), known_classes(other.card.spec), str(other_file))
+    if folder is not None:
+        make_folder(folder)
+    say_what(engine, file, data, given, console)
+    say_training_images(data, file, other_file, console)
+    options = Options(given.threshold, given.cldice, given.tiles)
+    evaluated = evaluate_model(engine, data, options, console)
+    summary = summarise(evaluated, spec.class_names)
+    console.say()
+    for line in summary_lines(summary, spec.id_names):
+        console.say(line)
+    comparison = None
+    if other is not None and other_file is not None:
+        comparison = compare(evaluated, evaluate_model(other, data, options, console))
+        console.say()
+        for line in comparison_lines(comparison, summary, str(other_file)):
+            console.say(line)
+    say_doubts(summary.num_images, float(summary.dataset["iou"][-1]), engine, data, given, console)
+    if folder is None:
+        console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
+        return
+    description = describe(engine, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
+    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names)
+    console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
+    console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
+
+
+def load(given: argparse.Namespace, file: Path) -> Engine:
+    from unet_trainer.inference.engine import SymmetricEngine
+    from unet_trainer.inference.loaded_model import load_engine
+
+    engine = load_engine(file, given.device, given.precision, given.raw)
+    return SymmetricEngine(engine, engine.card.symmetries) if given.tta else engine
+
+
+def check_options(given: argparse.Namespace, spec: SegmenterSpec, engine: Engine, console: Console) -> None:
+    if given.threshold is not None and spec.num_ids != 2:
+        raise UserError(f"--threshold: for a model of two class ids; this one has {spec.num_ids} ({', '.join(spec.id_names)})")
+    if given.tiles == "as-trained" and spec.fit == "resize":
+        console.note("--tiles: the model sees whole images, resized, in training and here; there are no tiles")
+    if given.tta and not engine.card.symmetries:
+        console.note("--tta: training mirrored and turned nothing, so there is nothing to take the mean of")
+
+
+def known_classes(spec: SegmenterSpec) -> KnownClasses:
+    from unet_trainer.inference.evaluation_data import KnownClasses
+
+    return KnownClasses(spec.image, spec.coding, spec.num_classes, spec.id_names)
+
+
+def evaluate_model(engine: Engine, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
+    import torch
+
+    from unet_trainer.inference.evaluate import PairReader, evaluate
+    from unet_trainer.inference.predictor import Predictor
+
+    sizes = [image.size for image in data.images]
+    reader = PairReader(data.pairs, sizes, data.coding, data.source.config.resize_masks, Predictor(engine))
+    try:
+        with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
+            return evaluate(reader, options, bar.tick)
+    except torch.OutOfMemoryError:
+        raise UserError(f"--device: {engine.device} has no memory for the largest image; --device cpu takes longer") from None
+
+
+def say_what(engine: Engine, file: Path, data: EvaluationData, given: argparse.Namespace, console: Console) -> None:
+    spec, card = engine.card.spec, engine.card
+    epoch = "" if card.epoch is None else f", epoch {card.epoch}"
+    console.say(f"Evaluating {file}")
+    console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
+    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.data_dir}: {data.split}, by {data.rule}")
+    console.fact("Scored", scoring(spec, given))
+
+
+def scoring(spec: SegmenterSpec, given: argparse.Namespace) -> str:
+    """How predictions come about, for the user."""
+    height, width = spec.image_size
+    threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
+    if spec.fit == "resize":
+        return f"at the images' own size; the model sees them at {width}×{height}{threshold}"
+    if given.tiles == "as-trained":
+        return f"at the images' own size, in tiles of {width}×{height} as training's validation has them{threshold}"
+    return f"at the images' own size, whole or in blended tiles where they are large, as predict does{threshold}"
+
+
+def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
+    from unet_trainer.inference.evaluation_data import run_folder_of, trained_on
+
+    for name in (file, *([] if other_file is None else [other_file])):
+        folder = run_folder_of(name)
+        seen = trained_on(data, folder)
+        if seen:
+            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
+        elif folder is None:
+            console.note(f"{name} lies in no run's folder: whether it was trained on some of these images cannot be told")
+
+
+def say_doubts(
+    num_images: int, iou: float, engine: Engine, data: EvaluationData, given: argparse.Namespace, console: Console
+) -> None:
+    """What a reader of the numbers should know."""
+    if num_images < FEW_IMAGES:
+        console.note(f"{counted(num_images, 'image')}: intervals from so few are rough, and likely too narrow")
+    trained = engine.card.val_iou
+    if trained is None or not data.source.is_own or data.split != "val" or given.raw:
+        return
+    reasons = []
+    if engine.card.spec.fit == "crop" and given.tiles != "as-trained":
+        reasons.append("training counts tiles of its own: --tiles as-trained")
+    reasons += ["--tta"] if given.tta else []
+    reasons += ["--threshold"] if given.threshold is not None else []
+    reasons = reasons or ["another number format, or a val_iou of an early version"]
+    reason = f" ({'; '.join(reasons)})" if abs(trained - iou) > 5e-5 else ""
+    console.say()
+    console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
+
+
+def describe(engine: Engine, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
+    """Model, data and settings, as evaluation.json has them."""
+    card, spec = engine.card, engine.card.spec
+    return {
+        "model": {
+            "file": str(file),
+            "run": card.run_name,
+            "epoch": card.epoch,
+            "val_iou": card.val_iou,
+            "version": card.version,
+            "architecture": spec.architecture,
+            "encoder": spec.encoder,
+        },
+        "data": {"data_dir": str(data.source.data_dir), "split": data.split, "rule": data.rule},
+        "settings": {
+            "engine": engine.description,
+            "threshold": given.threshold,
+            "tta": given.tta,
+            "raw": given.raw,
+            "fit": spec.fit,
+            "tiles": given.tiles if spec.fit == "crop" else None,
+        },
+    }

@@ -1,0 +1,123 @@
+"""python train_unet.py export: a trained model as a file or folder for other programs, compared with torch before it is kept."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unet_trainer.commands.command_line import Script
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.console import EXIT_DONE, Console
+
+if TYPE_CHECKING:  # a typo is answered before torch is loaded
+    from unet_trainer.inference.export_check import Comparison
+    from unet_trainer.inference.model_card import ModelCard
+    from unet_trainer.model.segmenter import Segmenter
+
+
+@dataclass(frozen=True)
+class Format:
+    suffix: str  # of the file; a folder has none
+    title: str
+
+    @property
+    def default_name(self) -> str:
+        return f"model{self.suffix}" if self.suffix else "model_smp"
+
+
+FORMATS = {
+    "onnx": Format(".onnx", "ONNX, one file with weights, normalisation and classes; runs with onnxruntime"),
+    "pt2": Format(".pt2", "a program of torch.export; runs with torch alone"),
+    "smp": Format("", "a folder for smp.from_pretrained"),
+    "torchscript": Format(".torchscript", "TorchScript, which torch calls deprecated: choose pt2 or onnx where you can"),
+}
+
+
+def main(arguments: Sequence[str], script: Script) -> int:
+    parser = argparse.ArgumentParser(
+        "train_unet.py export",
+        description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
+        epilog="\n".join(f"  {name:<12} {its.title}" for name, its in FORMATS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
+    parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="onnx unless given")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="the file, or the folder of smp; beside the checkpoint unless given"
+    )
+    parser.add_argument("--raw", action="store_true", help="the weights as trained (of last.pt), not their average")
+    given = parser.parse_args(arguments)
+    return export(given.model, given.format, given.out, given.raw, Path(script.config(()).checkpoint_dir), Console())
+
+
+def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: Path, console: Console) -> int:
+    """Raises UserError."""
+    from unet_trainer.inference.engine import build_segmenter
+    from unet_trainer.inference.export_check import ExportError
+    from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
+
+    path = find_model(model, checkpoint_dir, raw)
+    if path.suffix == ONNX_SUFFIX:
+        raise UserError(f"{path} is an export already; name the run or the .pt file that it comes from")
+    target = choose_target(out, name, path)
+    exporter = _exporter(name)
+    card, segmenter = build_segmenter(path, raw)
+    spec = card.spec
+    score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
+    console.say(f"Exporting {path} as {FORMATS[name].title} ...")
+    console.fact("Model", f"{spec.architecture}, {spec.encoder}, {'raw weights, ' if raw else ''}epoch {card.epoch}{score}")
+    console.fact("Classes", ", ".join(spec.id_names))
+    try:
+        comparison = exporter(segmenter, card, target)
+    except ExportError as error:
+        what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
+        raise ExportError(f"{what}: {error}; nothing was written{_advice(name)}") from None
+    except OSError as error:
+        raise UserError(f"--out: {target} cannot be written ({error.strerror or error})") from None
+    console.fact("Compared", str(comparison))
+    console.fact("Written", f"{target} ({_num_bytes(target) / 1e6:.1f} MB)")
+    if name == "onnx":
+        console.say(f"Next: python train_unet.py predict {shlex.quote(str(target))} IMAGES --out predictions")
+    return EXIT_DONE
+
+
+def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
+    """Where the export goes. Raises UserError where something else would be lost."""
+    from unet_trainer.inference.model_files import SMP_CARD
+
+    its = FORMATS[name]
+    target = checkpoint.parent / its.default_name if out is None else out
+    target = target.resolve() if target.is_symlink() else target  # a link is written through, not replaced
+    if its.suffix and target.is_dir():
+        target = target / its.default_name
+    if its.suffix and target.suffix != its.suffix:
+        raise UserError(f"--out: {out} does not end in {its.suffix}; need the name of a {its.suffix} file, or a folder for it")
+    if not target.parent.is_dir():
+        raise UserError(f"--out: there is no folder {target.parent}")
+    if its.suffix and target.exists() and not target.is_file():
+        raise UserError(f"--out: {target} is no file that can be replaced")
+    if not its.suffix and target.exists() and not (target / SMP_CARD).is_file():
+        raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
+    return target
+
+
+def _exporter(name: str) -> Callable[[Segmenter, ModelCard, Path], Comparison]:
+    from unet_trainer.inference.export_onnx import export_onnx
+    from unet_trainer.inference.export_smp import export_smp
+    from unet_trainer.inference.export_torch import export_pt2, export_torchscript
+
+    return {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp, "torchscript": export_torchscript}[name]
+
+
+def _advice(name: str) -> str:
+    return {"onnx": "; try --format pt2, or smp, which keeps the network as it is", "smp": ""}.get(
+        name, "; --format smp keeps the network as it is"
+    )
+
+
+def _num_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size

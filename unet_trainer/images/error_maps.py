@@ -1,0 +1,121 @@
+"""A picture of what a model got wrong in an image: image | truth | prediction | errors, with a title and a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR, overlay
+
+Colour = tuple[int, int, int]
+
+MAX_SIDE = 512  # of a panel's longer side: large images are shown smaller, small ones larger by a whole factor
+GAP = 8
+LINE_HEIGHT = 24
+LETTER_WIDTH = 9  # of the font below, at most
+MAX_NAMED = 12  # classes in the legend
+INK, PAPER = (40, 40, 40), 255
+DIMMED = 0.35  # of the image below the errors
+# Distinct with common colour blindness as well.
+RIGHT_COLOUR, MISSED_COLOUR, FALSE_COLOUR, WRONG_COLOUR = (200, 200, 200), (60, 130, 255), (255, 120, 0), (255, 60, 90)
+
+
+def error_picture(
+    image: Pixels, truth: Pixels, predicted: Pixels, id_names: Sequence[str], title: str, has_background: bool
+) -> Pixels:
+    """H,W,3 uint8 image and H,W ids at one size → RGB. `has_background`: one class against a background, not one of many."""
+    size = _panel_size(truth.shape[0], truth.shape[1])
+    panels = {
+        "image": _resized(image, size),
+        "truth": _resized(overlay(image, truth), size),
+        "prediction": _resized(overlay(image, predicted), size),
+        "errors": error_map(image, truth, predicted, size, has_background),
+    }
+    columns = [np.vstack([_text_line([(name, None)], size[1]), panel]) for name, panel in panels.items()]
+    white = np.full((columns[0].shape[0], GAP, 3), PAPER, np.uint8)
+    sheet = np.hstack([part for column in columns for part in (column, white)][:-1])
+    present = [int(class_id) for class_id in np.union1d(truth, predicted)]
+    legend = _legend(present, id_names, has_background)
+    rows = [_text_line([(title, None)], sheet.shape[1]), sheet, *(_text_line(entries, sheet.shape[1]) for entries in legend)]
+    return np.pad(np.vstack(rows), ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
+
+
+def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], has_background: bool) -> Pixels:
+    """The image dimmed, with wrong pixels in colour. Made smaller, a pixel is wrong if any of those that it stands for is."""
+    grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
+    result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    is_counted = truth != IGNORED
+    is_wrong = (truth != predicted) & is_counted
+    if has_background:
+        layers = [((truth == 1) & (predicted == 1), RIGHT_COLOUR)]
+        errors = [(is_wrong & (truth == 1), MISSED_COLOUR), (is_wrong & (predicted == 1), FALSE_COLOUR)]
+    else:
+        layers, errors = [], [(is_wrong, WRONG_COLOUR)]
+    for mask, colour in [*layers, (~is_counted, IGNORED_COLOUR)]:
+        result[_coverage(mask, size) >= 0.5] = colour
+    coverages = [_coverage(mask, size) for mask, _ in errors]
+    most = np.max(coverages, axis=0)
+    for coverage, (_, colour) in zip(coverages, errors, strict=True):
+        result[(coverage > 0) & (coverage == most)] = colour
+    return result
+
+
+def _panel_size(height: int, width: int) -> tuple[int, int]:
+    longest = max(height, width)
+    if longest > MAX_SIDE:
+        return max(1, round(height * MAX_SIDE / longest)), max(1, round(width * MAX_SIDE / longest))
+    factor = MAX_SIDE // longest
+    return height * factor, width * factor
+
+
+def _resized(picture: Pixels, size: tuple[int, int]) -> Pixels:
+    shrinks = picture.shape[0] > size[0]
+    return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST)
+
+
+def _coverage(mask: Pixels, size: tuple[int, int]) -> Pixels:
+    """Share of each pixel that the mask covers, at another size."""
+    return _resized(mask.astype(np.float32), size)
+
+
+def _legend(present: Sequence[int], id_names: Sequence[str], has_background: bool) -> list[list[tuple[str, Colour | None]]]:
+    """Lines of entries: the classes that occur, then what the errors' colours mean."""
+    classes = [class_id for class_id in present if 0 < class_id < len(id_names)]
+    named: list[tuple[str, Colour | None]] = [(id_names[class_id], _class_colour(class_id)) for class_id in classes[:MAX_NAMED]]
+    if not has_background and 0 in present:
+        named.insert(0, (f"not tinted: {id_names[0]}", None))
+    if len(classes) > MAX_NAMED:
+        named.append((f"and {len(classes) - MAX_NAMED} more", None))
+    kinds: list[tuple[str, Colour | None]] = [("wrong", WRONG_COLOUR)]
+    if has_background:
+        name = id_names[1]
+        kinds = [(f"{name}, found", RIGHT_COLOUR), (f"{name}, missed", MISSED_COLOUR), (f"{name}, falsely found", FALSE_COLOUR)]
+    ignored: list[tuple[str, Colour | None]] = [("ignored", IGNORED_COLOUR)] if IGNORED in present else []
+    half = -(-len(named) // 2) if len(named) > MAX_NAMED // 2 else len(named)
+    lines = [named[:half], named[half:], [("errors:", None), *kinds, *ignored]]
+    return [line for line in lines if line]
+
+
+def _class_colour(class_id: int) -> Colour:
+    red, green, blue = COLOURS[(class_id - 1) % len(COLOURS)]
+    return int(red), int(green), int(blue)
+
+
+def _text_line(entries: Sequence[tuple[str, Colour | None]], width: int) -> Pixels:
+    """Texts beside each other on white, each after a square of its colour. OpenCV draws ASCII only; what is too long is cut."""
+    line = np.full((LINE_HEIGHT, width, 3), PAPER, np.uint8)
+    place = 0
+    for text, colour in entries:
+        if colour is not None:
+            cv2.rectangle(line, (place, 6), (place + 12, 18), colour, -1)
+            place += 18
+        shown = text.encode("ascii", "replace").decode()
+        most = max(4, (width - place) // LETTER_WIDTH)
+        shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
+        cv2.putText(line, shown, (place, LINE_HEIGHT - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA)
+        place += LETTER_WIDTH * len(shown) + 2 * GAP
+    return line

@@ -1,0 +1,289 @@
+"""Which images a model is evaluated on: those of its run, or those of a folder that is named; checked against what the model knows.
+
+Every file is read before the model sees the first one, so that all that does not fit is told at once. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.class_statistics import class_ids, total_counts
+from unet_trainer.datasets.dataset_report import (
+    DatasetReport,
+    find_dataset,
+    find_split_file,
+    read_every_pair,
+    unknown_value_lines,
+)
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.image_kind import depth_of
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, find_test_pairs
+from unet_trainer.datasets.problems import Problem, first_few
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
+from unet_trainer.datasets.split_csv import listed_images, read_split_csv
+from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, build_coding, show_value
+from unet_trainer.runs.run_folder import SPLIT_CSV
+from unet_trainer.system.console import Console, counted
+
+SplitName = Literal["train", "val", "test", "all"]
+RUN_CONFIG = "config.yaml"
+LAYOUT_KEYS = ("image_dir", "mask_dir", "mask_suffix", "split_file")
+
+
+@dataclass(frozen=True)
+class KnownClasses:
+    """What a model knows of images and masks."""
+
+    image: ImageSpec
+    coding: MaskCoding
+    num_classes: int
+    id_names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The settings of the data, and whether they are those of the model's run."""
+
+    config: Config
+    run_folder: Path | None  # of the model
+    is_own: bool  # the data of the run, divided as the run divided it
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.config.data_dir)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Pairs that fit the model, with the facts of their files, in the same order."""
+
+    source: DataSource
+    split: SplitName
+    rule: str  # how they were found
+    pairs: Sequence[Pair]
+    images: Sequence[ImageFacts]
+    masks: Sequence[MaskFacts]
+    coding: MaskCoding
+
+
+def run_folder_of(model_file: Path) -> Path | None:
+    """The run that a model's file lies in, if it does."""
+    return model_file.parent if (model_file.parent / RUN_CONFIG).is_file() else None
+
+
+def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
+    """The settings of the run, or of another folder if data_dir names one. Raises UserError."""
+    folder = run_folder_of(model_file)
+    words = [f"{name}={value}" for name, value in overrides.items()]
+    own = None if folder is None else load_config(folder / RUN_CONFIG)
+    given = overrides.get("data_dir")
+    if given is not None and (own is None or not _is_same(Path(given), Path(own.data_dir))):
+        return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
+    if own is None or folder is None:
+        raise UserError(
+            f"data_dir: {model_file} lies in no run's folder, so nothing says what to evaluate it on; "
+            "name the images: data_dir=FOLDER with images/ and masks/"
+        )
+    is_own = not any(name in overrides for name in LAYOUT_KEYS)
+    return DataSource(load_config(folder / RUN_CONFIG, words), folder, is_own)
+
+
+def load_evaluation_data(
+    source: DataSource, known: KnownClasses, overrides: Mapping[str, str], split: SplitName | None, console: Console
+) -> EvaluationData:
+    """Finds the pairs, reads every file, and checks that the model knows such images and masks. Raises UserError."""
+    config = source.config
+    if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
+        console.say(f"Made the demo dataset in {source.data_dir}")
+    found, chosen = find_split(source, split)
+    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console)
+    _refuse_other_kinds(report, known.image)
+    coding = _choose_coding(report, known, config, overrides)
+    _refuse_other_masks(report, coding, known)
+    if report.blocking_message or not report.pairs:
+        raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
+    for notice in report.notices:
+        console.note(notice)
+    return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
+
+
+def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs, SplitName]:
+    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided."""
+    if source.is_own:
+        return _own_pairs(source, split or "val"), split or "val"
+    found = _find_parts(source, split)
+    parts = {pair.part for pair in found.pairs}
+    if split is None:
+        split = "val" if "val" in parts else "test" if parts == {"test"} else "all"
+    if split == "all":
+        return found, split
+    if split not in parts:
+        has = ", ".join(sorted(part for part in parts if part)) or "pairs that are not divided (--split all)"
+        raise UserError(f"--split: {source.data_dir} has no {split}; it has {has} ({found.rule})")
+    return dataclasses.replace(found, pairs=tuple(pair for pair in found.pairs if pair.part == split)), split
+
+
+def _own_pairs(source: DataSource, split: SplitName) -> FoundPairs:
+    """As the run divided its data; `test` is what neither trained nor validated."""
+    assert source.run_folder is not None
+    if split == "test":
+        return _test_pairs(source)
+    table = source.run_folder / SPLIT_CSV
+    if not table.is_file():
+        raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
+    parts: dict[str, tuple[Part, ...]] = {"train": ("train",), "val": ("val",), "all": ("train", "val")}
+    try:
+        found = read_split_csv(table, source.data_dir, parts[split])
+    except DataError as error:
+        raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
+    test = _test_or_none(source) if split == "all" else None
+    pairs = found.pairs + (test.pairs if test is not None else ())
+    return FoundPairs(pairs, f"{table}{'' if test is None else f' and {test.rule}'}")
+
+
+def _find_parts(source: DataSource, split: SplitName | None) -> FoundPairs:
+    """The pairs of a folder by its layout or by split_file, with their parts; test is looked for where it may be wanted."""
+    if split == "test":
+        return _test_pairs(source)
+    try:
+        found = find_dataset(source.config)
+    except DataError:
+        test = _test_or_none(source) if split is None else None
+        if test is None:
+            raise
+        return test
+    test = _test_or_none(source) if split == "all" else None
+    return found if test is None else dataclasses.replace(found, pairs=found.pairs + test.pairs, rule=f"{found.rule}; {test.rule}")
+
+
+def _test_or_none(source: DataSource) -> FoundPairs | None:
+    try:
+        return _test_pairs(source)
+    except UserError:
+        return None
+
+
+def _test_pairs(source: DataSource) -> FoundPairs:
+    config, data_dir = source.config, source.data_dir
+    if config.split_file is not None:
+        parts: tuple[Part, ...] = ("test",)
+        return read_split_csv(find_split_file(config.split_file, data_dir), data_dir, parts)
+    found = find_test_pairs(config, data_dir)
+    if found is None:
+        raise UserError(
+            f"--split: {data_dir} has no test images with masks; "
+            "need test/images and test/masks there, or rows of test in split_file=FILE.csv"
+        )
+    return found
+
+
+def _scan_cache(source: DataSource) -> ScanCache | None:
+    """Where runs remember what they read; nothing is remembered where there are no runs."""
+    runs = Path(source.config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
+    return open_scan_cache(source.data_dir, runs) if runs.is_dir() else None
+
+
+def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
+    lines = []
+    for pair, image in zip(report.pairs, report.images, strict=True):
+        if depth_of(image) != spec.depth:
+            lines.append(f"{pair.image}: {depth_name(depth_of(image))}; the model was trained on {depth_name(spec.depth)} images")
+        elif image.channels not in (1, spec.channels):
+            lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
+    if lines:
+        fix = "convert them to what the model was trained on"
+        report.problems.append(Problem("kind", "images of a kind that the model does not know", tuple(lines), fix))
+
+
+def _choose_coding(report: DatasetReport, known: KnownClasses, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
+    """The model's own, unless mask_values or ignore_value say what these masks mean."""
+    coding = known.coding
+    if "mask_values" in overrides:
+        counts, are_16bit = total_counts(report.masks), all(mask.is_16bit for mask in report.masks)
+        return build_coding(config.mask_values, known.num_classes, config.ignore_value, counts, are_16bit)
+    return dataclasses.replace(coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else coding
+
+
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, known: KnownClasses) -> None:
+    names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(known.id_names))
+    order = "mask_values=[...] gives the value of each class of the model in these masks"
+    lines = unknown_value_lines(report, coding)
+    if lines:
+        title = f"masks with values that belong to no class of the model ({names})"
+        report.problems.append(Problem("values", title, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
+        return
+    ids = {class_id for mask in report.masks for class_id in class_ids(mask, coding)}
+    values = sorted(total_counts(report.masks))
+    if len(values) > 1 and not ids - {0, IGNORED, UNKNOWN}:
+        shown = first_few((show_value(value) for value in values), 8)
+        report.questions.append(
+            f"mask_values: the masks hold the values {shown}, and by the model's coding ({names}) none of them is any class but "
+            f"{known.id_names[0]}; {order}"
+        )
+    elif not ids - {0, IGNORED, UNKNOWN}:
+        report.notices.append(f"no mask holds any class but {known.id_names[0]}")
+
+
+def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
+    """Those of the pairs whose images the run of this folder was trained on."""
+    listed = None if run_folder is None else _listed(run_folder, "train")
+    return [] if not listed else [pair for pair in data.pairs if pair.image.resolve() in listed]
+
+
+def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
+    """Raises UserError unless both models can be compared on these images: on their own splits these must be the same."""
+    folder = run_folder_of(other)
+    if not data.source.is_own or folder is None or data.split not in ("train", "val"):
+        return
+    theirs, ours = _listed(folder, data.split), {pair.image.resolve() for pair in data.pairs}
+    if theirs is None or theirs == ours:
+        return
+    seen = trained_on(data, folder)
+    leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
+    raise UserError(
+        f"--compare: the {data.split} images of {this} and {other} differ ({len(ours)} and {len(theirs)}, of which "
+        f"{len(ours & theirs)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
+        f"both with one split: split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
+    )
+
+
+def check_same_classes(data: EvaluationData, this: KnownClasses, other: KnownClasses, name: str) -> None:
+    """Raises UserError unless both models have the same classes and, by their own coding, mean the same by these masks."""
+    if list(this.id_names) != list(other.id_names):
+        raise UserError(f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}")
+    if data.coding != this.coding:  # given by the user for these masks, for both models
+        return
+    values = np.array(sorted(total_counts(data.masks)))
+    for value, mine, theirs in zip(values.tolist(), this.coding.encode(values), other.coding.encode(values), strict=True):
+        if mine != theirs:
+            meanings = [_meaning(int(class_id), this.id_names) for class_id in (mine, theirs)]
+            raise UserError(f"--compare: mask value {show_value(value)} is {meanings[0]} here and {meanings[1]} for {name}")
+
+
+def _meaning(class_id: int, id_names: Sequence[str]) -> str:
+    return {IGNORED: "ignored", UNKNOWN: "no class"}.get(class_id) or id_names[class_id]
+
+
+def _listed(run_folder: Path, part: Part) -> set[Path] | None:
+    """The images of a part of a run's data; None if the run does not say."""
+    table = run_folder / SPLIT_CSV
+    try:
+        return listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+    except UserError:
+        return None
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    return first.resolve() == second.resolve()

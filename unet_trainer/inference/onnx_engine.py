@@ -1,0 +1,121 @@
+"""An exported .onnx file as an engine: onnxruntime computes the logits, from the file alone.
+
+    input    images   N,C,H,W float32, in the files' own units; H and W multiples of 32
+    output   logits   N,K,H,W float32, a logit for every class id (with one class: 0 for the background)
+
+Images of other sizes are padded here as the Segmenter pads them, and the padding is cut off again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.onnx_file import read_onnx
+from unet_trainer.model.segmenter import STRIDE
+from unet_trainer.runs.errors import CheckpointError
+from unet_trainer.system.console import first_line
+
+CARD_KEY = "unet_trainer"  # of the metadata: the ModelCard as JSON
+INPUT, OUTPUT = "images", "logits"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+SILENT = 4  # log level: what onnxruntime would print on standard error is in the exception too
+
+
+class OnnxEngine:
+    """May be called from several threads. Logits are on the host."""
+
+    def __init__(self, path: Path, device: str = "auto") -> None:
+        file = read_onnx(path)
+        self.card = _read_card(path, file.metadata)
+        self.device = torch.device("cpu")
+        runtime = import_optional("onnxruntime")
+        providers = _choose_providers(device, runtime.get_available_providers())
+        options = runtime.SessionOptions()
+        options.log_severity_level = SILENT
+        options.intra_op_num_threads = torch.get_num_threads()  # its own default is the host's cores, not the container's
+        options.enable_mem_pattern = False  # plans memory for one size, and images have many
+        try:
+            # From memory: what was checked is what is run. The name of the file would also be where it looks for others.
+            self.session = runtime.InferenceSession(file.content, options, providers=providers)
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise CheckpointError(f"{path} is no model that onnxruntime {runtime.__version__} can run ({_reason(error)})") from None
+        self.provider: str = self.session.get_providers()[0]
+        if device.startswith("cuda") and self.provider != CUDA:
+            raise UserError(f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu")
+        _check_signature(path, self.session, self.card)
+
+    @property
+    def description(self) -> str:
+        return f"onnxruntime on {'cuda' if self.provider == CUDA else 'cpu'}, float32"
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[1:3]
+        pixels = images.permute(0, 3, 1, 2).float()
+        pixels = F.pad(pixels, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate").contiguous()
+        try:
+            (found,) = self.session.run([OUTPUT], {INPUT: pixels.numpy()})
+        except Exception as error:  # see above
+            if len(images) > 1 and "alloc" in str(error).lower():  # out of memory
+                half = len(images) // 2
+                return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
+            raise UserError(f"onnxruntime cannot compute {width}×{height} pixels ({_reason(error)})") from None
+        if found.shape != (len(images), self.card.spec.num_ids, *pixels.shape[2:]):
+            raise UserError(f"the exported model gives an array of shape {found.shape} for images of shape {tuple(pixels.shape)}")
+        return torch.from_numpy(found)[:, :, :height, :width]
+
+
+def import_optional(name: str) -> Any:
+    """A package of requirements-export.txt; raises UserError where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"{error.name or name} is not installed; exported models need: python -m pip install -r requirements-export.txt"
+        ) from None
+
+
+def _read_card(path: Path, metadata: dict[str, str]) -> ModelCard:
+    if CARD_KEY not in metadata:
+        raise CheckpointError(f"{path} is no model of this trainer: its metadata has no entry {CARD_KEY}")
+    try:
+        return ModelCard.from_json(metadata[CARD_KEY])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({reason[:200]})") from None
+
+
+def _choose_providers(device: str, available: list[str]) -> list[Any]:
+    """CUDA if onnxruntime has it and the device allows it, else the CPU."""
+    if device == "cpu" or (device == "auto" and CUDA not in available):
+        return [CPU]
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cuda") or not (index or "0").isdigit():
+        raise UserError(f"device: got {device!r}; an exported model runs on auto, cpu, cuda or cuda:N")
+    if CUDA not in available:
+        raise UserError(f"device: {device} needs onnxruntime-gpu in place of onnxruntime; use device: cpu or auto")
+    return [(CUDA, {"device_id": index or "0"}), CPU]
+
+
+def _check_signature(path: Path, session: Any, card: ModelCard) -> None:
+    """Raises CheckpointError unless the graph takes and gives what the card says."""
+    spec = card.spec
+    wanted = [(INPUT, spec.image.channels), (OUTPUT, spec.num_ids)]
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if len(inputs) == len(outputs) == 1:
+        found = [(value.name, value.shape[1]) for value in (*inputs, *outputs) if len(value.shape) == 4]
+        if found == wanted and {value.type for value in (*inputs, *outputs)} == {"tensor(float)"}:
+            return
+    raise CheckpointError(
+        f"{path} cannot be used: its graph does not take N,{spec.image.channels},H,W {INPUT} and give N,{spec.num_ids},H,W {OUTPUT}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    return first_line(error)[:200]

@@ -1,0 +1,339 @@
+"""The server behind the page of `try`: hands out the page, runs the images that it sends. Standard library only.
+
+    GET   /KEY/                 the page
+    GET   /KEY/facts            the model and the names of its validation images, JSON
+    GET   /KEY/progress         tiles of the large image that is being computed, JSON
+    GET   /KEY/validation/N     a thumbnail of a validation image, JPEG
+    POST  /KEY/validation/N     its result, see PageResult.to_bytes
+    POST  /KEY/predict          the result of the image in the body
+
+Nothing is written to disk, and no other path names a file. KEY is random and part of the address that the command prints: who does
+not know it, another user of the machine or a page of another site, gets nothing. Host and Origin are checked besides, against
+pages whose host name is made to lead here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ipaddress
+import json
+import math
+import re
+import secrets
+import select
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.image_spec import depth_name
+from unet_trainer.inference.page_result import LARGER, decode_for_page, predict_for_page, predict_pair, thumbnail
+from unet_trainer.inference.predictor import Predictor
+from unet_trainer.system.console import counted
+
+PAGE = Path(__file__).with_name("try_page.html")
+MAX_UPLOAD = 64 * 2**20  # bytes
+UPLOAD_LIMIT = f"the page takes files of up to {MAX_UPLOAD // 2**20} MiB, and {LARGER}"
+MAX_WAITING = 4  # images that are held in memory: one runs, the others wait
+NUM_THUMBNAILS = 2  # that are made at a time
+SOCKET_SECONDS, UPLOAD_SECONDS = 30, 120  # without a byte; for a whole upload
+CLIENT_SECONDS = 0.25  # between looks whether the browser is still there
+CHUNK = 2**20
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+JSON_TYPE = "application/json"
+
+
+class RequestRefused(Exception):
+    """A request that is answered with a status and a sentence."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class TryServer(ThreadingHTTPServer):
+    """Serves one model. Images run one at a time, in one thread: torch's threads belong to the thread that calls them."""
+
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], predictor: Predictor, pairs: Sequence[Pair], note: str = "") -> None:
+        """`note`: why there are no validation images. Raises OSError if the address cannot be used."""
+        self.predictor = predictor
+        self.pairs, self.note = list(pairs), note
+        self.key = secrets.token_urlsafe(16)
+        self.page = PAGE.read_bytes()
+        self.page_policy = content_security_policy(self.page.decode())
+        self.facts = json.dumps(model_facts(predictor, self.pairs, note), allow_nan=False).encode()
+        self.names = LOOPBACK_NAMES if is_loopback(address[0]) else LOOPBACK_NAMES | {address[0], socket.gethostname()}
+        self.takes_any_ip = not is_loopback(address[0])
+        self.places = threading.BoundedSemaphore(MAX_WAITING)
+        self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
+        self.worker = ThreadPoolExecutor(1, "inference")
+        self.num_running = 0
+        self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, PageHandler)
+
+    def server_bind(self) -> None:
+        """Without the name lookup of HTTPServer, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        host = self.server_name
+        host = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.server_port}/{self.key}/"
+
+    def warm_up(self) -> None:
+        """Runs an empty image before the first one: memory and threads are made ready. Does not wait."""
+        spec = self.predictor.spec
+        image = torch.zeros(1, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32)
+        self.worker.submit(self.predictor.engine.logits, image)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an image is being computed."""
+        return self.num_running > 0
+
+    def is_known_host(self, host: str) -> bool:
+        """Whether a Host header names this server. Its port is free: a tunnel may have another.
+
+        An address in digits cannot have been made to lead here by a name server.
+        """
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in {known.lower() for known in self.names} or (self.takes_any_ip and _is_ip(name))
+
+    def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
+        """To the thread for images; the caller holds a place."""
+
+        def compute_counted() -> bytes:
+            self.num_running += 1
+            try:
+                return compute()
+            finally:
+                self.num_running -= 1
+                self.progress = (0, 0)
+
+        return self.worker.submit(compute_counted)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that has gone away is no error; anything else is one of ours and shown in full."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    server: TryServer
+    timeout = SOCKET_SECONDS
+    server_version, sys_version = "unet-trainer", ""
+    error_message_format, error_content_type = "not a request of this page\n", "text/plain"  # of another method, or no HTTP
+
+    def do_GET(self) -> None:  # as the base class has it
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Requests are not logged: the terminal has the address, and names of files are nobody's business."""
+
+    def _answer(self, respond: Callable[[str], None]) -> None:
+        try:
+            respond(self._checked_path())
+        except RequestRefused as refusal:
+            self._send_error(refusal.status, str(refusal))
+        except UserError as error:
+            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except (MemoryError, torch.OutOfMemoryError):
+            device = self.server.predictor.engine.device
+            self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, f"the image needs more memory than {device} has free")
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            self._send_error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it"
+            )
+            raise
+
+    def _checked_path(self) -> str:
+        """What follows the key in the path; raises RequestRefused."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if not self.server.is_known_host(host):
+            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:100]!r} is not the address of this page")
+        is_foreign = origin is not None and origin.partition("://")[2] != host
+        is_foreign |= self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        is_link = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"  # e.g. in a terminal within a browser
+        if is_foreign and not is_link:
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
+        _, key, *rest = f"{self.path.partition('?')[0]}/".split("/", 2)
+        if not secrets.compare_digest(key.encode(), self.server.key.encode()):
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "open the address that the command printed, with all that follows the port")
+        return "".join(rest).removesuffix("/")
+
+    def _get(self, path: str) -> None:
+        if path == "":
+            self._send(self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy})
+        elif path == "facts":
+            self._send(self.server.facts, JSON_TYPE)
+        elif path == "progress":
+            num_done, num_tiles = self.server.progress
+            self._send(json.dumps({"done": num_done, "all": num_tiles}).encode(), JSON_TYPE)
+        elif (pair := self._named_pair(path)) is not None:
+            with self.server.thumbnail_places:
+                picture = thumbnail(pair.image)
+            self._send(picture, "image/jpeg")
+        else:
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
+
+    def _post(self, path: str) -> None:
+        pair = self._named_pair(path)
+        if pair is None and path != "predict":
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
+        num_bytes = self._content_length()
+        if not self.server.places.acquire(blocking=False):
+            self._read_body(num_bytes, keep=False)  # else the browser sees a broken connection instead of the answer
+            raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment")
+        try:
+            data = self._read_body(num_bytes, keep=pair is None)
+            result = self._wait_for(self.server.submit(lambda: self._predict(pair, data)))
+        finally:
+            self.server.places.release()
+        self._send(result, "application/octet-stream")
+
+    def _wait_for(self, result: Future[bytes]) -> bytes:
+        """Gives its place up if the browser leaves before its turn comes."""
+        while not wait([result], CLIENT_SECONDS).done:
+            if self._is_client_gone() and result.cancel():
+                raise ConnectionAbortedError
+        return result.result()
+
+    def _predict(self, pair: Pair | None, data: bytes) -> bytes:
+        predictor = self.server.predictor
+        if pair is None:
+            result = predict_for_page(predictor, decode_for_page(data), on_progress=self._on_progress)
+        else:
+            result = predict_pair(predictor, pair, self._on_progress)
+        return result.to_bytes(predictor.engine.description)
+
+    def _on_progress(self, num_done: int, num_tiles: int) -> None:
+        self.server.progress = (num_done, num_tiles)
+        if self._is_client_gone():
+            raise ConnectionAbortedError  # nothing is computed for nobody
+
+    def _is_client_gone(self) -> bool:
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _named_pair(self, path: str) -> Pair | None:
+        found = re.fullmatch(r"validation/([0-9]{1,9})", path)
+        return self.server.pairs[int(found[1])] if found and int(found[1]) < len(self.server.pairs) else None
+
+    def _content_length(self) -> int:
+        text = self.headers.get("Content-Length", "")
+        if not (text.isascii() and text.isdigit()):
+            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
+        num_bytes = int(text) if len(text) < 16 else sys.maxsize
+        if num_bytes > MAX_UPLOAD:
+            raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{num_bytes / 2**20:.0f} MiB; {UPLOAD_LIMIT}")
+        return num_bytes
+
+    def _read_body(self, num_bytes: int, keep: bool) -> bytes:
+        parts, num_read, deadline = [], 0, time.monotonic() + UPLOAD_SECONDS
+        while num_read < num_bytes:
+            part = self.rfile.read1(min(CHUNK, num_bytes - num_read))
+            if not part or time.monotonic() > deadline:
+                raise RequestRefused(HTTPStatus.BAD_REQUEST, "the upload was cut off")
+            num_read += len(part)
+            if keep:
+                parts.append(part)
+        return b"".join(parts)
+
+    def _send_error(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(json.dumps({"error": sentence}).encode(), JSON_TYPE, status=status)
+
+    def _send(
+        self, content: bytes, content_type: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": content_type,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+            **(headers or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it leads to this machine alone."""
+    return address == "localhost" or (_is_ip(address) and ipaddress.ip_address(address).is_loopback)
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def content_security_policy(page: str) -> str:
+    """Allows the page its own style and script, by their digests, and requests to this server; nothing else."""
+    style, script = (re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL)[0] for name in ("style", "script"))
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[str, Any]:
+    """What the page says of the model, and what it needs to ask for images."""
+    card, spec = predictor.engine.card, predictor.spec
+    height, width = spec.image_size
+    return {
+        "run": card.run_name,
+        "epoch": card.epoch,
+        "val_iou": card.val_iou if card.val_iou is not None and math.isfinite(card.val_iou) else None,
+        "version": card.version if card.version != "0" else None,  # an early one does not say
+        "classes": [{"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)],
+        "first_scored": 1 if spec.num_classes == 1 else 0,  # class id of the first IoU
+        "architecture": spec.architecture,
+        "encoder": spec.encoder,
+        "image_size": f"{height}×{width}",
+        "fit": spec.fit,
+        "images": f"{depth_name(spec.image.depth)}, {counted(spec.image.channels, 'channel')}",
+        "device": predictor.engine.description,
+        "max_upload": MAX_UPLOAD,
+        "upload_limit": UPLOAD_LIMIT,
+        "validation": [pair.name for pair in pairs],
+        "note": note,
+    }
