@@ -18,7 +18,9 @@ from unet_trainer.images.overlays import (
     bar_chart,
     class_colours,
     contact_sheet,
+    display_range,
     overlay,
+    overlay_rows,
     sample_sheet,
     to_display,
 )
@@ -68,6 +70,26 @@ def test_an_outlier_does_not_darken_the_rest():
     image = np.random.default_rng(0).normal(100, 10, (50, 50, 1)).astype(np.float16)
     image[0, 0] = 60000
     assert 90 < to_display(image).mean() < 165
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float16", "float32"])
+def test_a_part_is_shown_as_in_the_whole_image(dtype):
+    image = np.linspace(0, 60000, 24 * 24 * 3).reshape(24, 24, 3).astype(dtype)
+    np.testing.assert_array_equal(to_display(image[10:14], display_range(image)), to_display(image)[10:14])
+
+
+def test_rows_of_an_overlay_are_those_of_the_whole():
+    ids, colours = square(2), np.zeros((256, 3), np.uint8)
+    colours[2] = COLOURS[1]
+    whole = overlay_rows(grey(), ids, None, None, colours)
+    np.testing.assert_array_equal(whole, overlay(grey(), ids))  # away from the edge of the image
+    part = overlay_rows(grey()[5:9], ids[5:9], ids[4:5], ids[9:10], colours)
+    np.testing.assert_array_equal(part, whole[5:9])
+
+
+def test_an_overlay_of_rows_has_no_outline_along_the_edge_of_the_image():
+    ids, colours = np.full((24, 24), 1, np.uint8), np.full((256, 3), 200, np.uint8)
+    assert (overlay_rows(grey(), ids, None, None, colours) == 140).all()  # 0.6 · 100 + 0.4 · 200
 
 
 def test_a_contact_sheet_has_a_cell_for_each_pair_with_its_label():

@@ -174,8 +174,8 @@ def _say_start(path: Path, engine: Engine, inputs: Sequence[Input], num_done: in
 def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outcome, seconds: float, console: Console) -> None:
     from unet_trainer.datasets.problems import Problem, describe_problems
 
-    rate = f" in {seconds:.1f} s ({outcome.num_written / seconds:.1f} images/s)" if outcome.num_written else ""
-    console.say(f"Predicted {counted(outcome.num_written, 'image')}{rate}.")
+    rate = f" in {seconds:.1f} s" + (f" ({outcome.num_written / seconds:.1f} images/s)" if outcome.num_written > 1 else "")
+    console.say(f"Predicted {counted(outcome.num_written, 'image')}{rate if outcome.num_written else ''}.")
     if outcome.num_written:
         for line in result_lines(folder, inputs, {path for path, _ in outcome.failed}):
             console.say(line)

@@ -33,7 +33,7 @@ def class_colours(num_ids: int) -> tuple[tuple[int, int, int], ...]:
 def display_range(image: Pixels) -> tuple[float, float]:
     """The values of an image of any depth that are shown as black and white."""
     low, high = np.percentile(image, (1, 99))
-    return float(low), float(high)
+    return low, high  # float64 of numpy, so that what is computed with them is too
 
 
 def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
