@@ -10,7 +10,7 @@ import re
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_pairs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups, path_in
 from unet_trainer.images.image_files import DataError
 

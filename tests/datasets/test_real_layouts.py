@@ -18,7 +18,7 @@ from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.problems import Question
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import Console

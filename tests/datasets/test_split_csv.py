@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import MAX_BYTES, listed_images, read_split_csv, split_csv_text
 from unet_trainer.images.image_files import DataError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import shutil
 
 import pytest
@@ -14,14 +13,12 @@ from helpers.project import FIXED_RECIPE
 from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, same
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.config.load import load_config
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.system.console import Console
 from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,
@@ -34,24 +31,6 @@ from unet_trainer.training.build import (
 from unet_trainer.training.settings import build_settings
 
 A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
-TESLA_T4 = dataclasses.replace(A100, name="Tesla T4", has_bfloat16=False)
-TESLA_K80 = dataclasses.replace(TESLA_T4, name="Tesla K80", has_float16=False)
-
-
-@pytest.fixture
-def console():
-    return Console(io.StringIO())
-
-
-@pytest.fixture
-def config(tiny_config):
-    return load_config(tiny_config)
-
-
-@pytest.fixture
-def small_network(monkeypatch):
-    """In place of a U-Net."""
-    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
 
 
 def said(console):

@@ -7,12 +7,10 @@ import io
 
 import pytest
 
-from helpers.steps import CPU_FACTS, SmallNetwork
+from helpers.steps import CPU_FACTS
 from unet_trainer.config import training_choices
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
-from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_dataset,
 )
@@ -21,22 +19,6 @@ from unet_trainer.training.settings import build_hardware, build_settings
 A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TESLA_T4 = dataclasses.replace(A100, name="Tesla T4", has_bfloat16=False)
 TESLA_K80 = dataclasses.replace(TESLA_T4, name="Tesla K80", has_float16=False)
-
-
-@pytest.fixture
-def console():
-    return Console(io.StringIO())
-
-
-@pytest.fixture
-def config(tiny_config):
-    return load_config(tiny_config)
-
-
-@pytest.fixture
-def small_network(monkeypatch):
-    """In place of a U-Net."""
-    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
 
 
 def said(console):

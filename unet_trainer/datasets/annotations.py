@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,6 +211,22 @@ def decode_bitmap(data: bytes, what: str, height: int, width: int) -> Pixels:
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
     return bitmap.astype(np.bool_)
+
+
+def read_shapes(
+    read: Callable[[Mapping[str, Any], str, int, int], Shape],
+    noun: str,
+    entries: Sequence[Mapping[str, Any]],
+    labels: Sequence[str],
+    height: int,
+    width: int,
+) -> Iterator[Shape]:
+    """The shapes of an image, each read from its entry; what is wrong with one is said with its number and label."""
+    for number, (entry, label) in enumerate(zip(entries, labels, strict=True)):
+        try:
+            yield read(entry, label, height, width)
+        except DataError as error:
+            raise EntryError(f"{noun} {number + 1} ({label}): {error}") from None
 
 
 def is_background(name: str) -> bool:

@@ -20,20 +20,18 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
 from unet_trainer.datasets.coding_choice import VOID, ChosenClasses, choose_classes, present_classes
 from unet_trainer.datasets.coding_question import Choice, ask_for_classes
-from unet_trainer.datasets.folder_pairs import find_in_folders
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch
 from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
 from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
-from unet_trainer.datasets.problems import Problem, Question, describe_problems, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import Problem, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
-from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec
@@ -155,47 +153,6 @@ def _facts_of(
     return [images[index] for index in indices], [masks[index] for index in indices]
 
 
-def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
-
-    Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
-    """
-    data_dir = Path(config.data_dir)
-    if not data_dir.is_dir():
-        what = "is not a folder" if data_dir.exists() else "does not exist"
-        raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
-    if config.split_file is None:
-        found = _find_masks_or_annotations(config, data_dir, console)
-    else:
-        found = read_split_csv(find_split_file(config.split_file, data_dir), data_dir)
-        if config.group_pattern and any(pair.group for pair in found.pairs):
-            raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
-    return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
-
-
-def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
-    """Masks in folders come first; where there are none, annotations are looked for."""
-    try:
-        found = find_in_folders(config, data_dir, console)
-    except DataError as error:
-        checkpoint_dir = Path(config.checkpoint_dir)
-        has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
-        try:
-            drawn = find_annotations(data_dir, checkpoint_dir, config.image_dir, config.mask_dir, config.class_names, console)
-        except UnknownAnnotations:
-            if has_answers:
-                raise error from None
-            raise
-        if drawn is not None:
-            return drawn
-        others = describe_other_files(data_dir)
-        if not others or has_answers:
-            raise
-        raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir) if found.blocking_message else []
-    return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
-
-
 def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
@@ -221,14 +178,6 @@ def read_every_pair(found: FoundPairs, resize_masks: bool, cache: ScanCache | No
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
     return report
-
-
-def find_split_file(split_file: str, data_dir: Path) -> Path:
-    places = list(dict.fromkeys([Path(split_file), data_dir / split_file]))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
-    return found
 
 
 def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:

@@ -7,7 +7,7 @@ and `__ignore__` counts nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from unet_trainer.datasets.annotations import (
     choose_classes,
     decode_base64,
     decode_bitmap,
+    read_shapes,
     relative,
     show,
 )
@@ -68,7 +69,7 @@ def read_labelme(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIn
         if image is None:
             missing.append(f"{path.name} ({name if isinstance(name, str) else 'no imagePath'})")
             continue
-        read = partial(_read_shapes, shapes, labels)
+        read = partial(read_shapes, _read_shape, "shape", shapes, labels)
         images.append(AnnotatedImage(image, part or index.part_of(image), (path,), where, size, len(shapes), read))
     names = f"{counted(len(files), 'JSON file')} such as {files[0][0].name}"
     if not images:
@@ -81,14 +82,6 @@ def read_labelme(files: Sequence[tuple[Path, Mapping[str, Any]]], index: ImageIn
         notices.append(f"{counted(len(missing), 'JSON file')} without an image file left out: {first_few(missing, FIRST_NAMED)}")
     classes, _ = choose_classes(sorted(used), used, "LabelMe", names)
     return Annotations("LabelMe", names, classes, "in alphabetical order", images, False, "the later shape is on top", notices)
-
-
-def _read_shapes(shapes: Sequence[Mapping[str, Any]], labels: Sequence[str], height: int, width: int) -> Iterator[Shape]:
-    for number, (shape, label) in enumerate(zip(shapes, labels, strict=True)):
-        try:
-            yield _read_shape(shape, label, height, width)
-        except DataError as error:
-            raise EntryError(f"shape {number + 1} ({label}): {error}") from None
 
 
 def _read_shape(shape: Mapping[str, Any], label: str, height: int, width: int) -> Shape:

@@ -7,7 +7,7 @@ library. Objects are drawn in their order in the file.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from unet_trainer.datasets.annotations import (
     choose_classes,
     decode_base64,
     decode_bitmap,
+    read_shapes,
     relative,
     show,
 )
@@ -86,7 +87,7 @@ def read_supervisely(
         if image is None:
             missing.append(path.name)
             continue
-        read = partial(_read_shapes, objects, labels)
+        read = partial(read_shapes, _read_shape, "object", objects, labels)
         images.append(AnnotatedImage(image, part or index.part_of(image), (path,), where, size, len(objects), read))
     names = f"{counted(len(files), 'JSON file')} such as {files[0][0].name}"
     if not images:
@@ -100,14 +101,6 @@ def read_supervisely(
     classes, unused = choose_classes([*declared, *sorted(used)], used, "Supervisely", names)
     order = "in the order of meta.json" if metas else "in alphabetical order"
     return Annotations("Supervisely", names, classes, order, images, False, "the later object is on top", notices + unused)
-
-
-def _read_shapes(objects: Sequence[Mapping[str, Any]], labels: Sequence[str], height: int, width: int) -> Iterator[Shape]:
-    for number, (item, label) in enumerate(zip(objects, labels, strict=True)):
-        try:
-            yield _read_shape(item, label, height, width)
-        except DataError as error:
-            raise EntryError(f"object {number + 1} ({label}): {error}") from None
 
 
 def _read_shape(item: Mapping[str, Any], label: str, height: int, width: int) -> Shape:

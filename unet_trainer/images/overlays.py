@@ -43,7 +43,7 @@ def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixel
     """
     if image.dtype != np.uint8:
         low, high = display_range(image) if shown is None else shown
-        image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
+        image = ((image - low) / max(high - low, 1e-12) * 255).clip(0, 255).astype(np.uint8)
     if image.shape[2] == 2:
         return np.dstack([image, np.zeros_like(image[:, :, 0])])
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[:, :, :3])

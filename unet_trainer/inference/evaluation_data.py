@@ -21,11 +21,11 @@ from unet_trainer.datasets.class_statistics import class_ids, total_counts
 from unet_trainer.datasets.coding_choice import choose_classes
 from unet_trainer.datasets.dataset_report import (
     DatasetReport,
-    find_dataset,
     read_every_pair,
     unknown_value_lines,
 )
 from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import depth_of
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.mask_evidence import MaskEvidence

@@ -21,8 +21,9 @@ from unet_trainer.config.training_choices import (
     choose_learning_rate,
 )
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
 from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import file_stamp
 from unet_trainer.datasets.split_csv import read_split_csv
