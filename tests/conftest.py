@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from helpers.project import TINY_MODEL
 from helpers.steps import SmallNetwork
 from unet_trainer.datasets.demo import write_demo
 
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with nohup, the tests would inherit that it is ignored
 torch.set_num_threads(1)  # tensors are tiny: threads would spend more time waiting for each other than computing
 
 

@@ -17,7 +17,7 @@ from train_unet import main
 from unet_trainer.commands import doctor, machine_facts
 from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value
 from unet_trainer.commands.machine_facts import CompileFacts, DiskFacts, MachineFacts, NvidiaFacts, TorchFacts
-from unet_trainer.config.facts import HardwareFacts, StepCost
+from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.training import step_probe
 from unet_trainer.training.forecast import Forecast, SampleCost
@@ -191,6 +191,24 @@ def test_a_step_that_cannot_be_taken_is_a_problem(machine, tiny_config, monkeypa
     out = capsys.readouterr().out
     assert "✗ batch_size  a step of 4 could not be taken (OutOfMemoryError: no)" in out
     assert "Time and memory" not in out
+
+
+@pytest.mark.parametrize("answer", [None, TOO_LARGE])
+def test_a_step_that_memory_does_not_hold_has_no_forecast(machine, tiny_config, monkeypatch, capsys, answer):
+    monkeypatch.setattr(FakeProbe, "cost", answer)
+    monkeypatch.setattr(FakeProbe, "failure", "OutOfMemoryError: no")
+    assert run(*words(tiny_config)) == 2
+    assert "Time and memory" not in capsys.readouterr().out
+
+
+def test_where_the_step_cannot_be_compiled_the_forecast_is_that_of_the_uncompiled_one(machine, tiny_config, monkeypatch, capsys):
+    monkeypatch.setattr(FakeProbe, "__call__", lambda self, config: None if config.compile_model else COST)
+    monkeypatch.setattr(FakeProbe, "failure", "RuntimeError: no compiler")
+    assert run(*words({**tiny_config, "compile_model": True})) == 0
+    out = capsys.readouterr().out
+    assert "Time and memory" in out
+    assert "⚠ compile_model  the step cannot be compiled here (RuntimeError: no compiler)" in out
+    assert "batch_size  a step" not in out
 
 
 def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(machine, tiny_config, tmp_path, capsys):

@@ -302,7 +302,7 @@ def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, mo
     predicting = stream(tmp_path, engine=Counting(make_spec(fit="crop")))
     predicting.run(inputs_of(tmp_path, [str(number) for number in range(120)]))
     assert len(ahead) == 30
-    assert max(ahead) <= 2 * 4 + 10 + predicting.num_threads  # two batches, those that wait, those being read
+    assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
 
 
 def test_the_size_of_a_batch_follows_its_pixels(tmp_path):

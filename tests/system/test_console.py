@@ -11,6 +11,7 @@ from unet_trainer.system.console import (
     EXIT_TRAINING_FAILED,
     EXIT_USER_ERROR,
     Console,
+    cause_line,
     counted,
     first_line,
     show_error,
@@ -284,6 +285,17 @@ def test_a_message_that_the_caller_prints_itself_is_only_logged(tmp_path):
     console.log_only("Error: out of memory")
     assert stream.getvalue() == ""
     assert (tmp_path / "train.log").read_text() == "Error: out of memory\n"
+
+
+def test_of_a_message_that_quotes_a_traceback_the_error_at_its_end_is_taken():
+    quoted = (
+        "SubprocException: An exception occurred in a subprocess:\n\nName=triton_0\nTraceback (most recent call last):\n"
+        '  File "worker.py", line 5, in work\n    raise RuntimeError("x")\n'
+        "subprocess.CalledProcessError: gcc returned 1\n\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace\n"
+    )
+    assert cause_line(RuntimeError(quoted)) == "subprocess.CalledProcessError: gcc returned 1"
+    assert cause_line(RuntimeError("no memory\nmore")) == "no memory"
+    assert cause_line(RuntimeError("a\nTraceback (most recent call last):\n")) == "a"
 
 
 def test_the_first_line_of_an_error_is_its_type_where_it_has_no_message():

@@ -57,9 +57,9 @@ COST = StepCost(seconds=0.1, eval_seconds=0.001, memory=4 * GIB)
 LONG = {"num_epochs": 100, "batch_size": 16, "image_size": 512, "fit": "resize"}  # 5,000 steps
 
 
-def found(hardware=A100, facts=DATA, cost=COST, failure="", **values):
+def found(hardware=A100, facts=DATA, cost=COST, failure="", compile_failure="", **values):
     settings = resolve(load_config({"data_dir": "data/mine", **values}), hardware, facts, lambda config: cost)
-    return review(settings, hardware, facts, cost, failure)
+    return review(settings, hardware, facts, cost, failure, compile_failure)
 
 
 def fixes(*arguments, **values):
@@ -180,6 +180,12 @@ def test_a_step_that_could_not_be_taken_is_a_problem():
     (finding,) = found(cost=None, failure="OutOfMemoryError: CUDA out of memory", **LONG)
     assert finding.level == "problem"
     assert finding.detail == "a step of 16 could not be taken (OutOfMemoryError: CUDA out of memory)"
+
+
+def test_a_step_that_could_not_be_compiled_is_a_warning_and_says_what_training_would_do():
+    (finding,) = found(compile_failure="RuntimeError: no compiler", **LONG)
+    assert (finding.level, finding.title, finding.fix) == ("warning", "compile_model", "compile_model: false")
+    assert finding.detail == "the step cannot be compiled here (RuntimeError: no compiler): training would go on uncompiled"
 
 
 def test_a_few_steps_are_no_finding_where_time_allows_no_more():

@@ -218,8 +218,8 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     if trial.cost is not None:
         page.heading("Time and memory")
         _say_forecast(settings, hardware, trial, datasets, page)
-    findings = review(settings, hardware, facts, eager_cost, trial.failure)
-    if reviews or has_problem(findings):
+    findings = review(settings, hardware, facts, eager_cost, trial.failure, trial.compile_failure)
+    if reviews or has_problem(findings) or trial.compile_failure:
         page.heading("Your settings")
         page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
     return settings
@@ -292,6 +292,7 @@ class _Trial:
     compile_seconds: float
     is_estimate: bool
     failure: str
+    compile_failure: str = ""  # the cost is that of the uncompiled step then
 
 
 def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
@@ -303,6 +304,13 @@ def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
     tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
     started, was_known = time.perf_counter(), probe.knows(tried)
     cost = probe(tried)
+    if cost is None and tried.compile_model:
+        failure = probe.failure
+        cost = probe(dataclasses.replace(tried, compile_model=False))
+        if cost is not None and cost.is_possible:  # training would go on uncompiled
+            return _Trial(cost, time.perf_counter() - started, False, "", failure)
+    if cost is not None and not cost.is_possible:
+        cost = None
     seconds = COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started
     if cost is not None and compiles and is_fast:
         cost = dataclasses.replace(

@@ -97,6 +97,7 @@ def predict(given: argparse.Namespace, console: Console) -> int:
     num_todo = len(inputs) - sum(is_done)
     with console.bar("Predicting:", num_todo) as bar:
         stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size)
+        stream.warm_up(num_todo)
         rates = _measure(stream, inputs) if given.time else None
         started = time.perf_counter()
         outcome = _run(stream, inputs, is_done, given.out, console)

@@ -123,6 +123,8 @@ def plan_steps(
     repeats: float | None = None,
 ) -> StepPlan:
     """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds."""
+    if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
+        cost = None
     views = wanted_views(num_samples)
     reason = f"{views:,} augmented images, {views / num_samples:.0f} passes"
     if cost is not None and budget is not None:

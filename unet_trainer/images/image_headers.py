@@ -155,7 +155,8 @@ def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
 
 def _has_jpeg_end(data: bytes) -> bool:
     """Whether the end marker follows the pixel data: a thumbnail before it has an end marker too, and other data may follow."""
-    return JPEG_END in data[_find_jpeg_marker(data, JPEG_SCANS) :]
+    pixels = _find_jpeg_marker(data, JPEG_SCANS)
+    return data.endswith(JPEG_END, pixels) or data.find(JPEG_END, pixels) >= 0
 
 
 def _find_jpeg_marker(data: bytes, wanted: frozenset[int]) -> int:

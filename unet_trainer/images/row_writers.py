@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -59,11 +60,7 @@ class PngWriter:
         level, strategy = COMPRESSION[content]
         self.packer = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, strategy)
         self.packed: list[bytes] = []
-        file.write(PNG_START)
-        self._chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], self.num_bits, kind, 0, 0, 0))
-        self._chunk(b"tEXt", SOFTWARE)
-        if palette is not None:
-            self._chunk(b"PLTE", bytes(value for colour in palette for value in colour))
+        file.write(_png_header(size, self.num_bits, kind, None if palette is None else tuple(palette)))
 
     def write(self, rows: Pixels) -> None:
         stored = rows.astype(f">u{self.num_bits // 8}", copy=False)
@@ -80,16 +77,32 @@ class PngWriter:
     def finish(self) -> None:
         self.packed.append(self.packer.flush())
         self._flush()
-        self._chunk(b"IEND", b"")
+        self.file.write(PNG_END)
 
     def _flush(self) -> None:
-        self._chunk(b"IDAT", b"".join(self.packed))
+        self.file.write(_png_chunk(b"IDAT", b"".join(self.packed)))
         self.packed = []
 
-    def _chunk(self, name: bytes, content: bytes) -> None:
-        self.file.write(struct.pack(">I", len(content)) + name)
-        self.file.write(content)
-        self.file.write(struct.pack(">I", zlib.crc32(content, zlib.crc32(name))))
+
+def _png_chunk(name: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(content, zlib.crc32(name))
+    return b"".join((struct.pack(">I", len(content)), name, content, struct.pack(">I", checksum)))
+
+
+PNG_END = _png_chunk(b"IEND", b"")
+
+
+@lru_cache(maxsize=64)
+def _png_header(size: Size, num_bits: int, kind: int, palette: tuple[tuple[int, int, int], ...] | None) -> bytes:
+    """All that stands before the pixels."""
+    chunks = [
+        PNG_START,
+        _png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], num_bits, kind, 0, 0, 0)),
+        _png_chunk(b"tEXt", SOFTWARE),
+    ]
+    if palette is not None:
+        chunks.append(_png_chunk(b"PLTE", bytes(value for colour in palette for value in colour)))
+    return b"".join(chunks)
 
 
 def was_written_here(start: bytes) -> bool:

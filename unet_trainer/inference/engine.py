@@ -43,10 +43,11 @@ class Engine(Protocol):
 def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     """H,W,C each → N,H,W,C on the host; in page-locked memory for a GPU, so that copying it there does not wait."""
     first = images[0]
-    dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32  # from_numpy warns of arrays that are read-only, as PIL's are
+    dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
     batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
-    np.stack(images, out=batch.numpy())
-    return batch
+    writeable = [image if image.flags.writeable else image.copy() for image in images]  # PIL's are not, and from_numpy warns of it
+    # One call, unlike np.stack, which takes the GIL again after each image.
+    return torch.stack([torch.from_numpy(image) for image in writeable], out=batch)
 
 
 def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
@@ -90,14 +91,19 @@ class TorchEngine:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         try:
             (on_device,) = to_device((images,), self.device)
-            with self.numerics.autocast():
-                return self.segmenter(on_device)
+            return self.forward(on_device)
         except torch.OutOfMemoryError:
             if len(images) == 1:
                 raise
         torch.cuda.empty_cache()
         half = len(images) // 2
         return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
+
+    @torch.inference_mode()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """As `logits`, of images on the device."""
+        with self.numerics.autocast():
+            return self.segmenter(images)
 
 
 def _choose_number_format(device: torch.device) -> NumberFormat:

@@ -28,6 +28,7 @@ from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_m
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.engine import host_batch
+from unet_trainer.inference.forward_graphs import NUM_BEFORE_CAPTURE, ForwardGraphs
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.logits import Logits, WholeLogits, predicted_ids
 from unet_trainer.inference.polygon_files import CocoFile, write_geojson
@@ -46,6 +47,7 @@ CPU_BATCH_PIXELS = 2 * 512**2
 GPU_BATCH_PIXELS = {0: 16 * 512**2, 12: 32 * 512**2, 32: 64 * 512**2}  # by GiB of its memory
 MAX_BATCH = 64
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
+IMAGES_PER_TASK = 4  # of a writer: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
 
@@ -90,13 +92,23 @@ class PredictionStream:
         device = predictor.engine.device
         self.batch_pixels = _batch_pixels(device)
         # On a CPU the network has the cores.
-        self.num_threads = max(2, count_cores()) if device.type == "cuda" else 2
+        self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
+        self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
+        self.forward = ForwardGraphs(predictor.engine)
         self.outcome = Outcome()
         self.lock = threading.Lock()
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
         self.streamed: StreamedImage | None = None
         self.queued: tuple[Sequence[tuple[Numbered, ModelInput]], Future[torch.Tensor]] | None = None
+
+    def warm_up(self, num_images: int) -> None:
+        """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images resized."""
+        spec = self.predictor.spec
+        shape = (*spec.image_size, spec.image.channels)
+        batch_size = self.batch_size_of(shape)
+        if spec.fit == "resize" and num_images >= NUM_BEFORE_CAPTURE * batch_size:
+            self.forward.prepare((batch_size, *shape), torch.uint8 if spec.image.is_8bit else torch.float32)
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
         """Raises OSError where results cannot be written. Whatever ends it, there are whole files only. `is_done`: images whose
@@ -110,7 +122,7 @@ class PredictionStream:
             with (
                 one_opencv_thread(),
                 ThreadPoolExecutor(1, "batches", partial(_use_device, self.predictor.engine.device)) as self.batches,
-                WriteBehind(self.num_threads, MAX_BYTES) as self.writers,
+                WriteBehind(self.num_writers, MAX_BYTES) as self.writers,
                 WriteBehind(1, MAX_BYTES) as self.large_writer,  # one thread: in order
                 self.read_ahead(todo) as ahead,
                 torch.inference_mode(),
@@ -134,7 +146,7 @@ class PredictionStream:
         return self.outcome
 
     def read_ahead(self, images: Sequence[Numbered]) -> ReadAhead[Numbered, Found]:
-        return ReadAhead(self._read, images, self.num_threads, _num_bytes, MAX_BYTES, max_items=2 * MAX_BATCH)
+        return ReadAhead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, max_items=2 * MAX_BATCH)
 
     def _read(self, numbered: Numbered) -> Found:
         try:
@@ -180,7 +192,7 @@ class PredictionStream:
             self._run_batch(images, coming.result())
 
     def _run_batch(self, images: Sequence[tuple[Numbered, ModelInput]], batch: torch.Tensor) -> None:
-        logits = self.predictor.engine.logits(batch)
+        logits = self.forward.logits(batch)  # before the next call they are used up
         by_size: dict[Size, list[int]] = {}
         for place, (_, given) in enumerate(images):
             by_size.setdefault(given.size, []).append(place)
@@ -196,8 +208,9 @@ class PredictionStream:
                 results = self._at_native_size(select_images(logits, some), size)
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                for position, place in enumerate(some):
-                    self.writers.submit(partial(self._write_image, images[place][0], size, copy, position), num_bytes)
+                for first in range(0, len(some), IMAGES_PER_TASK):
+                    numbered = [images[place][0] for place in some[first : first + IMAGES_PER_TASK]]
+                    self.writers.submit(partial(self._write_images, numbered, size, copy, first), num_bytes * len(numbered))
 
     def _at_native_size(self, logits: torch.Tensor, size: Size) -> list[torch.Tensor]:
         """Results of N,K,h,w logits at one size."""
@@ -228,14 +241,15 @@ class PredictionStream:
             self.on_device.popleft().content()
         return copy
 
-    def _write_image(self, numbered: Numbered, size: Size, copy: HostCopy, position: int) -> None:
-        """In a writer's thread: all files of one image of a batch."""
-        streamed = StreamedImage(self, numbered, size, None)
-        try:
-            streamed.write(copy, position)
-            streamed.finish()
-        finally:
-            streamed.discard()
+    def _write_images(self, images: Sequence[Numbered], size: Size, copy: HostCopy, first: int) -> None:
+        """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
+        for position, numbered in enumerate(images, first):
+            streamed = StreamedImage(self, numbered, size, None)
+            try:
+                streamed.write(copy, position)
+                streamed.finish()
+            finally:
+                streamed.discard()
 
     def _run_large(self, numbered: Numbered, reader: ArrayReader | None) -> None:
         """An image in tiles, or one that is read block by block."""
@@ -356,7 +370,7 @@ class StreamedImage:
 
 def _use_device(device: torch.device) -> None:
     """In a thread that allocates page-locked memory: else that would start up the first GPU, whichever is used."""
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 

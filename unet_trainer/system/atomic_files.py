@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 DRAFTS = ".*.*.tmp"  # temporary files, which a crash may leave behind
+BUFFER_BYTES = 2**16  # of a file that is written in pieces
 _numbers = itertools.count()
 
 
@@ -63,7 +64,7 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.draft: Path | None = path.with_name(f".{path.name[:200]}.{os.getpid()}-{next(_numbers)}.tmp")
-        self.file: BinaryIO = self.draft.open("x+b")
+        self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
         assert self.draft is not None

@@ -18,6 +18,7 @@ from tqdm import tqdm
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
+ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
@@ -30,6 +31,13 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def first_line(error: BaseException) -> str:
     """Of an error's message; its type where it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def cause_line(error: BaseException) -> str:
+    """As first_line; of a message that quotes the traceback of another process, the error at that traceback's end."""
+    _, traceback_start, quoted = str(error).rpartition("Traceback (most recent call last)")
+    errors = [line for line in quoted.splitlines() if ERROR_LINE.match(line)] if traceback_start else []
+    return errors[0].strip() if errors else first_line(error)
 
 
 def readable(text: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.optimizer import fill_momentum
-from unet_trainer.system.console import first_line
+from unet_trainer.system.console import cause_line
 from unet_trainer.training.cuda_graphs import CudaGraphCache, DirectLauncher
 from unet_trainer.training.evaluation import EvalForward, EvalStep
 from unet_trainer.training.out_of_memory import is_out_of_memory
@@ -118,7 +118,7 @@ def compile_steps(
             restore()
         if is_out_of_memory(error):
             raise
-        return f"{type(error).__name__}: {first_line(error)[:200]}"
+        return f"{type(error).__name__}: {cause_line(error)[:200]}"
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
     return None
 

@@ -41,6 +41,7 @@ class _Case:
     facts: DatasetFacts
     cost: StepCost | None  # of the uncompiled step
     failure: str  # why the step could not be measured
+    compile_failure: str  # why it could not be compiled
 
     @property
     def taken(self) -> ResolvedConfig:
@@ -71,10 +72,15 @@ class _Case:
 
 
 def review(
-    settings: Settings, hardware: HardwareFacts, facts: DatasetFacts, cost: StepCost | None = None, failure: str = ""
+    settings: Settings,
+    hardware: HardwareFacts,
+    facts: DatasetFacts,
+    cost: StepCost | None = None,
+    failure: str = "",
+    compile_failure: str = "",
 ) -> list[Finding]:
     """The findings, those worth most first. `cost` is that of the uncompiled step, where it is known."""
-    case = _Case(settings, hardware, facts, cost, failure)
+    case = _Case(settings, hardware, facts, cost, failure, compile_failure)
     return [finding for check in CHECKS if (finding := check(case)) is not None]
 
 
@@ -237,6 +243,9 @@ def _workers(case: _Case) -> Finding | None:
 
 
 def _compiling(case: _Case) -> Finding | None:
+    if case.compile_failure:
+        detail = f"the step cannot be compiled here ({case.compile_failure}): training would go on uncompiled"
+        return Finding("warning", "compile_model", detail, "compile_model: false")
     if not case.gave("compile_model") or (case.cost is None and case.hardware.kind == "cuda"):
         return None
     pays, reason = training.choose_compile(case.hardware, case.cost, case.num_steps)

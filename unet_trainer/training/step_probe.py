@@ -34,7 +34,7 @@ from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.atomic_files import write_text_atomically
-from unet_trainer.system.console import Console, first_line
+from unet_trainer.system.console import Console, cause_line
 from unet_trainer.training.build import build_components, compile_components_once, random_batches
 from unet_trainer.training.out_of_memory import is_out_of_memory
 from unet_trainer.training.state import EpochMetrics
@@ -219,7 +219,7 @@ def main() -> None:
                 )
                 answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
             except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
-                answer = {"failure": f"{type(error).__name__}: {first_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
+                answer = {"failure": f"{type(error).__name__}: {cause_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             answers.write(json.dumps(answer) + "\n")
