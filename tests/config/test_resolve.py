@@ -12,7 +12,8 @@ from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
+from unet_trainer.config.resolve import resolve
+from unet_trainer.config.resolved import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
 from unet_trainer.config.training_choices import (
     CPU_BUDGET,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.annotated import annotate_masks
-from helpers.small_runs import ROW, older_content
+from helpers.small_runs import ROW, evaluation_of, older_content
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
@@ -66,7 +66,7 @@ def names(folder):
 
 def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
     run = start(config)
-    assert names(folder) == ["config.yaml", "split.csv", "train.log"]
+    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
     assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
     assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
     said = capsys.readouterr().out
@@ -339,7 +339,7 @@ def test_a_run_of_an_older_version_goes_on(number, config, folder, capsys):
     assert (run.state.epoch, run.state.batch) == (1, 0)
     assert same(everything(run.components), everything(first.components))
     run.judge({**ROW, "epoch": 2}, SCORES)
-    run.save_epoch(dict(ROW), improved=False)
+    run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved=False)
     run.checkpointer.finish()
     rows = read_metrics(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == [1, 2]
