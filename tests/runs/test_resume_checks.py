@@ -9,7 +9,7 @@ from helpers.runs import SPLIT
 from helpers.steps import make_settings
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved import Decision
+from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.runs.resume_checks import (

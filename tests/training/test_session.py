@@ -21,6 +21,7 @@ def run_session(folder, error=None, with_log=True, exits=()):
             session.on_exit(call)
         if with_log:
             session.console.log_to(folder / "train.log")
+            session.events.open(folder)
         if error is not None:
             raise error
 
@@ -127,9 +128,8 @@ def test_a_signal_during_the_run_is_raised_where_it_is_not_deferred(tmp_path):
     ],
 )
 def test_how_a_run_ended_is_the_last_of_its_events(error, how, text, tmp_path):
-    with pytest.raises(type(error)), Session() as session:
-        session.events.open(tmp_path)
-        raise error
+    with pytest.raises(type(error)):
+        run_session(tmp_path, error)
     last = read_events(tmp_path)[-1]
     assert (last["kind"], last["how"], last["text"]) == ("end", how, text)
 

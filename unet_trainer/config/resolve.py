@@ -1,8 +1,8 @@
 """auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and the cost of a
 step.
 
-`resolve` is called once per run; its outcome is a `Settings`, see resolved. Imports no torch and reads no files; the choices
-themselves are in data_choices and training_choices.
+`resolve` is called once per run. Imports no torch and reads no files; the choices themselves are in data_choices and
+training_choices.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from unet_trainer.config import data_choices as data
 from unet_trainer.config import training_choices as training
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolved import Decision, ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, WITH_DECODER_CHANNELS, Config, as_shape
 
-MeasureStep = Callable[["ResolvedConfig"], StepCost | None]  # None: memory does not hold it, or it cannot be measured
+MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: memory does not hold it, or it cannot be measured
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unet_trainer.config.resolve import Decision, Settings
+from unet_trainer.config.resolved_config import Decision, Settings
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.mask_coding import given_coding

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import class_names
 from unet_trainer.datasets.pairs import path_in
 from unet_trainer.loading.dataset import SegmentationDataset

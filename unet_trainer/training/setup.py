@@ -13,7 +13,7 @@ import torch
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.config.resolve import Settings
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.loading.worker_backends import WorkerError

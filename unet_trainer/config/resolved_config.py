@@ -1,4 +1,7 @@
-"""The outcome of `resolve`: a config in which nothing is left open, and Settings: what was asked for, what is taken, and why."""
+"""The settings of a run: a config in which nothing is open, and where each value came from.
+
+`Settings` owns what was asked for, what is taken, and why. Imports no torch and reads no files; `resolve` makes them.
+"""
 
 from __future__ import annotations
 
