@@ -47,6 +47,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
     assert sorted(path.name for path in result.run_dir.iterdir()) == [
         "best.pt",
         "config.yaml",
+        "curves.png",
         "events.jsonl",
         "last.pt",
         "metrics.csv",

@@ -143,9 +143,17 @@ def test_rollbacks_and_warnings_are_kept_with_their_epoch_and_time(log, folder):
 def test_a_run_that_holds_its_folder_is_running(log, folder):
     with FolderLock() as lock:
         lock.acquire(folder, pytest.fail)
-        log.add("end", how="interrupted")  # of an earlier start
         assert read_run_summary(folder).state == "running"
-    assert read_run_summary(folder).state == "interrupted"
+        log.add("end", how="failed")  # the lock is released after it
+        assert read_run_summary(folder).state == "failed"
+    assert read_run_summary(folder).state == "failed"
+
+
+def test_a_run_that_another_process_holds_is_running_although_it_had_ended(log, folder, monkeypatch):
+    """It reads the data before it tells of its start."""
+    log.add("end", how="interrupted")
+    monkeypatch.setattr("unet_trainer.runs.run_summary.is_locked", lambda path: path == folder)
+    assert read_run_summary(folder).state == "running"
 
 
 def test_settings_have_value_source_and_reason(folder):
@@ -168,7 +176,10 @@ def test_a_run_of_an_earlier_version_shows_what_it_has(folder):
     (folder / "config.yaml").write_text(
         "# Settings\nnum_classes: 1  # decided: two values: 0 and 255\nmonitor: val_iou  # the metric\nnum_epochs: 5  # passes\n"
     )
-    write_result(folder / "result.json", {"stopped_early": True, "per_class_iou": {"foreground": 0.6}})
+    assert read_run_summary(folder).state == "interrupted"
+    write_result(folder / "result.json", {"epochs": 1, "stopped_early": True})
+    assert read_run_summary(folder).state == "interrupted"  # resumed since
+    write_result(folder / "result.json", {"epochs": 2, "stopped_early": True, "per_class_iou": {"foreground": 0.6}})
     (folder / "train.log").write_text("U-Net trainer\nWarning: this is old\n")
     summary = read_run_summary(folder)
     assert (summary.state, summary.num_epochs, summary.class_names) == ("stopped early", 5, ["foreground"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.annotated import annotate_masks
+from helpers.runs import stop_after
 from helpers.small_runs import ROW, evaluation_of, older_content
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
+from train_unet import train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -407,3 +410,26 @@ def test_workers_read_while_the_steps_are_compiled(config, monkeypatch):
         assert [plan.key for plan in run.loaders.pool.plans] == [(run.loaders.train.number, 0, 0)]
     assert planned == [True]
     assert run.loaders.pool.backend is None  # closed at the end
+
+
+def test_curves_that_cannot_be_drawn_are_told_once_and_end_no_run(config, folder, monkeypatch, capsys):
+    def fail(path):
+        raise ValueError("no font")
+
+    monkeypatch.setattr("unet_trainer.training.setup.write_curves", fail)
+    train(config, num_epochs=2)
+    assert capsys.readouterr().out.count("curves.png could not be drawn: no font") == 1
+    assert not (folder / "curves.png").exists()
+
+
+def test_curves_show_how_the_run_ended(config, folder, monkeypatch):
+    states = []
+    monkeypatch.setattr(
+        "unet_trainer.runs.curves.draw_curves", lambda summary: states.append(summary.state) or np.zeros((4, 4, 3), np.uint8)
+    )
+    train(config)
+    assert states[-1] == "finished"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, num_epochs=4, resume="run", on_epoch=stop_after(3))
+    assert states[-1] == "interrupted"
+    assert (folder / "curves.png").is_file()

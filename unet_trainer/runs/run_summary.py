@@ -20,7 +20,7 @@ from unet_trainer.runs.event_log import EVENTS, current_epochs, read_events
 from unet_trainer.runs.history import COLUMNS, read_metrics
 from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SETTINGS
 from unet_trainer.runs.val_scores import VAL_SCORES, ImageScore, read_val_scores
-from unet_trainer.system.folder_lock import is_locked
+from unet_trainer.system.folder_lock import is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed"]
 METRICS, RESULT, CONFIG, LOG = "metrics.csv", "result.json", "config.yaml", "train.log"
@@ -191,10 +191,11 @@ def read_run_summary(folder: Path) -> RunSummary:
     last_start = starts[-1] if starts else {}
     ready: dict[str, Any] = next((event for event in reversed(raw) if event["kind"] == "ready"), {})
     result = _read_json(folder / RESULT)
+    epochs = _read_epochs(folder, raw)
     return RunSummary(
         folder=folder,
-        state=_state(folder, raw, result),
-        epochs=_read_epochs(folder, raw),
+        state=_state(folder, raw, result, len(epochs)),
+        epochs=epochs,
         settings=_read_settings(folder),
         events=list(_events(raw)) if raw else list(_warnings_in_log(folder)),
         machine=_mapping(last_start.get("machine")),
@@ -207,22 +208,17 @@ def read_run_summary(folder: Path) -> RunSummary:
     )
 
 
-def _state(folder: Path, raw: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None) -> State:
-    if is_locked(folder):
-        return "running"
+def _state(folder: Path, raw: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, num_epochs: int) -> State:
     ends = [event for event in raw if event["kind"] in ("start", "end")]
+    ends_here = bool(ends) and ends[-1]["kind"] == "end" and is_locked_here(folder)  # the lock is released last
+    if is_locked(folder) and not ends_here:
+        return "running"
     if ends:
         how = ends[-1].get("how")  # a start without an end: the process was killed
         return how if how in ("finished", "stopped early", "failed") else "interrupted"
-    if result is None or _is_older(folder / RESULT, folder / LAST):  # a run of an earlier version
+    if result is None or _whole(result.get("epochs")) < num_epochs:  # of an earlier version, killed or resumed since its end
         return "interrupted"
     return "stopped early" if result.get("stopped_early") else "finished"
-
-
-def _is_older(first: Path, second: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return first.stat().st_mtime < second.stat().st_mtime
-    return False
 
 
 def _read_epochs(folder: Path, raw: list[dict[str, Any]]) -> list[EpochRecord]:

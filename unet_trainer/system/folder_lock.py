@@ -89,11 +89,16 @@ class FolderLock:
         return self.file.read().strip() or "another process"
 
 
+def is_locked_here(folder: Path) -> bool:
+    """Whether this process holds the folder."""
+    return (folder / NAME).absolute() in _held
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder: this one or another. Where locks are unsupported it looks as if none did."""
-    path = (folder / NAME).absolute()
-    if path in _held:  # the file must not be opened: closing it would release this process's lock
+    if is_locked_here(folder):  # the file must not be opened: closing it would release this process's lock
         return True
+    path = folder / NAME
     if fcntl is None:
         return False
     try:

@@ -10,6 +10,7 @@ from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
+from unet_trainer.runs.curves import CURVES
 from unet_trainer.runs.history import Row, column, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
 from unet_trainer.system.console import Console, counted
@@ -113,7 +114,7 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
+    console.say(f"Weights: {weights} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")

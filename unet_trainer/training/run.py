@@ -21,6 +21,7 @@ from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
+from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import counts_against_patience
 from unet_trainer.training.epoch_records import epoch_facts, val_scores_csv
@@ -47,6 +48,7 @@ class Run:
     was_advised: bool = False  # about waiting for data
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
+    curves: ThrottledTask | None = None  # draws curves.png
 
     @property
     def config(self) -> ResolvedConfig:
@@ -141,6 +143,8 @@ class Run:
         self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
+        if self.curves is not None:
+            self.curves.request()
 
     def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
         """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""

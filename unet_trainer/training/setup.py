@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.runs.curves import CURVES, write_curves
 from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, keep_reasons, split_names
 from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
 from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.build import (
     build_components_with_weights,
     build_dataset,
@@ -82,6 +85,8 @@ def set_up(config: Config, session: Session) -> Run:
     _open_folder(folder, console, session.events, _start_facts(settings, hardware, dataset, state, earlier is not None))
     checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.events)
     run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
+    run.curves = ThrottledTask("curves", partial(write_curves, folder))
+    session.on_exit(partial(_finish_curves, run.curves, console))
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
@@ -138,6 +143,14 @@ def _open_folder(folder: Path, console: Console, events: EventLog, start: Mappin
         events.open(folder, **start)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written to ({error.strerror}); a run needs its folder") from None
+
+
+def _finish_curves(curves: ThrottledTask, console: Console) -> None:
+    """Draws them as they are at the end, however the run ended."""
+    curves.request()
+    curves.finish()
+    if (error := curves.take_error()) is not None:
+        console.warn(f"{CURVES} could not be drawn: {first_line(error)}")
 
 
 def _compile(run: Run) -> None:
