@@ -45,9 +45,8 @@ from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.signals import Interrupted, exit_process
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
-    from unet_trainer.model.metrics import Scores
     from unet_trainer.runs.history import Row
-    from unet_trainer.training.evaluation import EvalMetrics
+    from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 
@@ -125,9 +124,9 @@ def train(
             while not run.is_finished():
                 with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
                     row = train_one_epoch(run)
-                    scores = validate(run, row)
-                    improved = run.judge(row, scores)
-                    run.save_epoch(row, improved)
+                    found = validate(run, row)
+                    improved = run.judge(row, found.scores)
+                    run.save_epoch(row, found, improved)
                     run.say_epoch(row, improved)
                     if on_epoch is not None or run.is_finished():
                         run.checkpointer.finish()
@@ -203,7 +202,7 @@ def train_one_epoch(run: Run) -> Row:
     }
 
 
-def validate(run: Run, row: Row) -> Scores:
+def validate(run: Run, row: Row) -> Evaluation:
     """One pass over the validation images; fills in the rest of the epoch's row."""
     from unet_trainer.runs.errors import NonFinite
     from unet_trainer.training.evaluation import evaluate
@@ -224,7 +223,7 @@ def validate(run: Run, row: Row) -> Scores:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
     row["seconds"] = run.state.train_seconds + time.perf_counter() - started
-    return found.scores
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,11 +31,12 @@ from unet_trainer.config import training_choices
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import PLAIN, SAID_ELSEWHERE
+from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.model.network import build_network
-from unet_trainer.runs.history import COLUMNS
+from unet_trainer.runs.checkpoint_file import read_last, write_checkpoint
+from unet_trainer.runs.history import COLUMNS, read_metrics
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -46,13 +47,17 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
     assert sorted(path.name for path in result.run_dir.iterdir()) == [
         "best.pt",
         "config.yaml",
+        "curves.png",
+        "events.jsonl",
         "last.pt",
         "metrics.csv",
         "previous.pt",
         "result.json",
         "samples",
+        "settings.json",
         "split.csv",
         "train.log",
+        "val_scores.csv",
     ]
     rows = list(csv.DictReader((result.run_dir / "metrics.csv").read_text().splitlines()))
     assert [row["epoch"] for row in rows] == ["1", "2"]
@@ -101,6 +106,24 @@ def test_a_dict_a_path_and_a_config_train_the_same(tiny_config, tmp_path):
     runs = [train(tiny_config), train(file), train(load_config(tiny_config)), train({}, **tiny_config)]
     assert len({weights_digest(run.run_dir) for run in runs}) == 1
     assert [run.run_dir.name for run in runs] == ["run", "run-2", "run-3", "run-4"]
+
+
+@pytest.mark.parametrize("epochs", [3, 6])
+def test_a_run_whose_earlier_rows_lack_columns_goes_on_to_its_end(epochs, tiny_config):
+    """Columns, settings and numbers that a later version added are missing in the checkpoint of an earlier one."""
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config, num_epochs=epochs, on_epoch=stop_after(2))
+    folder = Path(tiny_config["checkpoint_dir"]) / "run"
+    content = read_last(folder / "last.pt")
+    content["history"] = [{"epoch": row["epoch"]} for row in content["history"]]
+    content["config"] = {name: value for name, value in content["config"].items() if name in tiny_config or name == "monitor"}
+    content |= {"decisions": {}, "unknown": 1}
+    write_checkpoint(folder / "last.pt", content)
+    result = train(tiny_config, num_epochs=epochs, resume="run")
+    assert (result.epochs, len(result.history)) == (epochs, epochs)
+    rows = read_metrics(folder / "metrics.csv")
+    assert [set(row) == {"epoch"} for row in rows] == [True, True] + [False] * (epochs - 2)
+    assert json.loads((folder / "result.json").read_text())["images_per_second"] > 0
 
 
 @pytest.mark.real_network

@@ -7,12 +7,16 @@ import pytest
 
 from unet_trainer.images.error_maps import (
     FALSE_COLOUR,
+    GAP,
+    LINE_HEIGHT,
     MAX_SIDE,
     MISSED_COLOUR,
     RIGHT_COLOUR,
+    SAMPLE_SIDE,
     WRONG_COLOUR,
     error_map,
     error_picture,
+    sample_sheet,
 )
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR
@@ -86,3 +90,33 @@ def test_many_classes_and_long_names_fit():
     names = tuple(f"a class with a rather long näme {number}" for number in range(40))
     picture = error_picture(grey(40, 40), truth, truth, names, "x" * 500, has_background=False)
     assert picture.shape[1] == 4 * 480 + 3 * 8 + 16
+
+
+def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_and_one_legend():
+    image = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
+    truth, nothing = np.zeros((112, 112), np.uint8), np.zeros((112, 112), np.uint8)
+    truth[20:60, 20:60] = 1
+    sheet = sample_sheet([image, grey(112, 112)], [truth, nothing], [nothing, truth], NAMES, has_background=True)
+    side = SAMPLE_SIDE
+    assert sheet.shape[1] == 4 * side + 3 * GAP + 2 * GAP
+    first = sheet[LINE_HEIGHT : LINE_HEIGHT + side]
+    panels = [first[:, GAP + number * (side + GAP) :][:, :side] for number in range(4)]
+    assert np.array_equal(panels[0], image.repeat(2, 0).repeat(2, 1))
+    assert has_colour(panels[1], COLOURS[0])
+    assert np.array_equal(panels[2], panels[0])
+    assert has_colour(panels[3], MISSED_COLOUR)
+    assert not has_colour(panels[3], FALSE_COLOUR)
+    second = sheet[LINE_HEIGHT + side + GAP :][:side]
+    assert has_colour(second, FALSE_COLOUR)
+    legend = sheet[LINE_HEIGHT + 2 * (side + GAP) :]
+    assert len(legend) == 2 * LINE_HEIGHT + GAP
+    for colour in (COLOURS[0], RIGHT_COLOUR, MISSED_COLOUR, FALSE_COLOUR):
+        assert has_colour(legend, colour)
+
+
+def test_images_of_different_sizes_share_a_sheet():
+    sizes = [(64, 64), (32, 96), (600, 300)]
+    nothing = [np.zeros(size, np.uint8) for size in sizes]
+    sheet = sample_sheet([grey(*size) for size in sizes], nothing, nothing, ("sky", "road"), has_background=False)
+    assert sheet.shape[1] == 4 * SAMPLE_SIDE + 3 * GAP + 2 * GAP
+    assert has_colour(sheet, (255, 255, 255))

@@ -21,7 +21,6 @@ from unet_trainer.images.overlays import (
     display_range,
     overlay,
     overlay_rows,
-    sample_sheet,
     to_display,
 )
 
@@ -162,51 +161,6 @@ def test_an_overlay_changes_neither_image_nor_ids():
     image.setflags(write=False)
     ids.setflags(write=False)
     assert not np.array_equal(overlay(image, ids), image)
-
-
-def test_a_sample_sheet_shows_image_truth_and_prediction_side_by_side():
-    image = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
-    truth, prediction = np.zeros((160, 160), np.uint8), np.zeros((160, 160), np.uint8)
-    truth[20:60, 20:60] = 1
-    prediction[30:90, 30:90] = 2
-    sheet = sample_sheet([image], [truth], [prediction], columns=1)
-    assert (sheet.dtype, sheet.shape) == (np.uint8, (HEADER + 160, 3 * 160 + 2 * GAP, 3))
-    below = sheet[HEADER:]
-    assert np.array_equal(below[:, :160], image)
-    assert np.array_equal(below[:, 160 + GAP : 320 + GAP], overlay(image, truth))
-    assert np.array_equal(below[:, 320 + 2 * GAP :], overlay(image, prediction))
-    assert (below[:, 160 : 160 + GAP] == 255).all()
-    assert (sheet[:HEADER] < 100).any()  # the words
-
-
-def test_triples_are_in_rows_and_the_last_row_is_filled_with_white():
-    images = [grey(160, 160, value) for value in (10, 20, 30)]
-    nothing = [np.zeros((160, 160), np.uint8)] * 3
-    sheet = sample_sheet(images, nothing, nothing, columns=2)
-    width = 3 * 160 + 2 * GAP
-    assert sheet.shape == (HEADER + 160 + GAP + 160, 2 * width + 3 * GAP, 3)
-    assert sheet[HEADER + 5, 5].tolist() == [10] * 3
-    assert sheet[HEADER + 5, width + 3 * GAP + 5].tolist() == [20] * 3
-    assert sheet[HEADER + 160 + GAP + 5, 5].tolist() == [30] * 3
-    assert (sheet[HEADER + 160 + GAP :, width:] == 255).all()
-
-
-def test_a_small_image_is_enlarged_by_a_whole_factor():
-    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    nothing = np.zeros((32, 32), np.uint8)
-    sheet = sample_sheet([image], [nothing], [nothing], columns=1)
-    assert sheet.shape == (HEADER + 160, 3 * 160 + 2 * GAP, 3)
-    assert np.array_equal(sheet[HEADER:, :160], image.repeat(5, 0).repeat(5, 1))
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [((512, 512), (320, 320)), ((512, 1024), (160, 320)), ((320, 32), (320, 32)), ((96, 192), (96, 192)), ((64, 96), (192, 288))],
-)
-def test_every_image_is_shown_within_320_pixels_with_its_aspect_ratio(size, shown):
-    ids = np.zeros(size, np.uint8)
-    sheet = sample_sheet([grey(*size)], [ids], [ids], columns=1)
-    assert sheet.shape == (HEADER + shown[0], 3 * shown[1] + 2 * GAP, 3)
 
 
 # Bar charts

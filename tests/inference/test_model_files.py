@@ -78,7 +78,7 @@ def test_a_checkpoint_gives_its_weights_and_what_is_known_of_them(segmenter, tmp
 def test_a_checkpoint_of_a_run_names_the_version_that_wrote_it(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run")
     run.checkpointer.state.history.append(dict(ROW))
-    run.checkpointer.save_epoch(ROW, run.components.state.segmenter, lambda: lambda: np.zeros((2, 2, 3), np.uint8))
+    run.checkpointer.save_epoch(ROW, run.components.state.segmenter, lambda: lambda: np.zeros((2, 2, 3), np.uint8), lambda: str)
     run.checkpointer.finish()
     for name in ("best.pt", "last.pt"):
         assert read_model(tmp_path / "run" / name)[0].version == __version__

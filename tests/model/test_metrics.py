@@ -10,7 +10,7 @@ import segmentation_models_pytorch as smp
 import torch
 
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.model.metrics import compute_scores, confusion_matrix, predicted_ids
+from unet_trainer.model.metrics import class_counts, compute_scores, confusion_matrices, confusion_matrix, predicted_ids
 from unet_trainer.model.segmenter import class_logits
 
 
@@ -129,3 +129,31 @@ def test_matrices_of_batches_add_up_to_the_matrix_of_all():
     predicted = torch.randint(0, 4, (6, 7, 9), generator=generator)
     parts = [confusion_matrix(predicted[i : i + 2], truth[i : i + 2], 4) for i in (0, 2, 4)]
     assert torch.equal(sum(parts), confusion_matrix(predicted, truth, 4))
+
+
+@pytest.mark.parametrize("num_ids", [2, 3, 200])
+def test_each_image_has_its_own_matrix(num_ids):
+    """200 ids: more cells than counters, so that there is one lane."""
+    random = torch.Generator().manual_seed(0)
+    predicted, truth = (torch.randint(0, num_ids, (5, 6, 7), generator=random) for _ in range(2))
+    truth[2, :3] = 255
+    truth[4] = 255  # padding
+    matrices = confusion_matrices(predicted, truth, num_ids)
+    assert matrices.shape == (5, num_ids, num_ids)
+    for index in range(5):
+        assert torch.equal(matrices[index], confusion_matrix(predicted[index : index + 1], truth[index : index + 1], num_ids))
+    assert int(matrices[4].sum()) == 0
+    assert torch.equal(matrices.sum(0), confusion_matrix(predicted, truth, num_ids))
+
+
+def test_counts_of_a_class_are_hits_truth_and_prediction():
+    matrices = torch.tensor([[[5, 1], [3, 2]], [[0, 0], [0, 4]]])
+    assert class_counts(matrices).tolist() == [[[5, 6, 8], [2, 5, 3]], [[0, 0, 0], [4, 4, 4]]]
+
+
+def test_precision_and_recall_are_those_computed_by_hand():
+    scores = compute_scores(torch.tensor([[5, 1, 0], [3, 2, 0], [0, 0, 0]]), 3)
+    assert scores.per_class_precision == [5 / 8, 2 / 3, None]
+    assert scores.per_class_recall == [5 / 6, 2 / 5, None]
+    foreground = compute_scores(torch.tensor([[5, 1], [3, 2]]), 1)
+    assert (foreground.per_class_precision, foreground.per_class_recall) == ([2 / 3], [2 / 5])

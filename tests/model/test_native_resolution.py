@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.model import native_resolution
-from unet_trainer.model.metrics import confusion_matrix, predicted_ids
-from unet_trainer.model.native_resolution import native_confusion_matrix, resize_masks, upsampled_rows
+from unet_trainer.model.metrics import confusion_matrices, confusion_matrix, predicted_ids
+from unet_trainer.model.native_resolution import native_confusion_matrices, resize_masks, upsampled_rows
 
 SIZES = [(64, 64), (100, 37), (32, 48), (7, 200), (1, 1), (64, 64), (33, 48), (32, 48)]
 
@@ -86,13 +86,13 @@ def test_counts_are_those_of_every_mask_alone(num_ids, max_elements, monkeypatch
     monkeypatch.setattr(native_resolution, "MAX_ELEMENTS", max_elements)
     masks, logits = random_masks(SIZES, num_ids), random_logits(len(SIZES) + 1, num_ids)
     batch = torch.cat([padded(masks), torch.ones(1, 100, 200, dtype=torch.uint8)])  # the last image has no size
-    expected = torch.zeros(num_ids, num_ids, dtype=torch.int64)
-    for mask, of_image in zip(masks, logits.split(1), strict=False):
+    expected = torch.zeros(len(batch), num_ids, num_ids, dtype=torch.int64)
+    for number, (mask, of_image) in enumerate(zip(masks, logits.split(1), strict=False)):
         upsampled = F.interpolate(of_image, mask.shape, mode="bilinear", align_corners=False)
-        expected += confusion_matrix(predicted_ids(upsampled), torch.from_numpy(mask).unsqueeze(0), num_ids)
-    assert torch.equal(native_confusion_matrix(logits, batch, SIZES), expected)
+        expected[number] = confusion_matrix(predicted_ids(upsampled), torch.from_numpy(mask).unsqueeze(0), num_ids)
+    assert torch.equal(native_confusion_matrices(logits, batch, SIZES), expected)
     assert int(expected.sum()) == sum(int((mask != IGNORED).sum()) for mask in masks)
-    assert int(native_confusion_matrix(logits, batch, []).sum()) == 0
+    assert int(native_confusion_matrices(logits, batch, []).sum()) == 0
 
 
 def test_masks_of_one_size_are_counted_together(monkeypatch):
@@ -100,10 +100,10 @@ def test_masks_of_one_size_are_counted_together(monkeypatch):
 
     def count(ids, truth, num_ids):
         num_images.append(len(ids))
-        return confusion_matrix(ids, truth, num_ids)
+        return confusion_matrices(ids, truth, num_ids)
 
-    monkeypatch.setattr(native_resolution, "confusion_matrix", count)
-    native_confusion_matrix(random_logits(len(SIZES)), padded(random_masks(SIZES)), SIZES)
+    monkeypatch.setattr(native_resolution, "confusion_matrices", count)
+    native_confusion_matrices(random_logits(len(SIZES)), padded(random_masks(SIZES)), SIZES)
     assert num_images == [2, 1, 2, 1, 1, 1]  # 64×64 and 32×48 come twice
 
 
@@ -111,4 +111,4 @@ def test_of_two_equal_logits_the_first_class_is_predicted():
     """As predicted_ids does."""
     logits = torch.ones(1, 3, 4, 4)
     masks = torch.full((1, 8, 8), 2, dtype=torch.uint8)
-    assert native_confusion_matrix(logits, masks, [(8, 8)])[2].tolist() == [64, 0, 0]
+    assert native_confusion_matrices(logits, masks, [(8, 8)])[0][2].tolist() == [64, 0, 0]

@@ -56,6 +56,10 @@ def draw():
     return np.zeros((4, 4, 3), np.uint8)
 
 
+def scores():
+    return "image,iou\n"
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -83,14 +87,23 @@ def saved_epoch(folder):
 
 def test_an_epoch_writes_state_metrics_and_settings_and_the_best_weights_if_it_was_best(checkpointer, components, tmp_path):
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, None, lambda: draw)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
     checkpointer.finish()
-    assert names(tmp_path) == ["config.yaml", "last.pt", "metrics.csv"]
+    assert names(tmp_path) == ["config.yaml", "last.pt", "metrics.csv", "settings.json"]
     step(components)
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
-    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "previous.pt", "samples"]
+    assert names(tmp_path) == [
+        "best.pt",
+        "config.yaml",
+        "last.pt",
+        "metrics.csv",
+        "previous.pt",
+        "samples",
+        "settings.json",
+        "val_scores.csv",
+    ]
     assert names(tmp_path / "samples") == ["epoch_0002.png"]
     assert [row["epoch"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 2]
     assert (saved_epoch(tmp_path), read_last(tmp_path / "previous.pt")["epoch"]) == (2, 1)
@@ -99,7 +112,7 @@ def test_an_epoch_writes_state_metrics_and_settings_and_the_best_weights_if_it_w
 def test_best_weights_are_those_that_were_evaluated_and_say_what_they_are_for(checkpointer, components, tmp_path):
     step(components)
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.ema.segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.ema.segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
     content = read_checkpoint(tmp_path / "best.pt")
     average = components.state.ema.segmenter.network.state_dict()
@@ -112,7 +125,7 @@ def test_best_weights_are_those_that_were_evaluated_and_say_what_they_are_for(ch
 
 def test_every_checkpoint_says_how_the_run_was_set_up(checkpointer, components, settings, tmp_path):
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
     for name in ("best.pt", "last.pt"):
         content = read_checkpoint(tmp_path / name)
@@ -231,10 +244,10 @@ def slow_disk(monkeypatch):
 def fall_behind(checkpointer, components):
     """The second epoch, the best so far, ends while the state of the first is still being written."""
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, None, lambda: draw)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
     step(components)
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
 
 
 def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(
@@ -295,9 +308,9 @@ def test_best_weights_are_saved_without_a_picture_that_cannot_be_drawn(error, ch
         raise error
 
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, fail)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, fail, lambda: scores)
     checkpointer.finish()
-    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv"]
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "settings.json", "val_scores.csv"]
     assert "Warning: no picture of epoch 1: " in said(checkpointer)
 
 
@@ -305,9 +318,9 @@ def test_everything_else_is_written_when_pictures_cannot_be(checkpointer, compon
     settings.change("a test", on_save_error="continue")
     (tmp_path / "samples").write_text("no folder")
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
-    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "samples"]
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "samples", "settings.json", "val_scores.csv"]
     assert "samples" in said(checkpointer)
 
 
@@ -336,7 +349,7 @@ def test_weights_that_are_not_finite_are_an_error_beside_a_disk_that_fails(check
     monkeypatch.setattr(module, "write_checkpoint", refuse)
     monkeypatch.setattr(module, "write_metrics", lambda *arguments: refuse(Path("metrics.csv")))
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     with pytest.raises(NonFinite, match="bad weights"):
         checkpointer.finish()
 
@@ -371,7 +384,7 @@ def test_best_weights_are_written_before_the_state_also_after_a_save_that_failed
     """A crash in between must not leave a last.pt that refers to a best.pt which is not there."""
     settings.change("a test", on_save_error="continue")
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, None, lambda: draw)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
     checkpointer.writer.wait()
     full_disk()
     written = []
@@ -381,7 +394,7 @@ def test_best_weights_are_written_before_the_state_also_after_a_save_that_failed
     )
     step(components)
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
     assert written == ["best.pt", "last.pt"]
     assert saved_epoch(tmp_path) == 2
@@ -402,7 +415,7 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     checkpointer.finish()
     monkeypatch.setattr(module, "write_checkpoint", refuse_best)
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
     assert saved_epoch(tmp_path) == 0
     assert checkpointer.unwritten() == ["best.pt", "last.pt"]
@@ -417,13 +430,13 @@ def test_files_that_a_full_disk_did_not_take_are_written_with_the_next_state(
 ):
     settings.change("a test", on_save_error="continue")
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
     checkpointer.finish()
     assert checkpointer.unwritten() == ["best.pt", "last.pt"]
     full_disk()
     step(components)
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, None, lambda: draw)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
     checkpointer.finish()
     assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 1
     assert saved_epoch(tmp_path) == 2

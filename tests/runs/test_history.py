@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from unet_trainer.runs.history import COLUMNS, read_metrics, upgrade_row, write_metrics, write_result
+from unet_trainer.runs.history import COLUMNS, column, read_metrics, upgrade_row, write_metrics, write_result
 
 
 def row(epoch, **changes):
@@ -118,3 +118,7 @@ def test_result_is_json_in_which_what_is_not_finite_is_null(tmp_path):
     }
     assert text.startswith('{\n  "best_val_iou": null,\n')
     assert text.endswith("}\n")
+
+
+def test_a_column_leaves_out_the_rows_that_lack_it():
+    assert column([row(1), {"epoch": 2}, row(3, train_loss=2)], "train_loss") == [0.5, 2.0]

@@ -9,6 +9,7 @@ from helpers.runs import SPLIT
 from helpers.steps import make_settings
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
+from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.runs.resume_checks import (
@@ -20,6 +21,7 @@ from unet_trainer.runs.resume_checks import (
     compare_configs,
     compare_splits,
     keep_decided,
+    keep_reasons,
     split_names,
 )
 
@@ -228,3 +230,30 @@ def test_the_same_split_in_another_order_is_the_same():
 def test_another_split_is_refused_by_example(now, problem):
     with pytest.raises(CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"):
         compare_splits({"train": ["a", "b"], "val": ["c"]}, now)
+
+
+def test_a_setting_that_is_as_the_run_began_keeps_its_source_and_reason():
+    """A run is resumed with its own config.yaml: all of it would else come from a file."""
+    began = make_settings(num_epochs=50, seed=7)
+    began.change("what memory has room for", batch_size=4)
+    resumed = make_settings(batch_size=4, num_epochs=60, seed=7)
+    decisions = began.decisions_dict() | {"of_another_version": ["file", ""]}
+    keep_reasons(resumed, began.repeatable_dict(), decisions)
+    assert resumed.decisions["batch_size"] == Decision("decided", "what memory has room for")
+    assert resumed.decisions["num_epochs"].source == "config"  # another value: the source of this start
+    assert "of_another_version" not in resumed.decisions
+    assert "# decided: what memory has room for" in resumed.to_yaml("")
+
+
+def test_what_is_decided_for_this_machine_is_not_replaced_by_what_was_for_another():
+    resumed = make_settings()
+    device = resumed.decisions["device"]
+    keep_reasons(resumed, resumed.repeatable_dict(), {"device": ["decided", "another machine"]})
+    assert resumed.decisions["device"] == device
+
+
+def test_a_checkpoint_without_reasons_leaves_those_of_this_start():
+    resumed = make_settings()
+    before = dict(resumed.decisions)
+    keep_reasons(resumed, resumed.repeatable_dict(), {})
+    assert resumed.decisions == before

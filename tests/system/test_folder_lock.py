@@ -108,3 +108,24 @@ def test_a_file_system_without_locks_is_not_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "fcntl", None)
     assert acquire(tmp_path) == []
     assert acquire(tmp_path / "no such folder") == []
+
+
+def test_a_folder_shows_whether_a_process_holds_it(holder, tmp_path):
+    assert not folder_lock.is_locked(tmp_path)
+    child = holder(60)
+    assert folder_lock.is_locked(tmp_path)
+    child.kill()
+    child.wait()
+    assert (tmp_path / ".lock").exists()  # left by the kill
+    assert not folder_lock.is_locked(tmp_path)
+
+
+def test_asking_in_the_process_that_holds_a_folder_does_not_release_it(tmp_path):
+    """A POSIX lock is gone when its process closes any handle of the file."""
+    script = "import sys; from pathlib import Path; from unet_trainer.system.folder_lock import is_locked; print(is_locked(Path(sys.argv[1])))"
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, pytest.fail)
+        assert folder_lock.is_locked(tmp_path)
+        other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert other.stdout == "True\n"
+    assert not folder_lock.is_locked(tmp_path)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers.small_runs import make_run
-from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.images.error_maps import sample_sheet
+from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.training.cuda_graphs import DirectLauncher
@@ -67,7 +68,9 @@ def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_p
     images, truths = loaders.samples
     assert len(images) == 2
     ids = predict(components.state.eval_segmenter, torch.from_numpy(np.stack(images)), components.numerics)
-    expected = sample_sheet([to_display(image) for image in images], truths, list(ids.to(torch.uint8).numpy()))
+    expected = sample_sheet(
+        [to_display(image) for image in images], truths, list(ids.to(torch.uint8).numpy()), ("background", "foreground"), True
+    )
     sizes = []
     components.state.eval_segmenter.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     components.set_num_parts(num_parts)

@@ -293,3 +293,25 @@ def test_a_batch_of_nothing_but_padding_counts_nothing(tmp_path):
     step(loader_of(dataset, 4).read(0, 0), metrics)
     assert int(metrics.matrix.sum()) == 50 * 70
     assert metrics.num_images == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_each_image_is_counted_whatever_the_batches(batch_size, dataset):
+    segmenter = plain_segmenter()
+    found = evaluate(make_eval_step(segmenter, num_parts=min(2, batch_size)), loader_of(dataset, batch_size))
+    batch = read_all(dataset)
+    ids, truth = predict(segmenter, batch.images, FLOAT32), batch.masks.long()
+    for image in range(5):
+        is_counted = truth[image] != 255
+        for class_id in (0, 1):
+            in_truth, predicted = truth[image] == class_id, (ids[image] == class_id) & is_counted
+            expected = [int((in_truth & predicted).sum()), int(in_truth.sum()), int(predicted.sum())]
+            assert found.sample_counts[image, class_id].tolist() == expected
+    assert found.sample_counts.shape == (5, 2, 3)
+    assert found.seconds > 0
+
+
+def test_a_pass_that_ended_before_its_first_batch_has_counted_nothing(dataset):
+    loader = loader_of(dataset, 2)
+    loader.epoch = lambda *arguments, **options: (batch for batch in ())
+    assert evaluate(make_eval_step(plain_segmenter()), loader).sample_counts.shape == (0, 2, 3)

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from helpers.small_runs import ROW, make_run, said
+from helpers.small_runs import ROW, evaluation_of, make_run, said
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.loading.wait_advice import EpochTimes
@@ -335,7 +335,7 @@ def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_d
     run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
     take_step(run.components.train_step, run.loaders.train.read(0, 0))
     run.judge(dict(ROW), SCORES)
-    run.save_epoch(dict(ROW), improved)
+    run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved)
     run.checkpointer.finish()
     folder = run.checkpointer.folder
     assert (folder / "best.pt").exists() is improved

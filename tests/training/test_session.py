@@ -8,6 +8,7 @@ import pytest
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.runs.event_log import read_events
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.session import Session
 
@@ -20,6 +21,7 @@ def run_session(folder, error=None, with_log=True, exits=()):
             session.on_exit(call)
         if with_log:
             session.console.log_to(folder / "train.log")
+            session.events.open(folder)
         if error is not None:
             raise error
 
@@ -114,3 +116,32 @@ def test_a_run_that_ends_well_says_nothing(tmp_path, capsys):
 def test_a_signal_during_the_run_is_raised_where_it_is_not_deferred(tmp_path):
     with pytest.raises(Interrupted, match="SIGTERM"), Session():
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("error", "how", "text"),
+    [
+        (TrainingFailed("out of memory"), "failed", "out of memory"),
+        (UserError("a file is gone"), "failed", "a file is gone"),
+        (ZeroDivisionError("no"), "failed", "ZeroDivisionError: no"),
+        (Interrupted(signal.SIGTERM), "interrupted", "SIGTERM"),
+    ],
+)
+def test_how_a_run_ended_is_the_last_of_its_events(error, how, text, tmp_path):
+    with pytest.raises(type(error)):
+        run_session(tmp_path, error)
+    last = read_events(tmp_path)[-1]
+    assert (last["kind"], last["how"], last["text"]) == ("end", how, text)
+
+
+def test_every_warning_and_note_is_an_event(tmp_path):
+    with Session() as session:
+        session.console.warn("before the folder is there")
+        session.events.open(tmp_path)
+        session.console.note("a note")
+        session.console.say("only said")
+    assert [(event["kind"], event.get("text")) for event in read_events(tmp_path)] == [
+        ("start", None),
+        ("warning", "before the folder is there"),
+        ("note", "a note"),
+    ]

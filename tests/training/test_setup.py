@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.annotated import annotate_masks
-from helpers.small_runs import ROW, older_content
+from helpers.runs import stop_after
+from helpers.small_runs import ROW, evaluation_of, older_content
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
+from train_unet import train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -66,7 +69,7 @@ def names(folder):
 
 def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
     run = start(config)
-    assert names(folder) == ["config.yaml", "split.csv", "train.log"]
+    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
     assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
     assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
     said = capsys.readouterr().out
@@ -339,7 +342,7 @@ def test_a_run_of_an_older_version_goes_on(number, config, folder, capsys):
     assert (run.state.epoch, run.state.batch) == (1, 0)
     assert same(everything(run.components), everything(first.components))
     run.judge({**ROW, "epoch": 2}, SCORES)
-    run.save_epoch(dict(ROW), improved=False)
+    run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved=False)
     run.checkpointer.finish()
     rows = read_metrics(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == [1, 2]
@@ -407,3 +410,26 @@ def test_workers_read_while_the_steps_are_compiled(config, monkeypatch):
         assert [plan.key for plan in run.loaders.pool.plans] == [(run.loaders.train.number, 0, 0)]
     assert planned == [True]
     assert run.loaders.pool.backend is None  # closed at the end
+
+
+def test_curves_that_cannot_be_drawn_are_told_once_and_end_no_run(config, folder, monkeypatch, capsys):
+    def fail(path):
+        raise ValueError("no font")
+
+    monkeypatch.setattr("unet_trainer.training.setup.write_curves", fail)
+    train(config, num_epochs=2)
+    assert capsys.readouterr().out.count("curves.png could not be drawn: no font") == 1
+    assert not (folder / "curves.png").exists()
+
+
+def test_curves_show_how_the_run_ended(config, folder, monkeypatch):
+    states = []
+    monkeypatch.setattr(
+        "unet_trainer.runs.curves.draw_curves", lambda summary: states.append(summary.state) or np.zeros((4, 4, 3), np.uint8)
+    )
+    train(config)
+    assert states[-1] == "finished"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, num_epochs=4, resume="run", on_epoch=stop_after(3))
+    assert states[-1] == "interrupted"
+    assert (folder / "curves.png").is_file()

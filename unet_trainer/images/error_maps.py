@@ -1,4 +1,4 @@
-"""A picture of what a model got wrong in an image: image | truth | prediction | errors, with a title and a legend."""
+"""What a model got wrong: image | truth | prediction | errors of one image, or of several below each other, with a legend."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR, overlay
 Colour = tuple[int, int, int]
 
 MAX_SIDE = 512  # of a panel's longer side: large images are shown smaller, small ones larger by a whole factor
+SAMPLE_SIDE = 224  # the same of one among several images
+PANELS = ("image", "truth", "prediction", "errors")
 GAP = 8
 LINE_HEIGHT = 24
 LETTER_WIDTH = 9  # of the font below, at most
@@ -28,20 +30,51 @@ def error_picture(
     image: Pixels, truth: Pixels, predicted: Pixels, id_names: Sequence[str], title: str, has_background: bool
 ) -> Pixels:
     """H,W,3 uint8 image and H,W ids at one size → RGB. `has_background`: one class against a background, not one of many."""
-    size = _panel_size(truth.shape[0], truth.shape[1])
-    panels = {
-        "image": _resized(image, size),
-        "truth": _resized(overlay(image, truth), size),
-        "prediction": _resized(overlay(image, predicted), size),
-        "errors": error_map(image, truth, predicted, size, has_background),
-    }
-    columns = [np.vstack([_text_line([(name, None)], size[1]), panel]) for name, panel in panels.items()]
-    white = np.full((columns[0].shape[0], GAP, 3), PAPER, np.uint8)
-    sheet = np.hstack([part for column in columns for part in (column, white)][:-1])
+    panels = _panels(image, truth, predicted, has_background, MAX_SIDE)
+    sheet = np.vstack([_beside([_text_line([(name, None)], panels[0].shape[1]) for name in PANELS]), _beside(panels)])
     present = [int(class_id) for class_id in np.union1d(truth, predicted)]
     legend = _legend(present, id_names, has_background)
     rows = [_text_line([(title, None)], sheet.shape[1]), sheet, *(_text_line(entries, sheet.shape[1]) for entries in legend)]
     return np.pad(np.vstack(rows), ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
+
+
+def sample_sheet(
+    images: Sequence[Pixels],
+    truths: Sequence[Pixels],
+    predictions: Sequence[Pixels],
+    id_names: Sequence[str],
+    has_background: bool,
+) -> Pixels:
+    """A row for each image, as in error_picture; one legend for all of them."""
+    rows = [_panels(*one, has_background, SAMPLE_SIDE) for one in zip(images, truths, predictions, strict=True)]
+    width = max(panel.shape[1] for panels in rows for panel in panels)
+    header = _beside([_text_line([(name, None)], width) for name in PANELS])
+    shown = [_beside([_widened(panel, width) for panel in panels]) for panels in rows]
+    gap = np.full((GAP, header.shape[1], 3), PAPER, np.uint8)
+    present = sorted({int(class_id) for ids in (*truths, *predictions) for class_id in np.unique(ids)})
+    legend = [_text_line(entries, header.shape[1]) for entries in _legend(present, id_names, has_background)]
+    parts = [header, *(part for row in shown for part in (row, gap)), *legend]
+    return np.pad(np.vstack(parts), ((0, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
+
+
+def _panels(image: Pixels, truth: Pixels, predicted: Pixels, has_background: bool, most: int) -> list[Pixels]:
+    """Those of PANELS, none of their sides longer than `most`."""
+    size = _panel_size(truth.shape[0], truth.shape[1], most)
+    return [
+        _resized(image, size),
+        _resized(overlay(image, truth), size),
+        _resized(overlay(image, predicted), size),
+        error_map(image, truth, predicted, size, has_background),
+    ]
+
+
+def _beside(pictures: Sequence[Pixels]) -> Pixels:
+    white = np.full((pictures[0].shape[0], GAP, 3), PAPER, np.uint8)
+    return np.hstack([part for picture in pictures for part in (picture, white)][:-1])
+
+
+def _widened(picture: Pixels, width: int) -> Pixels:
+    return np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=PAPER)
 
 
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], has_background: bool) -> Pixels:
@@ -64,11 +97,11 @@ def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, 
     return result
 
 
-def _panel_size(height: int, width: int) -> tuple[int, int]:
+def _panel_size(height: int, width: int, most: int) -> tuple[int, int]:
     longest = max(height, width)
-    if longest > MAX_SIDE:
-        return max(1, round(height * MAX_SIDE / longest)), max(1, round(width * MAX_SIDE / longest))
-    factor = MAX_SIDE // longest
+    if longest > most:
+        return max(1, round(height * most / longest)), max(1, round(width * most / longest))
+    factor = most // longest
     return height * factor, width * factor
 
 

@@ -14,7 +14,6 @@ GAP = 6
 CHART_WIDTH, NAME_WIDTH, NUMBER_WIDTH, BAR_HEIGHT = 720, 210, 80, 32
 CELL = 200  # side of an image in a contact sheet
 HEADER = 26
-MIN_SIDE, MAX_SIDE = 160, 320  # small images are shown larger, large ones smaller
 # Distinct on most images and with common colour blindness; more classes than colours start from the first again.
 COLOURS = np.array(
     [[0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60]],
@@ -116,39 +115,9 @@ def _caption(label: str, width: int) -> Pixels:
     return line
 
 
-def sample_sheet(images: Sequence[Pixels], truths: Sequence[Pixels], predictions: Sequence[Pixels], columns: int = 2) -> Pixels:
-    """Triples image | truth | prediction, `columns` of them in a row, below a header."""
-    triples = [
-        _beside([_fit(image), _fit(overlay(image, truth)), _fit(overlay(image, predicted))])
-        for image, truth, predicted in zip(images, truths, predictions, strict=True)
-    ]
-    triples += [np.full_like(triples[0], 255)] * (-len(triples) % columns)
-    rows = [_beside(triples[start : start + columns], gap=3 * GAP) for start in range(0, len(triples), columns)]
-    sheet = np.vstack([part for row in rows for part in (row, np.full((GAP, row.shape[1], 3), 255, np.uint8))][:-1])
-    return np.vstack([_header(triples[0].shape[1], sheet.shape[1]), sheet])
-
-
-def _header(triple_width: int, width: int) -> Pixels:
-    header = np.full((HEADER, width, 3), 255, np.uint8)
-    for start in range(0, width, triple_width + 3 * GAP):
-        for index, word in enumerate(("image", "truth", "prediction")):
-            x = start + index * (triple_width + GAP) // 3 + 2
-            cv2.putText(header, word, (x, HEADER - 8), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (40, 40, 40), 1, cv2.LINE_AA)
-    return header
-
-
 def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
     white = np.full((pictures[0].shape[0], gap, 3), 255, np.uint8)
     return np.hstack([part for picture in pictures for part in (picture, white)][:-1])
-
-
-def _fit(picture: Pixels) -> Pixels:
-    """Scaled to MIN_SIDE to MAX_SIDE; small images by a whole factor, so that each pixel is a square."""
-    longest, shortest = max(picture.shape[:2]), min(picture.shape[:2])
-    if longest > MAX_SIDE:
-        return cv2.resize(picture, None, fx=MAX_SIDE / longest, fy=MAX_SIDE / longest, interpolation=cv2.INTER_AREA)
-    factor = max(1, min(-(-MIN_SIDE // shortest), MAX_SIDE // longest))
-    return cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
 
 
 def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from unet_trainer.images.tiling import Size, nearest_positions
 from unet_trainer.loading.transfer import to_device
-from unet_trainer.model.metrics import confusion_matrix
+from unet_trainer.model.metrics import confusion_matrices
 
 MAX_ELEMENTS = 2**23  # logits that are upsampled at a time; a CPU is slower with a quarter and with four times as many
 
@@ -34,10 +34,10 @@ def resize_masks(masks: torch.Tensor, sizes: Sequence[Size], size: Sequence[int]
     return masks[images, positions[:, :height].unsqueeze(2), positions[:, height:].unsqueeze(1)]
 
 
-def native_confusion_matrix(logits: torch.Tensor, masks: torch.Tensor, sizes: Sequence[Size]) -> torch.Tensor:
-    """K,K counts of N,K,h,w logits, upsampled to each mask's own size, against N,H,W ids as in `resize_masks`."""
+def native_confusion_matrices(logits: torch.Tensor, masks: torch.Tensor, sizes: Sequence[Size]) -> torch.Tensor:
+    """N,K,K counts of N,K,h,w logits, upsampled to each mask's own size, against N,H,W ids as in `resize_masks`."""
     num_ids = logits.shape[1]
-    counts = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=logits.device)
+    counts = torch.zeros(len(logits), num_ids, num_ids, dtype=torch.int64, device=logits.device)
     for (height, width), images in _by_size(sizes).items():
         num_at_once = max(1, MAX_ELEMENTS // (num_ids * max(width, logits.shape[3])))
         for start in range(0, len(images), num_at_once):
@@ -45,7 +45,7 @@ def native_confusion_matrix(logits: torch.Tensor, masks: torch.Tensor, sizes: Se
             truth = select_images(masks, some)
             for rows, upsampled in upsampled_rows(select_images(logits, some), (height, width)):
                 ids = upsampled.max(1).indices  # the ids of predicted_ids; argmax is 30 times slower on CPUs in this memory format
-                counts += confusion_matrix(ids, truth[:, rows, :width], num_ids)
+                _add_to_images(counts, some, confusion_matrices(ids, truth[:, rows, :width], num_ids))
     return counts
 
 
@@ -59,9 +59,22 @@ def _by_size(sizes: Sequence[Size]) -> dict[Size, list[int]]:
 
 def select_images(tensor: torch.Tensor, images: Sequence[int]) -> torch.Tensor:
     """Without an index tensor, which would have to be copied to the device."""
-    if images[-1] - images[0] + 1 == len(images):
+    if _is_range(images):
         return tensor[images[0] : images[-1] + 1]
     return torch.stack([tensor[image] for image in images])
+
+
+def _add_to_images(totals: torch.Tensor, images: Sequence[int], added: torch.Tensor) -> None:
+    if _is_range(images):
+        totals[images[0] : images[-1] + 1] += added
+        return
+    for image, one in zip(images, added, strict=True):
+        totals[image] += one
+
+
+def _is_range(images: Sequence[int]) -> bool:
+    """Of ascending numbers: none is left out."""
+    return images[-1] - images[0] + 1 == len(images)
 
 
 def upsampled_rows(logits: torch.Tensor, size: Size) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -16,17 +16,19 @@ from typing import Any, Protocol
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import Settings
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_files import Pixels, write_image
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.runs.checkpoint_file import read_run, write_checkpoint
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
-from unet_trainer.runs.history import Row, write_metrics
+from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.history import Row, write_metrics, write_result
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.runs.resume_checks import split_names
-from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SETTINGS, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.val_scores import VAL_SCORES
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.background_writer import BackgroundWriter, Job
 from unet_trainer.system.console import Console, first_line
@@ -55,12 +57,21 @@ class Checkpointer:
     epoch, so that a rollback does not leave a best.pt of an epoch that was rolled back.
     """
 
-    def __init__(self, folder: Path, settings: Settings, state: SavedState, split: Split, console: Console) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        state: SavedState,
+        split: Split,
+        console: Console,
+        events: EventLog | None = None,
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.state = state
         self.split = split
         self.console = console
+        self.events = events or EventLog()
         self.writer = BackgroundWriter()
         self.waiting: dict[str, Job] = {}
         self.saved_at = time.monotonic()
@@ -98,6 +109,7 @@ class Checkpointer:
         header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(self.folder / 'config.yaml'))}"
         text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
         write_text_atomically(self.folder / "config.yaml", text)
+        write_result(self.folder / SETTINGS, self.settings.explained())
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
@@ -105,13 +117,23 @@ class Checkpointer:
         text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
         self.attempt(lambda: write_text_atomically(self.folder / SPLIT_CSV, text))
 
-    def save_epoch(self, row: Row, best: Segmenter | None, draw_samples: Callable[[], Callable[[], Pixels]]) -> None:
-        """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far."""
+    def save_epoch(
+        self,
+        row: Row,
+        best: Segmenter | None,
+        draw_samples: Callable[[], Callable[[], Pixels]],
+        image_scores: Callable[[], Callable[[], str]],
+    ) -> None:
+        """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
+
+        `draw_samples` and `image_scores` are called for the best only; what they return is called in the background.
+        """
         best_copy = None
         if best is not None:
             content = {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)}
             best_copy = HostCopy(content)
             self.waiting[BEST] = Job(partial(_write_copy, self.folder / BEST, best_copy))
+            self.waiting[VAL_SCORES] = Job(partial(_write_text, self.folder / VAL_SCORES, image_scores()))
             draw = self._draw(draw_samples)
             if draw is not None:
                 picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
@@ -140,7 +162,7 @@ class Checkpointer:
             self.initial = None
 
         self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
-        jobs = {**self.waiting, LAST: Job(write_last, requires=BEST)}
+        jobs = {"events": Job(self.events.sync), **self.waiting, LAST: Job(write_last, requires=BEST)}
         if with_config:
             jobs["config.yaml"] = Job(self._write_config)
         self.waiting = {}
@@ -233,6 +255,10 @@ def _raise(error: Exception) -> None:
 
 def _write_copy(path: Path, copy: HostCopy) -> None:
     write_checkpoint(path, copy.content())
+
+
+def _write_text(path: Path, make: Callable[[], str]) -> None:
+    write_text_atomically(path, make())
 
 
 def _write_picture(path: Path, draw: Callable[[], Pixels]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.runs.event_log import finite
 from unet_trainer.system.atomic_files import write_text_atomically
 
 Row = dict[str, float | int]
@@ -31,6 +31,11 @@ COLUMNS = (
     "peak_reserved_gib",
 )
 RENAMED = {"peak_memory_gb": "peak_memory_gib", "peak_reserved_gb": "peak_reserved_gib"}  # by earlier versions
+
+
+def column(rows: Sequence[Row], name: str) -> list[float]:
+    """The values of a column, without the rows that do not have it: an earlier version may have written them."""
+    return [float(row[name]) for row in rows if name in row]
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
@@ -61,13 +66,4 @@ def upgrade_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    write_text_atomically(path, json.dumps(_finite(result), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_text_atomically(path, json.dumps(finite(result), indent=2, allow_nan=False) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from unet_trainer.config.resolved_config import Decision, Settings
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.mask_coding import given_coding
@@ -83,6 +84,18 @@ def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
         if getattr(config, name) == "auto" and getattr(config, other) is None:
             kept[other] = FIELDS[other].metadata["parse"](before.get(other))
     return replace(config, **kept)
+
+
+def keep_reasons(settings: Settings, before: Mapping[str, Any], decisions: Mapping[str, Sequence[str]]) -> None:
+    """A setting that is as the run began keeps the source and the reason that it had then.
+
+    A run is resumed with its own config.yaml, which would else be the source of all of them.
+    """
+    now = settings.repeatable_dict()
+    for name, (source, reason) in decisions.items():
+        is_as_before = name in now and name in before and now[name] == before[name]
+        if is_as_before and settings.decisions[name].source != "decided":
+            settings.decisions[name] = Decision(source, reason)
 
 
 def split_names(split: Split) -> dict[str, list[str]]:

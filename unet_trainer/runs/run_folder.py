@@ -10,6 +10,7 @@ from unet_trainer.runs.errors import CheckpointError
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 DAMAGED = "damaged.pt"  # a last.pt that could not be read
+SETTINGS = "settings.json"  # value, source and reason of every setting
 SPLIT_CSV = "split.csv"  # which pairs train and which validate
 
 

@@ -116,6 +116,7 @@ class Console:
         self.log: Path | None = None
         self.unlogged: list[str] = []
         self.log_has_failed = False
+        self.on_message: Callable[[str, str], object] = lambda kind, text: None  # is told each warning and note
 
     def log_to(self, path: Path) -> None:
         """Raises OSError if the file cannot be written to."""
@@ -137,9 +138,11 @@ class Console:
         self.say(f"  {label + ':':<11} {text}")
 
     def warn(self, text: str) -> None:
+        self.on_message("warning", text)
         self.say(f"Warning: {text}")
 
     def note(self, text: str) -> None:
+        self.on_message("note", text)
         self.say(f"Note: {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:

@@ -22,6 +22,7 @@ except ImportError:  # Windows
 NAME = ".lock"
 WAIT_SECONDS = 30  # a run that was asked to end may still be saving
 POLL_SECONDS = 0.2
+_held: set[Path] = set()  # by this process
 
 
 class FolderLock:
@@ -37,6 +38,7 @@ class FolderLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.is_held:
+            _held.discard(self.path.absolute())
             with contextlib.suppress(OSError):
                 self.path.unlink()
         if self.file is not None:
@@ -54,6 +56,7 @@ class FolderLock:
             except OSError:  # no locks on this file system, or the folder cannot be written to, which the run reports itself
                 return
             if self.is_held:
+                _held.add(self.path.absolute())
                 return
             owner = self._owner()
             if time.monotonic() - asked > WAIT_SECONDS:
@@ -84,6 +87,26 @@ class FolderLock:
         assert self.file is not None
         self.file.seek(0)
         return self.file.read().strip() or "another process"
+
+
+def is_locked_here(folder: Path) -> bool:
+    """Whether this process holds the folder."""
+    return (folder / NAME).absolute() in _held
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in the folder: this one or another. Where locks are unsupported it looks as if none did."""
+    if is_locked_here(folder):  # the file must not be opened: closing it would release this process's lock
+        return True
+    path = folder / NAME
+    if fcntl is None:
+        return False
+    try:
+        with path.open() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    return False
 
 
 def _is_same(file: TextIO, path: Path) -> bool:

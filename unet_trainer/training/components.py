@@ -9,8 +9,9 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
+from unet_trainer.images.error_maps import sample_sheet
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.overlays import sample_sheet, to_display
+from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
@@ -97,4 +98,10 @@ class Components:
         parts = torch.from_numpy(np.stack(images)).split(size)
         ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
         copy = HostCopy(ids)
-        return lambda: sample_sheet([to_display(image) for image in images], truths, list(copy.content().numpy()))
+        spec = self.state.eval_segmenter.spec
+
+        def draw() -> Pixels:
+            shown, predicted = [to_display(image) for image in images], list(copy.content().numpy())
+            return sample_sheet(shown, truths, predicted, spec.id_names, has_background=spec.num_classes == 1)
+
+        return draw

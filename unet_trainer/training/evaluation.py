@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,15 +14,15 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.transfer import to_device
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix, predicted_ids
-from unet_trainer.model.native_resolution import native_confusion_matrix, resize_masks
+from unet_trainer.model.metrics import Scores, class_counts, compute_scores, confusion_matrices, predicted_ids
+from unet_trainer.model.native_resolution import native_confusion_matrices, resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
 
-# N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and the confusion matrix or N,K,H,W logits
+# N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
 EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -32,7 +33,7 @@ def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numer
         loss_sums = loss.eval_sums(logits, masks)
         if with_logits:
             return loss_sums, logits
-        return loss_sums, confusion_matrix(predicted_ids(logits), masks, logits.shape[1])
+        return loss_sums, confusion_matrices(predicted_ids(logits), masks, logits.shape[1])
 
     return forward
 
@@ -50,7 +51,7 @@ def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> t
 
 
 class EvalMetrics:
-    """Sums for the loss and the confusion matrix of a dataset, on the device."""
+    """Sums for the loss, the confusion matrix of a dataset and the counts of each of its samples, on the device."""
 
     def __init__(self, loss: WeightedLoss, num_classes: int, device: torch.device) -> None:
         num_ids = max(2, num_classes)
@@ -58,15 +59,18 @@ class EvalMetrics:
         self.num_classes = num_classes
         self.loss_sums = torch.zeros(loss.num_sums(), dtype=wide_float(device), device=device)
         self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
+        self.sample_counts: list[torch.Tensor] = []  # of each batch: as metrics.class_counts
         self.num_images = 0
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)  # images before the first batch that is not finite
         self._reader = AsyncReader(device)
 
-    def add(self, loss_sums: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
+    def add(self, loss_sums: torch.Tensor, matrices: torch.Tensor, num_images: int) -> None:
+        """N,K,K confusion matrices, the first `num_images` of images, the others of padding."""
         is_bad = ~torch.isfinite(loss_sums).all() & (self.first_bad < 0)
         self.first_bad.copy_(torch.where(is_bad, self.num_images, self.first_bad))
         self.loss_sums += loss_sums
-        self.matrix += counts
+        self.matrix += matrices.sum(0)
+        self.sample_counts.append(class_counts(matrices[:num_images]))
         self.num_images += num_images
 
     def peek(self) -> tuple[float, float] | None:
@@ -97,21 +101,26 @@ class EvalStep:
         for part in micro_batches(batch, self.num_parts):
             images, masks = to_device((part.images, part.masks), self.device)
             if part.mask_sizes is None:
-                loss_sums, counts = self.forward(images, masks, False)
+                loss_sums, matrices = self.forward(images, masks, False)
             else:
                 loss_sums, logits = self.forward(images, resize_masks(masks, part.mask_sizes, images.shape[1:3]), True)
                 # Before the next forward pass: under CUDA graphs it overwrites the logits.
-                counts = native_confusion_matrix(logits, masks, part.mask_sizes)
-            metrics.add(loss_sums, counts, part.num_images)
+                matrices = native_confusion_matrices(logits, masks, part.mask_sizes)
+            metrics.add(loss_sums, matrices, part.num_images)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite; `loss` is NaN then."""
+    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite; `loss` is NaN then.
+
+    `sample_counts`: samples,K,3 on the device, as metrics.class_counts has them.
+    """
 
     loss: float
     scores: Scores
     first_bad_batch: int | None
+    sample_counts: torch.Tensor
+    seconds: float
 
 
 def evaluate(
@@ -121,6 +130,7 @@ def evaluate(
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass."""
+    started = time.perf_counter()
     metrics = step.new_metrics()
     step.segmenter.eval()
     with contextlib.closing(loader.epoch(0, is_stopping=is_stopping)) as batches:
@@ -133,4 +143,6 @@ def evaluate(
         loss=metrics.loss.from_sums(metrics.loss_sums.cpu()) if is_finite else math.nan,
         scores=compute_scores(metrics.matrix, metrics.num_classes),
         first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,
+        sample_counts=torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)]),
+        seconds=time.perf_counter() - started,
     )

@@ -84,6 +84,7 @@ def roll_back(run: Run, error: NonFinite) -> None:
     run.components.train_step.abandon_group()
     state.num_rollbacks += 1
     state.learning_rate.factor *= ROLLBACK_FACTOR
+    run.events.add("rollback", epoch=state.epoch, batch=state.batch, text=where)
     run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
     checkpointer.save_state(with_config=False)  # settings that failed are not saved
 
@@ -130,5 +131,6 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     if not is_whole:
         checkpointer.restore_last()
         components.train_step.abandon_group()
+    run.events.add("shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason)
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()

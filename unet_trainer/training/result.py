@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.runs.history import Row, write_result
+from unet_trainer.runs.curves import CURVES
+from unet_trainer.runs.history import Row, column, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.early_stopping import EarlyStopping
@@ -47,12 +50,12 @@ def build_result(run: Run) -> TrainResult:
     return TrainResult(
         run_dir=run.checkpointer.folder,
         best_epoch=int(best["epoch"]),
-        best_val_iou=float(best["val_iou"]),
+        best_val_iou=float(best.get("val_iou", math.nan)),
         per_class_iou=dict(zip(class_names(config), per_class, strict=True)),
         epochs=state.epoch,
         stopped_early=state.epoch < config.num_epochs,
         seconds=round(state.seconds, 3),
-        images_per_second=len(state.history) / sum(1 / row["images_per_second"] for row in state.history),
+        images_per_second=harmonic_mean(column(state.history, "images_per_second") or [0.0]),
         history=state.history,
         unwritten=run.checkpointer.unwritten(),
         number_format=config.number_format,
@@ -87,6 +90,7 @@ def report(run: Run) -> TrainResult:
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
+    run.events.add("end", how="stopped early" if result.stopped_early else "finished")
     return result
 
 
@@ -110,7 +114,7 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | table: {folder / 'metrics.csv'} | pictures: {folder / 'samples'}")
+    console.say(f"Weights: {weights} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")

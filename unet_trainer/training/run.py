@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean
 
-from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.training_choices import choose_ema_decay, choose_patience, choose_warmup, wanted_views
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.history import Row
+from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.history import Row, column
+from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
+from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import counts_against_patience
+from unet_trainer.training.epoch_records import epoch_facts, val_scores_csv
+from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.state import TrainState
 
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
@@ -41,6 +47,8 @@ class Run:
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
     startup_seconds: float = 0.0
+    events: EventLog = field(default_factory=EventLog)
+    curves: ThrottledTask | None = None  # draws curves.png
 
     @property
     def config(self) -> ResolvedConfig:
@@ -86,7 +94,7 @@ class Run:
         state.begin_next_epoch()
         state.seconds += row["seconds"]
         state.history.append(row)
-        train_losses = [float(earlier["train_loss"]) for earlier in state.history]
+        train_losses = column(state.history, "train_loss")
         counts = counts_against_patience(state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses)
         improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
         state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
@@ -99,7 +107,7 @@ class Run:
     def fit_into_budget(self) -> None:
         """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget."""
         state, planned = self.state, self.config.num_epochs
-        recent = [row["seconds"] for row in state.history[1:][-NUM_RECENT:] or state.history]
+        recent = column(state.history[1:][-NUM_RECENT:] or state.history, "seconds")
         left = self.settings.budget() - self.startup_seconds - state.seconds
         samples = len(self.loaders.train.dataset)
         most = math.ceil(wanted_views(samples // self.config.whole_repeats) * self.config.epoch_parts / samples)
@@ -131,9 +139,23 @@ class Run:
             state.ema.decay = decay
             self.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
-    def save_epoch(self, row: Row, improved: bool) -> None:
+    def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
+        self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
         best = self.state.eval_segmenter if improved else None
-        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders))
+        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
+        if self.curves is not None:
+            self.curves.request()
+
+    def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
+        """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""
+
+        def copy() -> Callable[[], str]:
+            counts = HostCopy(found.sample_counts)
+            return lambda: val_scores_csv(
+                self.loaders.val.dataset, counts.content().numpy(), Path(self.config.data_dir), self.config
+            )
+
+        return copy
 
     def say_epoch(self, row: Row, improved: bool) -> None:
         """The epoch's line; how many pieces workers failed to read; and once, advice if the model waits for data."""

@@ -1,4 +1,4 @@
-"""What one call of `train` holds of the system: console, signal handlers, the lock of the run's folder. Closes them in order."""
+"""What one call of `train` holds: console, events, signal handlers, the lock of the run's folder. Closes them in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import TracebackType
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.run_folder import has_checkpoint
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.folder_lock import FolderLock
@@ -20,6 +21,8 @@ class Session:
 
     def __init__(self) -> None:
         self.console = Console()
+        self.events = EventLog()
+        self.console.on_message = lambda kind, text: self.events.add(kind, text=text)
         self.signals = Signals()
         self.lock = FolderLock()
         self._exits = contextlib.ExitStack()
@@ -34,13 +37,23 @@ class Session:
         self._exits.callback(call)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._exits.close()
-        if isinstance(error, TrainingFailed | UserError):
-            self.console.log_only(f"Error: {error}")  # whoever catches it shows it
-        elif isinstance(error, Exception):  # a bug: its traceback goes to the terminal
-            self.console.log_only(f"Error: {type(error).__name__}: {first_line(error)}")
-        elif isinstance(error, KeyboardInterrupt):
+        try:
+            self._log_end(error)  # while the lock is held: afterwards another process may go on with the run
+        finally:
+            self._exits.close()
+        if isinstance(error, KeyboardInterrupt):
             self._say_interrupted()
+
+    def _log_end(self, error: BaseException | None) -> None:
+        """What ended the run, for its log; `report` has told the end of one that came to it."""
+        if isinstance(error, KeyboardInterrupt):
+            self.events.add("end", how="interrupted", text=str(error))
+        elif isinstance(error, Exception):
+            # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
+            is_foreseen = isinstance(error, TrainingFailed | UserError)
+            text = str(error) if is_foreseen else f"{type(error).__name__}: {first_line(error)}"
+            self.console.log_only(f"Error: {text}")
+            self.events.add("end", how="failed", text=text)
 
     def _say_interrupted(self) -> None:
         folder = None if self.console.log is None else self.console.log.parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import torch
 
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import Settings
+from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, split_names
+from unet_trainer.runs.curves import CURVES, write_curves
+from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, keep_reasons, split_names
 from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
 from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.build import (
     build_components_with_weights,
     build_dataset,
@@ -32,6 +38,7 @@ from unet_trainer.training.build import (
 )
 from unet_trainer.training.resume_messages import adapt_to_changes, say_already_finished, say_resumed
 from unet_trainer.training.run import Run
+from unet_trainer.training.run_facts import data_facts, machine_facts, model_facts
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
@@ -66,6 +73,7 @@ def set_up(config: Config, session: Session) -> Run:
     if earlier is not None:
         changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
         compare_splits(earlier["split"], split_names(dataset.split))
+        keep_reasons(settings, earlier["config"], earlier["decisions"])
         _load_state(state, earlier, settings, folder)
     else:
         try_components(settings, components, loaders, console)
@@ -74,9 +82,11 @@ def set_up(config: Config, session: Session) -> Run:
         session.lock.acquire(folder, console.note)
         if has_checkpoint(folder):
             raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
-    _open_folder(folder, console)
-    checkpointer = Checkpointer(folder, settings, state, dataset.split, console)
-    run = Run(settings, loaders, components, checkpointer, console, signals)
+    _open_folder(folder, console, session.events, _start_facts(settings, hardware, dataset, state, earlier is not None))
+    checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.events)
+    run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
+    run.curves = ThrottledTask("curves", partial(write_curves, folder))
+    session.on_exit(partial(_finish_curves, run.curves, console))
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
@@ -99,7 +109,20 @@ def set_up(config: Config, session: Session) -> Run:
         checkpointer.write_split()
     run.startup_seconds = time.perf_counter() - started
     console.fact("Start-up", f"{run.startup_seconds:.1f} s")
+    session.events.add("ready", startup_seconds=run.startup_seconds)
     return run
+
+
+def _start_facts(
+    settings: Settings, hardware: HardwareFacts, dataset: CheckedDataset, state: TrainState, resumes: bool
+) -> dict[str, Any]:
+    """What opens the events of a start."""
+    return {
+        "resumed_after": {"epoch": state.epoch, "batch": state.batch} if resumes else None,
+        "machine": machine_facts(hardware),
+        "model": model_facts(settings.taken, state.segmenter.network),
+        "data": data_facts(settings.taken, dataset),
+    }
 
 
 def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, folder: Path | None) -> None:
@@ -113,12 +136,21 @@ def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Setting
         raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {folder} has; need more")
 
 
-def _open_folder(folder: Path, console: Console) -> None:
+def _open_folder(folder: Path, console: Console, events: EventLog, start: Mapping[str, Any]) -> None:
     try:
         delete_drafts(folder)
         console.log_to(folder / "train.log")
+        events.open(folder, **start)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written to ({error.strerror}); a run needs its folder") from None
+
+
+def _finish_curves(curves: ThrottledTask, console: Console) -> None:
+    """Draws them as they are at the end, however the run ended."""
+    curves.request()
+    curves.finish()
+    if (error := curves.take_error()) is not None:
+        console.warn(f"{CURVES} could not be drawn: {first_line(error)}")
 
 
 def _compile(run: Run) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from unet_trainer.config.dump import value_text
 from unet_trainer.config.parsers import doubled
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.runs.history import Row
+from unet_trainer.runs.history import Row, column
 from unet_trainer.system.console import counted
 
 Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: not known
@@ -91,7 +91,7 @@ def judge_model(
     if len(present) == 1:
         return [_one_class_only(config, names[present[0]])]
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
-    train_iou = max((row["train_iou"] for row in history if math.isfinite(row["train_iou"])), default=0.0)
+    train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
     few_steps = _few_steps_advice(config, len(history), steps_per_epoch)
     findings = []
@@ -166,19 +166,19 @@ def _best_was_early(history: Sequence[Row], best_epoch: int) -> bool:
     if len(history) < MANY_EPOCHS or best_epoch > max(1, len(history) // 10):
         return False
     best, later = history[best_epoch - 1], history[best_epoch:]
-    loss_fell = min(row["train_loss"] for row in later) < FALLING_LOSS * best["train_loss"]
-    return loss_fell and max(row["train_iou"] for row in later) > best["val_iou"] + NOISE
+    loss_fell = min(column(later, "train_loss")) < FALLING_LOSS * best.get("train_loss", 0.0)
+    return loss_fell and max(column(later, "train_iou")) > best.get("val_iou", 1.0) + NOISE
 
 
 def _early_best(config: ResolvedConfig, history: Sequence[Row], best_epoch: int) -> Finding:
     best, later = history[best_epoch - 1], history[best_epoch:]
-    lowest = min(row["train_loss"] for row in later)
+    lowest = min(column(later, "train_loss"))
     problem = (
         f"epoch {best_epoch} of {len(history)} was the best by {config.monitor}, while the training loss went on falling "
         f"({best['train_loss']:.4f} → {lowest:.4f}): what was learned later did not help on validation images"
     )
     advice = []
-    if config.monitor == "val_loss" and max(row["val_iou"] for row in later) > best["val_iou"] + NOISE:
+    if config.monitor == "val_loss" and max(column(later, "val_iou")) > best["val_iou"] + NOISE:
         advice.append(f"val IoU rose after that epoch: {_setting('monitor', 'val_iou')}")
     if config.ema_decay is not None:
         advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
