@@ -196,7 +196,9 @@ def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer,
     assert checkpointer.unwritten() == ["last.pt"]
 
 
-@pytest.mark.parametrize(("number", "advice"), [(28, "Make room, or set"), (30, "Set")])
+@pytest.mark.parametrize(
+    ("number", "advice"), [(28, "Make room, or set"), (30, "Choose a folder on a disk that can be written to, or set"), (13, "Set")]
+)
 def test_only_a_full_disk_is_answered_with_the_advice_to_make_room(number, advice, checkpointer, monkeypatch):
     def refuse(path, write, **options):
         raise OSError(number, os.strerror(number))

@@ -41,6 +41,7 @@ class Run:
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
     startup_seconds: float = 0.0
+    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
 
     @property
     def config(self) -> ResolvedConfig:
