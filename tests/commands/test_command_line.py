@@ -53,7 +53,7 @@ def answer(capsys, *arguments):
 def trained(monkeypatch):
     """The configs that main would train, without training them."""
     configs = []
-    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[]))[1])
+    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[], missing=[]))[1])
     return configs
 
 
@@ -64,7 +64,8 @@ def runs(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "last.pt").touch()
-        (folder / "config.yaml").write_text(f"run_name: {name}\nbatch_size: 3\n")
+        (folder / "config.yaml").write_text(f"# Settings of this run.\nrun_name: {name}\nbatch_size: 3\n")
+        (folder / "split.csv").touch()
         written = time.time() - age
         os.utime(folder / "last.pt", (written, written))
     return tmp_path
@@ -132,7 +133,7 @@ def test_sigint_during_the_first_imports_is_exit_code_130_without_a_traceback(tm
 
 
 def test_sigint_in_a_command_is_exit_code_130_with_one_message(tmp_path):
-    assert interrupt_during_import("numpy", tmp_path, "check") == (130, "Error: interrupted\n")
+    assert interrupt_during_import("numpy", tmp_path, "check") == (130, "Error: interrupted by SIGINT\n")
 
 
 def test_help_shows_the_ways_to_call():

@@ -159,7 +159,7 @@ def test_key_that_is_not_text_is_an_unknown_key():
         ("batch_size", "16 images", "got '16 images'; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("batch_size", [8], "got [8]; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("batch_size", True, "got True; need a whole number from 1 to 65536, e.g. 8, or auto"),
-        ("seed", False, "got False; need a whole number of at least 0, e.g. 42"),
+        ("seed", False, "got False; need a whole number from 0 to 2147483648, e.g. 42"),
         ("num_classes", 255, "got 255; need a whole number from 1 to 254, e.g. 1, or auto"),
         ("val_fraction", 1, "got 1; need a number above 0 and below 1, e.g. 0.2"),
         ("weight_decay", -1, "got -1; need a number at least 0, e.g. 1e-4, or auto"),

@@ -93,8 +93,10 @@ def test_the_folder_is_readable_for_other_users(tmp_path, three_images):
     assert (tmp_path / "demo").stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error):
+@pytest.mark.parametrize(
+    ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), UserError)]
+)
+def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error, raised):
     written = []
 
     def write_four(path, pixels):

@@ -164,8 +164,9 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):
-        what = f"{own_file} is empty" if own_file.is_file() else f"{own_file.parent} has no {CONFIG_YAML}"
-        what = f"{own_file.parent} is no run's folder" if folder is None and own_file.is_file() else what
+        what = f"{own_file.parent} has no {CONFIG_YAML}"
+        if own_file.is_file():
+            what = f"{own_file.parent} is no run's folder" if own_file.stat().st_size else f"{own_file} is empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
 

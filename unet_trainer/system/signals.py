@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from unet_trainer.system.background_writer import is_any_busy
 
 EXIT_INTERRUPTED = 130
-FIRST_SIGNAL_CODE = 128  # exit codes above it name a signal
 WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 
 
@@ -107,6 +106,6 @@ def exit_process(code: int) -> NoReturn:
         except (OSError, ValueError):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if is_any_busy() or code > FIRST_SIGNAL_CODE:  # after a signal nobody waits for threads of a compiler
+    if is_any_busy():
         os._exit(code)
     sys.exit(code)
