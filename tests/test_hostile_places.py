@@ -96,7 +96,15 @@ def test_python_without_assertions_checks_as_ever(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("closed", "mode"),
-    [("images", 0o444), ("images", 0o111), ("images", 0), (".", 0o444), (".", 0), ("..", 0o444), ("..", 0)],  # above it: no r is needed
+    [
+        ("images", 0o444),
+        ("images", 0o111),
+        ("images", 0),
+        (".", 0o444),
+        (".", 0),
+        ("..", 0o444),
+        ("..", 0),
+    ],  # above it: no r is needed
 )
 def test_a_folder_that_may_not_be_read_is_named_with_the_permission(closed, mode, tmp_path, open_again):
     data = tmp_path / "above" / "data"

@@ -519,9 +519,20 @@ def test_impossible_file_name_is_answered(tmp_path):
 # Overrides
 
 
-def test_overrides_win_over_the_file_and_the_last_one_wins(load_text):
-    config = load_text("batch_size: 4\nseed: 1\n", ["batch_size=16", "learning_rate=1e-4", "batch_size=32"])
-    assert config == Config(batch_size=32, seed=1, learning_rate=1e-4)
+def test_overrides_win_over_the_file(load_text):
+    config = load_text("batch_size: 4\nseed: 1\n", ["batch_size=16", "learning_rate=1e-4"])
+    assert config == Config(batch_size=16, seed=1, learning_rate=1e-4)
+
+
+def test_a_key_that_is_given_twice_on_the_command_line_is_an_error(load_text):
+    with pytest.raises(ConfigError, match=r"batch_size: given twice, '16' and '32'; leave one of them out"):
+        load_text("batch_size: 4\n", ["batch_size=16", "learning_rate=1e-4", "batch_size=32"])
+
+
+def test_the_upper_limit_of_the_seed_is_named(load_text):
+    assert load_text("seed: 2147483648\n").seed == 2**31
+    with pytest.raises(ConfigError, match=r"seed: got '2147483649'; need a whole number from 0 to 2147483648, e\.g\. 42"):
+        load_text("seed: 2147483649\n")
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,21 @@ def seconds(value: Any, place: str) -> None:
         raise ValueError(f"{place} is {value!r:.60}; need a number of at least 0")
 
 
+def positive(value: Any, place: str) -> None:
+    number(value, place)
+    if not 0 < value < math.inf:
+        raise ValueError(f"{place} is {value!r:.60}; need a number above 0")
+
+
 def tensor(value: Any, place: str) -> None:
     if not torch.is_tensor(value):
         raise _refuse(place, value, "a tensor")
+
+
+def scalar(value: Any, place: str) -> None:
+    tensor(value, place)
+    if value.ndim:
+        raise _refuse(place, value, "one value")
 
 
 def random_state(value: Any, place: str) -> None:
@@ -70,6 +82,14 @@ def optional(rule: Rule) -> Rule:
     return check
 
 
+def both(first: Rule, second: Rule) -> Rule:
+    def check(value: Any, place: str) -> None:
+        first(value, place)
+        second(value, place)
+
+    return check
+
+
 def either(first: Rule, second: Rule) -> Rule:
     def check(value: Any, place: str) -> None:
         try:
@@ -86,6 +106,15 @@ def list_of(rule: Rule) -> Rule:
             raise _refuse(place, value, "a list")
         for index, item in enumerate(value):
             rule(item, f"{place}[{index}]")
+
+    return check
+
+
+def values_of(rule: Rule) -> Rule:
+    def check(value: Any, place: str) -> None:
+        mapping(value, place)
+        for key, item in value.items():
+            rule(item, f"{place}[{key}]")
 
     return check
 
@@ -138,8 +167,8 @@ def settings(value: Any, place: str) -> None:
             raise ValueError(f"{place}.{name} is {value[name]!r:.60}; {error}") from None
 
 
-ROW_NAMES = ("epoch", "train_loss", "val_loss", "train_iou", "val_iou", "learning_rate", "seconds", "images_per_second")
-ROW = fields(**dict.fromkeys(ROW_NAMES, number))
+ROW_NAMES = ("epoch", "train_loss", "val_loss", "train_iou", "val_iou", "learning_rate", "seconds")
+ROW = both(by_name(number), fields(**dict.fromkeys(ROW_NAMES, number), images_per_second=positive))
 WEIGHTS = by_name(tensor)
 
 # last.pt and previous.pt, as TrainState.state_dict and the Checkpointer fill them.
@@ -147,11 +176,11 @@ STATE: dict[str, Rule] = {
     "config": settings,
     "split": fields(train=list_of(text), val=list_of(text)),
     "model": WEIGHTS,
-    "optimizer": fields(state=mapping, param_groups=list_of(fields(params=list_of(count)))),
+    "optimizer": fields(state=values_of(mapping), param_groups=list_of(fields(params=list_of(count)))),
     "scaler": fields(scale=maybe(number), _growth_tracker=maybe(count)),
-    "learning_rate": fields(num_drops=count, epochs_since_drop=count, factor=number, num_epochs=maybe(count)),
+    "learning_rate": fields(num_drops=count, epochs_since_drop=count, factor=positive, num_epochs=maybe(count)),
     "progress": fields(best_value=number, best_epoch=count, reference=number, epochs_since_best=count, patience_used=maybe(count)),
-    "ema": optional(fields(model=WEIGHTS, num_updates=either(tensor, count))),
+    "ema": optional(fields(model=WEIGHTS, num_updates=either(scalar, count))),
     "totals": fields(
         **dict.fromkeys(("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad"), tensor), num_images=count
     ),

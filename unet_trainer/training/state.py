@@ -164,6 +164,8 @@ class TrainState:
         groups = self.optimizer.param_groups
         if len(saved_groups) == len(groups):
             return [saved["params"] for saved in saved_groups]
+        if not saved_groups:
+            raise ValueError("optimizer.param_groups is empty")
         # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
         factor = saved_groups[0].get("lr_factor", 1.0)
         then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
@@ -199,13 +201,18 @@ class TrainState:
             if len(group["params"]) != len(params):
                 raise ValueError(f"optimizer.param_groups has {len(params)} parameters, for {len(group['params'])} of the model")
             for parameter, number in zip(group["params"], params, strict=True):
-                for name, value in saved.get(number, {}).items():
-                    if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
-                        raise ValueError(
-                            f"optimizer.state[{number}].{name} is {tuple(value.shape)} in the file, {tuple(parameter.shape)} here"
-                        )
-                    if not (torch.is_tensor(value) or value is None or type(value) in (int, float)):
-                        raise ValueError(f"optimizer.state[{number}].{name} is no tensor")
+                if number in saved:
+                    self._check_moments(saved[number], parameter, f"optimizer.state[{number}]")
+
+    def _check_moments(self, saved: Mapping[str, Any], parameter: torch.Tensor, place: str) -> None:
+        moments = ("momentum_buffer",) if isinstance(self.optimizer, torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
+        for name in moments:
+            value = saved.get(name)
+            if not torch.is_tensor(value) or value.shape != parameter.shape:
+                found = f"has {tuple(value.shape)}" if torch.is_tensor(value) else "is no tensor"
+                raise ValueError(f"{place}.{name} {found}; its parameter has {tuple(parameter.shape)}")
+        if "exp_avg" in moments and not (torch.is_tensor(step := saved.get("step")) and step.numel() == 1 and float(step) >= 0):
+            raise ValueError(f"{place}.step is no number of steps")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of another model, before anything of it is loaded."""
