@@ -414,7 +414,8 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
 
 @pytest.mark.real_network
 def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
-    settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
+    config = {**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"}
+    settings = words(config)
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     monkeypatch.setattr("unet_trainer.system.folder_lock.WAIT_SECONDS", 0.5)
     with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
@@ -430,4 +431,5 @@ def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsy
         child.terminate()
         child.communicate(timeout=60)
     assert child.returncode == 143
-    assert main([*settings, f"num_epochs={read_last(folder / 'last.pt')['epoch'] + 1}", "early_stopping_patience=null"]) == 0
+    one_more = {"num_epochs": read_last(folder / "last.pt")["epoch"] + 1, "early_stopping_patience": None}
+    assert main(words({**config, **one_more})) == 0

@@ -458,3 +458,48 @@ def test_the_sources_of_the_values_are_recorded(tmp_path):
     assert read_training_command([str(file), "seed=7"], script).sources == {"batch_size": "file", "seed": "command line"}
     sources = read_training_command(["seed=7"], script).sources
     assert (sources["seed"], sources["data_dir"], sources["run_name"]) == ("command line", "config", "config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", ""], "--config: got an empty name; name one, or leave --config out"),
+        (["--config="], "--config: got an empty name; name one, or leave --config out"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "--config: given 2 times; need it once"),
+        (["--resume", ""], "--resume: got an empty name; name one, or leave --resume out"),
+        (["--resume", "a", "--resume", "b"], "--resume: given 2 times; need it once"),
+        (["--resume", "a", "resume=b"], "--resume and resume=b say the same twice; leave one of them out"),
+        ([""], "got an empty word; need a config file or key=value (is a variable of the shell not set?)"),
+        (["check", ""], "got an empty word; need a config file or key=value (is a variable of the shell not set?)"),
+        (["evaluate", "a", "data_dir=b", "data_dir=c"], "data_dir: given twice; leave one of them out"),
+        (["try", "a", "data_dir=b", "data_dir=c"], "data_dir: given twice; leave one of them out"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_empty_or_given_twice_is_an_error(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"Error: {message}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["bench"], ["doctor"]], ids=str)
+def test_a_key_given_twice_is_an_error_of_every_command(command, capsys):
+    assert main([*command, "batch_size=2", "batch_size=3"]) == 2
+    assert "batch_size: given twice, '2' and '3'; leave one of them out" in capsys.readouterr().err
+
+
+def test_an_error_of_the_machine_is_a_sentence_and_a_bug_is_not(monkeypatch, capsys):
+    def fail(error):
+        def command(arguments, script):
+            raise error
+
+        monkeypatch.setattr("unet_trainer.commands.check.main", command)
+
+    fail(PermissionError(13, "Permission denied", "/data"))
+    assert main(["check"]) == 2
+    assert capsys.readouterr().err == "Error: /data: Permission denied\n"
+    fail(RuntimeError("can't start new thread"))
+    assert main(["check"]) == 2
+    assert "no more processes or threads may be started" in capsys.readouterr().err
+    fail(FileNotFoundError(2, "No such file or directory", "ours"))
+    with pytest.raises(FileNotFoundError):
+        main(["check"])

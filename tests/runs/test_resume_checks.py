@@ -228,3 +228,11 @@ def test_the_same_split_in_another_order_is_the_same():
 def test_another_split_is_refused_by_example(now, problem):
     with pytest.raises(CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"):
         compare_splits({"train": ["a", "b"], "val": ["c"]}, now)
+
+
+def test_a_split_csv_that_was_swapped_is_named(tmp_path):
+    table = tmp_path / "split.csv"
+    with pytest.raises(
+        CheckpointError, match=rf"would now validate, e\.g\. b \({table} decides it, and is not the run's own\); put it back"
+    ):
+        compare_splits({"train": ["a", "b"], "val": ["c"]}, {"train": ["a", "c"], "val": ["b"]}, table)

@@ -113,3 +113,71 @@ def test_a_file_system_without_locks_is_not_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "fcntl", None)
     assert acquire(tmp_path) == []
     assert acquire(tmp_path / "no such folder") == []
+
+
+def test_two_runs_of_one_process_cannot_hold_one_folder(tmp_path, monkeypatch):
+    """The system would give both the same lock, and take it from both when one of them is done."""
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.3)
+    with folder_lock.FolderLock() as first:
+        first.acquire(tmp_path, print)
+        with pytest.raises(UserError, match="in use: another run of this process trains there"):
+            acquire(tmp_path)
+        (tmp_path / "link").symlink_to(tmp_path)
+        with pytest.raises(UserError, match="another run of this process"):
+            acquire(tmp_path / "link")
+        assert first.is_ours()
+        (tmp_path / "other").mkdir()
+        assert acquire(tmp_path / "other") == []
+    assert acquire(tmp_path) == []
+
+
+def test_a_folder_that_is_made_anew_or_moved_away_is_no_longer_ours(tmp_path, holder):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(folder, print)
+        assert lock.is_ours()
+        folder.rename(tmp_path / "moved")
+        assert not lock.is_ours()
+        folder.mkdir()
+        assert not lock.is_ours()
+        (folder / ".lock").write_text("another's")
+    assert (folder / ".lock").read_text() == "another's"  # only one's own file is deleted
+
+
+def test_a_lock_file_that_was_deleted_alone_is_made_again(tmp_path):
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        (tmp_path / ".lock").unlink()
+        assert lock.is_ours()
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {folder_lock.socket.gethostname()}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_has_locked_since_is_no_longer_ours(tmp_path, holder):
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        (tmp_path / ".lock").unlink()
+        child = holder(60)
+        assert not lock.is_ours()
+        assert f"process {child.pid} on " in (tmp_path / ".lock").read_text()
+
+
+def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(target)
+    assert acquire(tmp_path / "run") == []
+    assert target.read_text() == "content"
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_held_and_released(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_lock.os, "pwrite", full)
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        assert (lock.is_held, lock.is_ours()) == (True, True)
+    assert list(tmp_path.iterdir()) == []

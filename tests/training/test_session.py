@@ -114,3 +114,24 @@ def test_a_run_that_ends_well_says_nothing(tmp_path, capsys):
 def test_a_signal_during_the_run_is_raised_where_it_is_not_deferred(tmp_path):
     with pytest.raises(Interrupted, match="SIGTERM"), Session():
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):
+    """Exit code 2 before the run has its folder, 3 afterwards."""
+    error = OSError(24, "Too many open files", "/data/a.png")
+    with pytest.raises(UserError, match=r"^/data/a\.png: Too many open files"), Session():
+        raise error
+
+    def fail_with_a_folder():
+        with Session() as session:
+            session.console.log_to(tmp_path / "train.log")
+            raise error
+
+    with pytest.raises(TrainingFailed, match=r"^/data/a\.png: Too many open files .*; nothing is saved$"):
+        fail_with_a_folder()
+    (tmp_path / "last.pt").touch()
+    with pytest.raises(TrainingFailed, match=rf"; to go on: python train_unet\.py --resume {tmp_path}$"):
+        fail_with_a_folder()
+    assert (tmp_path / "train.log").read_text().count("Error: /data/a.png: Too many open files") == 2
+    with pytest.raises(FileNotFoundError), Session():  # a bug
+        raise FileNotFoundError(2, "No such file or directory", "ours")

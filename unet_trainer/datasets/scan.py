@@ -57,6 +57,9 @@ class ImageFacts:
     def size(self) -> tuple[int, int]:
         return self.height, self.width
 
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and len(self.mean) == len(self.std) == self.channels > 0
+
 
 @dataclass(frozen=True)
 class MaskFacts:
@@ -74,6 +77,9 @@ class MaskFacts:
     @property
     def size(self) -> tuple[int, int]:
         return self.height, self.width
+
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and sum(self.counts.values()) == self.height * self.width
 
 
 Facts = TypeVar("Facts", ImageFacts, MaskFacts)
@@ -111,7 +117,8 @@ class ScanCache:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             known_stamp, known = self.known[_cache_key(role, path)]
             if stamp is not None and known_stamp == stamp:
-                return from_plain(kind, known)
+                facts = from_plain(kind, known)
+                return facts if facts.is_consistent() else None
         return None
 
     def add_pair(self, pair: Pair, facts: PairFacts, stamps: tuple[Stamp | None, Stamp | None]) -> None:
