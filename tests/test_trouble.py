@@ -308,7 +308,7 @@ def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_fil
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    (run.run_dir / ".last.pt.x.tmp").touch()
+    (run.run_dir / ".last.pt.x2345678.tmp").touch()
     assert main(["--resume", str(last)]) == 2
     assert capsys.readouterr().err == f"Error: {last} is damaged: its bytes do not match its digest\n"
     assert main(["--resume", str(run.run_dir)]) == 0
@@ -316,7 +316,7 @@ def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_fil
     assert f"Warning: {last} is damaged: its bytes do not match its digest; going on from {run.run_dir / 'previous.pt'}" in said
     assert "Resuming after epoch 1; " in said
     assert weights_digest(run.run_dir) == before
-    assert not (run.run_dir / ".last.pt.x.tmp").exists()
+    assert not (run.run_dir / ".last.pt.x2345678.tmp").exists()
 
 
 def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights(tiny_config, monkeypatch, capsys):
@@ -414,20 +414,22 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
 
 @pytest.mark.real_network
 def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
-    settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
+    config = {**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"}
+    settings = words(config)
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     monkeypatch.setattr("unet_trainer.system.folder_lock.WAIT_SECONDS", 0.5)
     with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
         while "Epoch 1/" not in child.stdout.readline():
             assert child.poll() is None
-        (folder / ".last.pt.x.tmp").touch()
+        (folder / ".last.pt.x2345678.tmp").touch()
         assert main(settings) == 2
         said = capsys.readouterr()
         owner = f"{folder} is in use: process {child.pid} on {socket.gethostname()} trains there"
         assert said.err == f"Error: {owner}; end it first, or choose another run_name\n"
         assert f"Note: {owner}; waiting for its end" in said.out
-        assert (folder / ".last.pt.x.tmp").exists()  # the other's, perhaps
+        assert (folder / ".last.pt.x2345678.tmp").exists()  # the other's, perhaps
         child.terminate()
         child.communicate(timeout=60)
     assert child.returncode == 143
-    assert main([*settings, f"num_epochs={read_last(folder / 'last.pt')['epoch'] + 1}", "early_stopping_patience=null"]) == 0
+    one_more = {"num_epochs": read_last(folder / "last.pt")["epoch"] + 1, "early_stopping_patience": None}
+    assert main(words({**config, **one_more})) == 0

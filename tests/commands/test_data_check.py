@@ -32,7 +32,8 @@ def check(data, tmp_path, capsys):
 
     def run(*words):
         report = tmp_path / "report.json"
-        words = [f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "num_classes=4", *words, "--json", str(report)]
+        classes = [] if any(word.startswith("num_classes=") for word in words) else ["num_classes=4"]
+        words = [f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", *classes, *words, "--json", str(report)]
         code = main(["check", *words])
         captured = capsys.readouterr()
         assert captured.err == ""

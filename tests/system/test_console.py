@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 
+import pytest
+
 from unet_trainer.system.console import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -301,3 +303,41 @@ def test_of_a_message_that_quotes_a_traceback_the_error_at_its_end_is_taken():
 def test_the_first_line_of_an_error_is_its_type_where_it_has_no_message():
     assert first_line(RuntimeError("\n  out of memory \nTraceback")) == "out of memory"
     assert first_line(MemoryError()) == "MemoryError"
+
+
+def test_a_log_is_not_opened_through_a_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / "train.log").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        Console(io.StringIO()).log_to(tmp_path / "train.log")
+    assert target.read_text() == "content"
+
+
+def test_a_folder_that_is_made_anew_gets_nothing_of_this_run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    console = Console(io.StringIO())
+    console.log_to(folder / "train.log")
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    console.say("one")
+    console.close_log()
+    assert (list(folder.iterdir()), (tmp_path / "moved" / "train.log").read_text()) == ([], "one\n")
+
+
+def test_a_log_that_was_deleted_begins_anew(tmp_path):
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "train.log")
+    console.say("one")
+    (tmp_path / "train.log").unlink()
+    console.say("two")
+    console.close_log()
+    assert (tmp_path / "train.log").read_text() == "two\n"
+
+
+def test_closed_standard_output_is_no_error(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    console = Console()
+    console.say("one")
+    assert not console.interactive

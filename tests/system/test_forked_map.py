@@ -294,3 +294,10 @@ def test_threads_begin_no_more_items_when_the_consumer_stops_early(no_processes)
     next(outcomes)
     outcomes.close()
     assert len(begun) < 1000
+
+
+def test_no_temporary_folder_is_needed(monkeypatch):
+    """As with a root that is mounted read-only."""
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert [outcome for _, outcome in forked_map(lambda item, read_stderr: item + 1, [1], 1)] == [2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.config.dump import as_dict, to_plain, value_text
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, as_shape, id_names, is_demo_dir
 from unet_trainer.datasets.class_statistics import (
     absent_classes,
@@ -30,13 +28,15 @@ from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import describe_problems
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
-from unet_trainer.images.image_files import DataError, read_image, read_mask, write_image
+from unet_trainer.images.image_files import DataError, encode_image, read_image, read_mask
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written
 from unet_trainer.images.overlays import contact_sheet, to_display
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.os_errors import cannot
+from unet_trainer.system.output_files import check_output, write_output
 
 NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
 NUM_PICTURES = 24
@@ -52,6 +52,8 @@ LARGE = 1.5  # times image_size: resizing would lose much of such an image
 def check_data(config: Config, console: Console, json_file: Path | None) -> bool:
     """Prints the report and writes the contact sheet; returns whether the data can be trained on. Raises UserError."""
     data_dir = Path(config.data_dir)
+    if json_file is not None:
+        check_output("--json", json_file)
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
     try:
@@ -167,9 +169,9 @@ def _draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     path = folder / f"{name}.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_image(path, contact_sheet(pictures, labels))
+        write_bytes_atomically(path, encode_image(contact_sheet(pictures, labels), ".png"))
     except OSError as error:
-        raise UserError(f"checkpoint_dir: {path} cannot be written ({error.strerror})") from None
+        raise cannot(f"checkpoint_dir: {path}", "be written", error, path) from None
     return path
 
 
@@ -233,8 +235,5 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
         "contact_sheet": None if sheet is None else str(sheet),
         "config": list(lines),
     }
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON
-    except OSError as error:
-        raise UserError(f"--json: {shlex.quote(str(path))} cannot be written ({error.strerror})") from None
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_output("--json", path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON

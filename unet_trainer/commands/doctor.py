@@ -23,9 +23,9 @@ from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, id_names, is_demo_dir
 from unet_trainer.config.training_choices import COMPILE_SECONDS, describe_seconds
-from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.findings import Finding, finding_lines, has_problem, wrapped
+from unet_trainer.system.output_files import check_output, is_replaceable, write_output
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
     config = read_config_words(words, script)
     if given.write is not None:
         check_may_write(given.write)
+    if given.json is not None:
+        check_output("--json", given.json)
     page = Page(Console())
     settings = examine(config, page, reviews=bool(words), is_fast=given.fast)
     if given.write is not None:
@@ -411,19 +413,15 @@ def _say_verdict(page: Page) -> None:
 
 
 def check_may_write(path: Path) -> None:
-    """Raises UserError where something stands that would be lost, before minutes are spent on measuring."""
-    if path.exists():
+    """Raises UserError where a file stands that would be lost, before minutes are spent on measuring."""
+    check_output("--write", path)
+    if is_replaceable(path):
         raise UserError(f"--write: {path} exists; name another file, or remove it")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--write: there is no folder {path.absolute().parent}")
 
 
 def write_config(path: Path, settings: Settings) -> None:
     header = f"python train_unet.py {shlex.quote(str(path))}\n{WRITTEN_BY} for {settings.taken.data_dir}; edit it as you like."
-    try:
-        write_text_atomically(path, settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights))
-    except OSError as error:
-        raise UserError(f"--write: {path} cannot be written ({error.strerror})") from None
+    write_output("--write", path, settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights))
 
 
 def _write_json(path: Path, page: Page, code: int) -> None:
@@ -432,7 +430,4 @@ def _write_json(path: Path, page: Page, code: int) -> None:
         "findings": {section: [dataclasses.asdict(finding) for finding in found] for section, found in page.findings.items()},
         **page.content,
     }
-    try:
-        write_text_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"--json: {path} cannot be written ({error.strerror})") from None
+    write_output("--json", path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")

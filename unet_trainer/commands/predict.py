@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from unet_trainer.commands.command_line import Script
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Bar, Console, counted
+from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
@@ -134,9 +135,8 @@ def _run(stream: PredictionStream, inputs: Sequence[Input], is_done: Sequence[bo
     try:
         return stream.run(inputs, is_done)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
         raise UserError(
-            f"--out: {out} cannot be written to ({where}{error.strerror or error}); "
+            f"--out: {out} cannot be written to ({sentence(error, out)}); "
             f"{counted(stream.outcome.num_written, 'image')} done, --skip-existing goes on from there"
         ) from None
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {out} cannot be made ({error.strerror})") from None
+        raise cannot(f"--out: {out}", "be made", error, out) from None
 
 
 def _with_symmetries(engine: Engine, console: Console) -> Engine:

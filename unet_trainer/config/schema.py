@@ -329,7 +329,12 @@ class Config:
     channels_last: bool = key(True, p.flag, "NHWC in memory, which suits tensor cores")
     deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
 
-    seed: int = key(42, p.integer(minimum=0, example="42"), "split, weights, order and augmentation follow from it", theme="Run")
+    seed: int = key(
+        42,
+        p.integer(minimum=0, example="42", says_maximum=True),
+        "split, weights, order and augmentation follow from it",
+        theme="Run",
+    )
     checkpoint_dir: str = key("checkpoints", p.text("checkpoints"), "where runs are written")
     run_name: str = key("run", p.text("run"), "name of the run's folder; a number is added when it exists")
     resume: str | None = key(

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, pa
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+from unet_trainer.system.plain_content import from_plain
 
 CACHE_FORMAT = 2
 MISSING = 1e30  # larger numbers mark pixels without data; they would dominate the statistics
@@ -56,6 +57,9 @@ class ImageFacts:
     def size(self) -> tuple[int, int]:
         return self.height, self.width
 
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and len(self.mean) == len(self.std) == self.channels > 0
+
 
 @dataclass(frozen=True)
 class MaskFacts:
@@ -73,6 +77,9 @@ class MaskFacts:
     @property
     def size(self) -> tuple[int, int]:
         return self.height, self.width
+
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and sum(self.counts.values()) == self.height * self.width
 
 
 Facts = TypeVar("Facts", ImageFacts, MaskFacts)
@@ -100,26 +107,19 @@ class ScanCache:
                 self.known = dict(content["files"])
 
     def find_image(self, path: Path, stamp: Stamp | None) -> ImageFacts | None:
-        known = self._find("image", path, stamp)
-        return None if known is None else ImageFacts(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
+        return self._find("image", ImageFacts, path, stamp)
 
     def find_mask(self, path: Path, stamp: Stamp | None) -> MaskFacts | None:
-        known = self._find("mask", path, stamp)
-        if known is None:
-            return None
-        structure, palette = known["structure"], known["palette"]
-        return MaskFacts(
-            **{
-                **known,
-                "counts": _by_value(known["counts"]),
-                "structure": None if structure is None else MaskStructure(**structure),
-                "palette": None if palette is None else _by_value(palette),
-            }
-        )
+        return self._find("mask", MaskFacts, path, stamp)
 
-    def _find(self, role: str, path: Path, stamp: Stamp | None) -> dict[str, Any] | None:
-        entry = self.known.get(_cache_key(role, path))
-        return entry[1] if entry is not None and stamp is not None and entry[0] == stamp else None
+    def _find(self, role: str, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
+        """A damaged entry is as good as none: the file is read anew."""
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            known_stamp, known = self.known[_cache_key(role, path)]
+            if stamp is not None and known_stamp == stamp:
+                facts = from_plain(kind, known)
+                return facts if facts.is_consistent() else None
+        return None
 
     def add_pair(self, pair: Pair, facts: PairFacts, stamps: tuple[Stamp | None, Stamp | None]) -> None:
         for role, path, found, stamp in (("image", pair.image, facts.image, stamps[0]), ("mask", pair.mask, facts.mask, stamps[1])):
@@ -135,11 +135,6 @@ class ScanCache:
         with contextlib.suppress(OSError):  # as above
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
-
-
-def _by_value(numbers: Mapping[str, int]) -> dict[int, int]:
-    """JSON has no keys but text."""
-    return {int(value): number for value, number in numbers.items()}
 
 
 def _cache_key(role: str, path: Path) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair, path_in
 from unet_trainer.images.error_maps import error_picture
 from unet_trainer.images.image_files import encode_image, read_image, read_mask
@@ -29,19 +28,23 @@ from unet_trainer.inference.evaluate import EvaluatedSet, badness
 from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.evaluation_summary import MEAN, Comparison, Summary
 from unet_trainer.inference.image_scores import BOUNDARY_RATIO, Count, Floats, mean_over, scores_from_counts
-from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
+from unet_trainer.system.os_errors import cannot, named_file
 
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
 FORMAT = 1
 MAX_NAME = 80  # characters of an image's name in that of its picture
 
 
-def make_folder(folder: Path) -> None:
-    """Before the work is done, so that a folder that cannot be written to is told at once."""
+def make_folder(folder: Path, is_named: bool) -> None:
+    """Before the work is done, so that a folder that cannot be written to is told at once. `is_named`: by the user, who may name a
+    link; one in a run's folder could lead anywhere."""
     try:
+        if not is_named:
+            make_own_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {folder} cannot be written to ({error.strerror})") from None
+        raise cannot(f"--out: {folder}", "be written to", error, folder) from None
 
 
 def worst_first(evaluated: EvaluatedSet, pairs: Sequence[Pair]) -> list[int]:
@@ -98,7 +101,7 @@ def write_evaluation(
         for name in earlier - {picture["picture"] for picture in pictures}:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {folder} cannot be written to ({error.strerror or error})") from None
+        raise cannot(f"--out: {named_file(error) or folder}", "be written to", error, folder) from None
 
 
 def summary_content(summary: Summary, id_names: Sequence[str]) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def comparison_content(comparison: Comparison, summary: Summary) -> dict[str, An
 def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str]) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
     ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
-    (folder / PICTURES).mkdir(exist_ok=True)
+    make_own_folder(folder / PICTURES)
     listed = []
     for number, worst in enumerate(evaluated.worst, start=1):
         pair, ids = data.pairs[worst.index], worst.ids

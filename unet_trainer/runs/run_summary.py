@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unet_trainer.config.safe_yaml import interpret, parse_yaml
-from unet_trainer.runs.event_log import EVENTS, current_epochs, read_events
+from unet_trainer.runs.event_log import current_epochs, read_events
 from unet_trainer.runs.history import COLUMNS, read_metrics
-from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SETTINGS
-from unet_trainer.runs.val_scores import VAL_SCORES, ImageScore, read_val_scores
+from unet_trainer.runs.run_folder import BEST, EVENTS, LAST, PREVIOUS, SETTINGS, VAL_SCORES
+from unet_trainer.runs.val_scores import ImageScore, read_val_scores
 from unet_trainer.system.folder_lock import is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed"]

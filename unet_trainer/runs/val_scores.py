@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-VAL_SCORES = "val_scores.csv"
 NO_IOU = 2.0  # sorts images in which no class occurs behind all others
 
 

@@ -6,6 +6,8 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +16,8 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from unet_trainer.system.atomic_files import open_to_append
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
@@ -110,20 +114,29 @@ class Console:
     """Prints messages and logs them. Lines printed before the run has a folder go into its log once it has."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stdout
+        stream = stream or sys.stdout or io.StringIO()  # None: standard output is closed
         self.interactive = stream.isatty()
         self.stream: Any = FaultTolerantStream(stream, self._record)
         self.log: Path | None = None
+        self._log_handle: int | None = None  # stays open: a folder of that name that is made anew has a log of its own
+        self._log_folder: os.stat_result | None = None
         self.unlogged: list[str] = []
         self.log_has_failed = False
         self.on_message: Callable[[str, str], object] = lambda kind, text: None  # is told each warning and note
 
     def log_to(self, path: Path) -> None:
         """Raises OSError if the file cannot be written to."""
-        with path.open("a"):
-            self.log = path
+        handle = open_to_append(path)
+        self.close_log()
+        self.log, self._log_handle, self._log_folder = path, handle, path.parent.stat()
         self._append(self.unlogged)
         self.unlogged = []
+
+    def close_log(self) -> None:
+        handle, self._log_handle = self._log_handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(handle)
 
     def say(self, text: str = "") -> None:
         print(text, file=self.stream, flush=True)
@@ -191,12 +204,22 @@ class Console:
         else:
             self._append([text])
 
+    def _reopen_deleted_log(self, path: Path, handle: int) -> None:
+        """A log that was deleted or rotated begins anew, unless its folder is another one now."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return
+        with contextlib.suppress(FileNotFoundError):
+            if self._log_folder is not None and os.path.samestat(self._log_folder, path.parent.stat()):
+                self._log_handle = open_to_append(path)
+                os.close(handle)
+
     def _append(self, lines: list[str]) -> None:
-        if self.log is None or not lines:
+        if self._log_handle is None or self.log is None or not lines:
             return
         try:
-            with self.log.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(readable("\n".join(lines)) + "\n")
+            self._reopen_deleted_log(self.log, self._log_handle)
+            os.write(self._log_handle, (readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
                 print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)

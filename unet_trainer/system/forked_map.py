@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import traceback
 import warnings
 from collections import deque
@@ -104,7 +103,7 @@ def _start(
     others: Sequence[_Child[Item]],
 ) -> _Child[Item]:
     here, there = multiprocessing.Pipe()
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+    stderr = _memory_file()
     # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
     inherited = [here, *(other.connection for other in others)]
     context = multiprocessing.get_context("fork")
@@ -114,6 +113,11 @@ def _start(
         process.start()
     there.close()
     return _Child(process, here, stderr)
+
+
+def _memory_file() -> IO[bytes]:
+    """A file without a place on any disk: none may be writable. Its handle is shared with the child."""
+    return os.fdopen(os.memfd_create("stderr"), "w+b")
 
 
 def _assign(child: _Child[Item], waiting: deque[int]) -> None:

@@ -10,10 +10,10 @@ from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.runs.curves import CURVES
 from unet_trainer.runs.history import Row, column, write_result
-from unet_trainer.runs.run_folder import BEST, LAST
+from unet_trainer.runs.run_folder import BEST, CURVES, LAST
 from unet_trainer.system.console import Console, counted
+from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.resume_messages import longer
 from unet_trainer.training.run import Run
@@ -37,6 +37,7 @@ class TrainResult:
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
     baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
+    missing: list[str] = field(default_factory=list)  # best.pt: was deleted or damaged after it was written
     warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
 
 
@@ -61,6 +62,7 @@ def build_result(run: Run) -> TrainResult:
         number_format=config.number_format,
         is_compiled=config.compile_model,
         baseline_iou=None if baseline is None else baseline.iou,
+        missing=[BEST] if not has_best and run.lost_best is not None else [],
         warnings=_warnings(run),
     )
 
@@ -72,6 +74,8 @@ def _baseline(run: Run) -> Baseline | None:
 def _warnings(run: Run) -> list[str]:
     config, state = run.config, run.state
     best_epoch, steps_per_epoch = state.early_stopping.best_epoch, state.learning_rate.steps_per_epoch
+    if best_epoch == 0 and run.lost_best is not None:
+        return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
     findings = judge_model(config, state.confusion, state.history, best_epoch, steps_per_epoch)
@@ -86,7 +90,8 @@ def result_dict(result: TrainResult) -> dict[str, Any]:
 
 
 def report(run: Run) -> TrainResult:
-    """Writes result.json and says the result."""
+    """Looks whether the weights are there, writes result.json and says the result."""
+    run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)

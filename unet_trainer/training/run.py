@@ -49,6 +49,7 @@ class Run:
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
+    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
 
     @property
     def config(self) -> ResolvedConfig:

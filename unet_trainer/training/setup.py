@@ -20,15 +20,27 @@ from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.runs.checkpoint_file import read_run
+from unet_trainer.runs.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.curves import CURVES, write_curves
+from unet_trainer.runs.curves import write_curves
+from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, keep_reasons, split_names
-from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
-from unet_trainer.system.atomic_files import delete_drafts
+from unet_trainer.runs.run_folder import (
+    CURVES,
+    LOG,
+    SPLIT_CSV,
+    check_may_write,
+    find_resume_source,
+    folder_of,
+    has_checkpoint,
+    start_folder,
+    sweep,
+)
 from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.os_errors import named_file, reason
 from unet_trainer.system.throttled_task import ThrottledTask
+from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.build import (
     build_components_with_weights,
     build_dataset,
@@ -51,7 +63,7 @@ def set_up(config: Config, session: Session) -> Run:
     console.say("U-Net trainer")
     checkpoint_dir = Path(config.checkpoint_dir)
     source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
-    folder = source if source is None or source.is_dir() else source.parent
+    folder = None if source is None else folder_of(source)
     if folder is not None:
         session.lock.acquire(folder, console.note)
     earlier = None if source is None else read_run(source, console.warn)
@@ -72,24 +84,33 @@ def set_up(config: Config, session: Session) -> Run:
     changes: list[str] = []
     if earlier is not None:
         changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
-        compare_splits(earlier["split"], split_names(dataset.split))
+        compare_splits(earlier["split"], split_names(dataset.split), _split_table(folder))
         keep_reasons(settings, earlier["config"], earlier["decisions"])
-        _load_state(state, earlier, settings, folder)
+        _load_state(state, earlier, settings, source)
     else:
         try_components(settings, components, loaders, console)
+    is_new = folder is None
     if folder is None:
+        if source is not None:
+            console.note(f"{source} lies in no run's folder: a new run goes on from it")
         folder = start_folder(config.resume, config.run_name, checkpoint_dir)
         session.lock.acquire(folder, console.note)
         if has_checkpoint(folder):
             raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
-    _open_folder(folder, console, session.events, _start_facts(settings, hardware, dataset, state, earlier is not None))
-    checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.events)
+    start = _start_facts(settings, hardware, dataset, state, earlier is not None)
+    _open_folder(folder, settings, console, session.events, start)
+    checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.lock.is_ours, session.events)
     run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
     run.curves = ThrottledTask("curves", partial(write_curves, folder))
     session.on_exit(partial(_finish_curves, run.curves, console))
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
+        if state.batch > len(loaders.train):
+            raise CheckpointError(f"{source} is no state that can be gone on from: batch is {state.batch} of {len(loaders.train)}")
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
+        run.lost_best = look_for_best(checkpointer, state, console)
+        if run.lost_best is not None and not run.is_finished():
+            console.warn(f"{run.lost_best}; the best of the epochs to come takes their place")
         if settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:
             run.fit_into_budget()
     console.fact("Run", str(folder))
@@ -104,7 +125,7 @@ def set_up(config: Config, session: Session) -> Run:
     signals.check()
     if settings.taken.compile_model:
         _compile(run)
-    if earlier is None:
+    if is_new:
         checkpointer.write_config()
         checkpointer.write_split()
     run.startup_seconds = time.perf_counter() - started
@@ -125,24 +146,38 @@ def _start_facts(
     }
 
 
-def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, folder: Path | None) -> None:
-    state.load_state_dict(earlier)
+def _split_table(folder: Path | None) -> Path | None:
+    """The table of the run's split, if it has one."""
+    return folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
+
+
+def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None) -> None:
+    try:
+        state.load_state_dict(earlier)
+    except ILL_FORMED as error:
+        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{source} is no state that can be gone on from: {text}") from None
     if settings.replans():  # goes on with the plan as it was
         planned = max(state.epoch, earlier["learning_rate"].get("num_epochs", settings.taken.num_epochs))
         settings.change("as planned before the run was interrupted", num_epochs=planned)
         state.learning_rate.num_epochs = planned
     num_epochs = settings.taken.num_epochs
     if num_epochs < state.epoch:
-        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {folder} has; need more")
+        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more")
 
 
-def _open_folder(folder: Path, console: Console, events: EventLog, start: Mapping[str, Any]) -> None:
+def _open_folder(folder: Path, settings: Settings, console: Console, events: EventLog, start: Mapping[str, Any]) -> None:
+    """Before an epoch is trained: raises UserError for a folder that takes no files."""
+    warning = check_may_write(folder, lasts=settings.taken.on_save_error == "continue")
     try:
-        delete_drafts(folder)
-        console.log_to(folder / "train.log")
+        sweep(folder)
+        console.log_to(folder / LOG)
         events.open(folder, **start)
     except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be written to ({error.strerror}); a run needs its folder") from None
+        where = named_file(error) or folder
+        raise UserError(f"{where} cannot be written to ({reason(error, folder)}); a run needs its folder") from None
+    if warning is not None:
+        console.warn(f"{warning}; training goes on (on_save_error: continue)")
 
 
 def _finish_curves(curves: ThrottledTask, console: Console) -> None:
