@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last, read_r
 from unet_trainer.runs.checkpointer import RETRY_SECONDS, Checkpointer
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.runs.history import read_metrics
+from unet_trainer.system.background_writer import Job
 from unet_trainer.system.console import Console
 
 FULL = OSError(28, "No space left on device")
@@ -589,3 +591,16 @@ def test_pictures_are_written_whole_and_not_through_links(checkpointer, componen
     checkpointer.finish()
     assert target.read_text() == "content"
     assert (tmp_path / "samples" / "epoch_0000.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_goes_away_during_a_save_costs_nothing_either(components, settings, tmp_path):
+    """The save that failed is made again beside it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), folder.exists)
+    made.waiting["metrics.csv"] = Job(lambda: shutil.rmtree(folder))  # written before last.pt
+    made.save_state()
+    made.writer.wait()
+    with pytest.raises(TrainingFailed, match=rf"{folder} is gone, .*; the state is saved as {folder / 'last.pt'}; to go on: "):
+        made.save_if_due()
+    assert read_last(folder / "last.pt")["epoch"] == components.state.epoch

@@ -218,24 +218,31 @@ class Checkpointer:
             return  # a folder that is gone for now, as with its disk, is tried again
         self._leave_folder(state)
 
-    def _leave_folder(self, state: HostCopy) -> NoReturn:
-        """Saves the state in a new folder beside the one that is lost, and ends the run."""
+    def _leave_folder(self, state: HostCopy | None) -> NoReturn:
+        """Saves the state, or else the one whose save has failed, in a new folder beside the one that is lost; ends the run."""
         lost = self.folder
         what = f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by another process"
-        best, self.waiting = self.waiting.get(BEST), {}
+        waiting, self.waiting = self.waiting, {}
+        if state is None and LAST not in waiting:
+            state = self.initial
         try:
             self.folder = new_run_folder(lost.parent, lost.name)
             self.console.log_to(self.folder / LOG)
             self.events.open(self.folder)
             self._write_config()
             self._write_split()
-            if best is not None:
-                best.write()
             self._write_metrics(self.state.history)
-            write_checkpoint(self.folder / LAST, state.content())
+            if BEST in waiting:
+                waiting[BEST].write()
+            if state is not None:
+                write_checkpoint(self.folder / LAST, state.content())
+            elif LAST in waiting:
+                waiting[LAST].write()
         except OSError as error:
             raise TrainingFailed(f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})") from None
         self.initial = None
+        if not has_checkpoint(self.folder):
+            raise TrainingFailed(f"{what}; the state is lost")
         raise TrainingFailed(f"{what}; the state is saved as {self.folder / LAST}; to go on: {self.resume_command}")
 
     def save_if_due(self) -> None:
@@ -312,6 +319,8 @@ class Checkpointer:
                 what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
             if self.settings.taken.on_save_error == "stop":
                 self.writer.cancel()
+                if not self.is_ours():
+                    self._leave_folder(None)
                 todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
                 raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
             self.console.warn(f"{what}; training goes on (on_save_error: continue)")
