@@ -48,7 +48,6 @@ def set_up(config: Config, session: Session) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     started = time.perf_counter()
     console, signals = session.console, session.signals
-    console.say("U-Net trainer")
     checkpoint_dir = Path(config.checkpoint_dir)
     source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
     folder = source if source is None or source.is_dir() else source.parent
