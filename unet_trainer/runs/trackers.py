@@ -110,11 +110,19 @@ class WandbTracker:
         options: dict[str, Any] = {"project": PROJECT, "name": run.name, "config": dict(run.settings), "resume": "allow"}
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
-            has_key = bool(os.environ.get("WANDB_API_KEY") or getattr(getattr(self.module, "api", None), "api_key", None))
             options |= {"dir": str(run.folder), "id": run.earlier_id}
-            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")  # else it asks for one
+            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")  # else it asks for one
         begun = self.module.init(**options)
         return getattr(begun, "id", None)
+
+    def _has_key(self) -> bool:
+        """Whether wandb has an API key. Never asks for one."""
+        if os.environ.get("WANDB_API_KEY"):
+            return True
+        try:
+            return bool(self.module.login(prompt=False))
+        except TypeError:  # before wandb 0.28
+            return bool(self.module.api.api_key)
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
         content: dict[str, Any] = dict(scalars)
