@@ -12,6 +12,7 @@
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
     python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
     python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
+    python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -115,6 +116,8 @@ def train(
     from unet_trainer.training.session import Session
 
     with Session() as session:
+        session.console.say("U-Net trainer")  # torch takes seconds to import
+
         from unet_trainer.training.recovery import Recovery
         from unet_trainer.training.result import report
         from unet_trainer.training.setup import set_up

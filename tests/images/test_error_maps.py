@@ -118,5 +118,5 @@ def test_images_of_different_sizes_share_a_sheet():
     sizes = [(64, 64), (32, 96), (600, 300)]
     nothing = [np.zeros(size, np.uint8) for size in sizes]
     sheet = sample_sheet([grey(*size) for size in sizes], nothing, nothing, ("sky", "road"), has_background=False)
-    assert sheet.shape[1] == 4 * SAMPLE_SIDE + 3 * GAP + 2 * GAP
+    assert sheet.shape[1] == 4 * 192 + 3 * GAP + 2 * GAP  # 64 × 3 and 96 × 2; 600×300 is 112 wide
     assert has_colour(sheet, (255, 255, 255))

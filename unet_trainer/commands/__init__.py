@@ -8,4 +8,5 @@ COMMANDS = {
     "predict": "unet_trainer.commands.predict",
     "export": "unet_trainer.commands.export",
     "try": "unet_trainer.commands.try_model",
+    "runs": "unet_trainer.commands.runs",
 }

@@ -366,6 +366,15 @@ class Config:
         p.optional(p.number(above=0, example="600")),
         "seconds without a batch after which the worker processes count as hanging; null: wait for ever",
     )
+    tensorboard: bool = key(
+        False,
+        p.flag,
+        "log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install tensorboard)",
+        theme="Trackers",
+    )
+    wandb: bool = key(False, p.flag, "log to Weights & Biases (pip install wandb); without an API key into the run's folder only")
+    trackio: bool = key(False, p.flag, "log to Trackio (pip install trackio)")
+    mlflow: bool = key(False, p.flag, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

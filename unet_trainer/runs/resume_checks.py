@@ -51,6 +51,10 @@ MAY_CHANGE_SILENTLY = frozenset(
         "on_nan",
         "on_oom",
         "worker_timeout",
+        "tensorboard",
+        "wandb",
+        "trackio",
+        "mlflow",
     ]
 )
 

@@ -227,14 +227,15 @@ def _read_epochs(folder: Path, raw: list[dict[str, Any]]) -> list[EpochRecord]:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         for row in read_metrics(folder / METRICS):
             records[int(row["epoch"])] = EpochRecord(int(row["epoch"]), row)
-    told = {event["epoch"]: _epoch_record(event) for event in current_epochs(raw)}
+    told = {event["epoch"]: read_epoch(event) for event in current_epochs(raw)}
     if told:  # metrics.csv may be older, or of a state that was undone
         last = max(told)
         records = {number: record for number, record in records.items() if number <= last}
     return [record for _, record in sorted({**records, **told}.items())]
 
 
-def _epoch_record(event: Mapping[str, Any]) -> EpochRecord:
+def read_epoch(event: Mapping[str, Any]) -> EpochRecord:
+    """An epoch event as a record."""
     row = {name: value for name in COLUMNS if (value := _number(event.get(name))) is not None}
     scores = ("iou", "dice", "precision", "recall")
     classes = {

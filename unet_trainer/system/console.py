@@ -10,7 +10,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -18,11 +19,14 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from unet_trainer.system.atomic_files import open_to_append
+from unet_trainer.system.terminal import Colour, num_columns, painted
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+MAX_CLASSES = 12  # rows of the table at the end
+SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
@@ -50,9 +54,21 @@ def readable(text: str) -> str:
 
 
 class Bar:
-    """A progress bar; off where there is no terminal."""
+    """A progress bar. Where there is no terminal, a line once `say` is given and it takes long."""
 
-    def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True, num_done: int = 0) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        label: str,
+        total: int,
+        visible: bool,
+        keep: bool = True,
+        num_done: int = 0,
+        say: Callable[[str], object] | None = None,
+    ) -> None:
+        self.label, self.total, self.num_done = label, total, num_done
+        self.say = say
+        self.started = time.monotonic()
         self.tqdm = tqdm(
             total=total,
             initial=num_done,
@@ -73,6 +89,16 @@ class Bar:
 
     def tick(self, number: int = 1) -> None:
         self.tqdm.update(number)
+        self.num_done += number
+        if self.say is not None:
+            self._say_if_long()
+
+    def _say_if_long(self) -> None:
+        seconds = time.monotonic() - self.started
+        if seconds > SILENT_SECONDS and self.num_done < self.total and self.say is not None:
+            left = seconds / self.num_done * (self.total - self.num_done)
+            self.say(f"{self.label} {self.num_done} of {self.total}, about {left:.0f} s to go")
+            self.say = None
 
     def show(self, loss: float, iou: float) -> None:
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
@@ -152,18 +178,26 @@ class Console:
 
     def warn(self, text: str) -> None:
         self.on_message("warning", text)
-        self.say(f"Warning: {text}")
+        self._say_painted("Warning:", "yellow", text)
 
     def note(self, text: str) -> None:
         self.on_message("note", text)
-        self.say(f"Note: {text}")
+        self._say_painted("Note:", "blue", text)
+
+    def _say_painted(self, lead: str, colour: Colour, text: str) -> None:
+        """The lead in a colour, where the terminal has them; not in the log."""
+        print(f"{painted(lead, colour, self.stream)} {text}", file=self.stream, flush=True)
+        self._record(f"{lead} {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
-        return Bar(self.stream, label, total, self.interactive, keep, num_done)
+        """`keep`: it stays on the screen. One that does not stays silent without a terminal, unless it takes long."""
+        say = None if self.interactive or keep else self.say
+        return Bar(self.stream, label, total, self.interactive, keep, num_done, say)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
-            print(f"\nEpoch {epoch}/{num_epochs}\n{RULE}", file=self.stream, flush=True)
+            rule = RULE[: num_columns(self.stream)]
+            print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{rule}", file=self.stream, flush=True)
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
@@ -180,6 +214,7 @@ class Console:
         if not self.interactive:
             print(line, file=self.stream, flush=True)
             return
+        best = painted(best, "green", self.stream) if best else ""
         details = [f"LR: {row['learning_rate']:.2e}", f"Time: {row['seconds']:.1f}s", f"{row['images_per_second']:.0f} images/s"]
         details += [part for part in (memory, f"data wait: {row['data_wait']:.0%}", skipped) if part]
         print(
@@ -192,11 +227,17 @@ class Console:
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
-        """A class that does not occur shows as –."""
-        width = max(len(name) for name in ("class", *scores))
+        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a screen."""
+        shown: Sequence[tuple[str, float | None]] = list(scores.items())
+        if len(shown) > MAX_CLASSES:
+            found = [(name, value) for name, value in shown if value is not None]
+            shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
+        width = max(len(name) for name in ("class", *(name for name, _ in shown)))
         self.say(f"  {'class':<{width}}  IoU")
-        for name, value in scores.items():
+        for name, value in shown:
             self.say(f"  {name:<{width}}  {'–' if value is None else f'{value:.4f}'}")
+        if len(shown) < len(scores):
+            self.say(f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json")
 
     def _record(self, text: str) -> None:
         if self.log is None:
@@ -228,4 +269,4 @@ class Console:
 
 def show_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
-        print(f"Error: {readable(text)}", file=sys.stderr, flush=True)
+        print(f"{painted('Error:', 'red', sys.stderr)} {readable(text)}", file=sys.stderr, flush=True)

@@ -66,8 +66,9 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
     if config.encoder != "auto":
         check_encoder_name(config.encoder)  # before minutes are spent on reading
-    if is_demo_dir(config.data_dir) and ensure_demo(Path(config.data_dir)):
-        console.say(f"Made the demo dataset in {config.data_dir}")
+    if is_demo_dir(config.data_dir) and not Path(config.data_dir).exists():
+        console.say(f"Making the demo dataset in {config.data_dir} ...")
+        ensure_demo(Path(config.data_dir))
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
     try:
         return build_dataset_report(config, console, earlier).checked()

@@ -15,9 +15,11 @@ from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.event_log import EventLog, finite
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.runs.run_summary import read_epoch
+from unet_trainer.runs.tracker_queue import TrackerQueue
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
@@ -50,6 +52,7 @@ class Run:
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
+    trackers: list[TrackerQueue] = field(default_factory=list)
 
     @property
     def config(self) -> ResolvedConfig:
@@ -141,7 +144,10 @@ class Run:
             self.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
-        self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
+        facts = epoch_facts(row, found, improved, self.times, self.config)
+        self.events.add("epoch", **facts)
+        for tracker in self.trackers:
+            tracker.log(read_epoch(finite(facts)))
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
@@ -162,6 +168,9 @@ class Run:
         """The epoch's line; how many pieces workers failed to read; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
+        for tracker in self.trackers:
+            if (problem := tracker.take_problem()) is not None:
+                self.console.warn(problem)
         num_failed, reason = self.loaders.take_failures()
         if num_failed:
             self.console.warn(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from unet_trainer.runs.run_folder import (
     start_folder,
     sweep,
 )
+from unet_trainer.runs.tracker_queue import TrackerQueue, build_trackers
+from unet_trainer.runs.trackers import chosen_trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import named_file, reason
 from unet_trainer.system.throttled_task import ThrottledTask
@@ -60,7 +62,7 @@ def set_up(config: Config, session: Session) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     started = time.perf_counter()
     console, signals = session.console, session.signals
-    console.say("U-Net trainer")
+    trackers = chosen_trackers(config)
     checkpoint_dir = Path(config.checkpoint_dir)
     source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
     folder = None if source is None else folder_of(source)
@@ -103,6 +105,8 @@ def set_up(config: Config, session: Session) -> Run:
     run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
     run.curves = ThrottledTask("curves", partial(write_curves, folder))
     session.on_exit(partial(_finish_curves, run.curves, console))
+    run.trackers = build_trackers(trackers, folder, as_dict(settings.taken), state.epoch, session.events)
+    session.on_exit(partial(_finish_trackers, run.trackers, console))
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
         if state.batch > len(loaders.train):
@@ -130,6 +134,8 @@ def set_up(config: Config, session: Session) -> Run:
         checkpointer.write_split()
     run.startup_seconds = time.perf_counter() - started
     console.fact("Start-up", f"{run.startup_seconds:.1f} s")
+    for tracker in run.trackers:
+        tracker.start()
     session.events.add("ready", startup_seconds=run.startup_seconds)
     return run
 
@@ -186,6 +192,14 @@ def _finish_curves(curves: ThrottledTask, console: Console) -> None:
     curves.finish()
     if (error := curves.take_error()) is not None:
         console.warn(f"{CURVES} could not be drawn: {first_line(error)}")
+
+
+def _finish_trackers(trackers: Sequence[TrackerQueue], console: Console) -> None:
+    for tracker in trackers:
+        missing = tracker.finish()
+        for problem in (tracker.take_problem(), missing):
+            if problem is not None:
+                console.warn(problem)
 
 
 def _compile(run: Run) -> None:
