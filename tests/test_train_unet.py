@@ -31,7 +31,7 @@ from unet_trainer.config import training_choices
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import PLAIN, SAID_ELSEWHERE
+from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.model.network import build_network

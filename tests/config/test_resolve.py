@@ -1,4 +1,4 @@
-"""What a config leaves open is decided once, with a reason; what it sets is kept; config.yaml repeats the run elsewhere."""
+"""What a config leaves open is decided once, with a reason; what it sets is kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ import math
 import pytest
 
 from helpers.project import FIXED_RECIPE
+from helpers.resolving import (
+    ALL_HARDWARE,
+    AMPERE,
+    APPLE,
+    CPU,
+    DATASET,
+    KEPLER,
+    MEASURED,
+    OLD_APPLE,
+    STEP,
+    TURING,
+    decided,
+    found_weights,
+    open_settings,
+    settings_of,
+)
 from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
-from unet_trainer.config.facts import TOO_LARGE, DatasetFacts, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, Settings, resolve
+from unet_trainer.config.resolve import resolve
+from unet_trainer.config.resolved_config import Decision, ResolvedConfig
 from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
 from unet_trainer.config.training_choices import (
     CPU_BUDGET,
@@ -23,27 +40,6 @@ from unet_trainer.config.training_choices import (
     choose_number_format,
 )
 
-AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
-TURING = HardwareFacts("cuda:1", "Tesla T4", has_bfloat16=False, has_float16=True, num_cores=8)
-KEPLER = HardwareFacts("cuda", "Tesla K80", has_bfloat16=False, has_float16=False, num_cores=8)
-CPU = HardwareFacts("cpu", "x86_64", has_bfloat16=True, has_float16=False, num_cores=8)
-APPLE = HardwareFacts("mps", "Apple GPU", has_bfloat16=True, has_float16=True, num_cores=8)
-OLD_APPLE = HardwareFacts("mps", "Apple GPU", has_bfloat16=False, has_float16=True, num_cores=8)
-ALL_HARDWARE = [AMPERE, TURING, KEPLER, CPU, APPLE, OLD_APPLE]
-
-DATASET = DatasetFacts(
-    channels=4,
-    mean=(1.0, 2.0, 3.0, 4.0),
-    std=(5.0, 6.0, 7.0, 8.0),
-    statistics_reason="of the training images",
-    mask_values=(0, 255),
-    ignore_value=None,
-    mask_reason="all masks hold 0 and 255",
-    class_shares=[0.8, 0.2],
-    train_sizes=[(64, 64), (128, 64), (256, 256)],
-    num_classes=1,
-    num_classes_reason="the masks hold two values",
-)
 EVERYTHING_SET = {
     **FIXED_RECIPE,
     "device": "cpu",
@@ -64,37 +60,6 @@ EVERYTHING_SET = {
     "early_stopping_patience": 7,
     "ema_decay": 0.99,
 }
-FREE = {"horizontal_flip": 0.5, "vertical_flip": 0.5, "quarter_turn": 0.5}
-UPRIGHT = {"horizontal_flip": 0.5, "vertical_flip": 0.98, "quarter_turn": 1.0}
-MEASURED = Measurements(
-    num_pairs=100,
-    structure=20.0,
-    relative_structure=0.1,
-    thickness=20.0,
-    size_spread=2.0,
-    brightness_spread=0.1,
-    has_colour=True,
-    told=UPRIGHT,
-    told_in_views=FREE,
-    has_sides=False,
-    chance=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
-    chance_in_views=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
-)
-STEP = StepCost(seconds=0.5, eval_seconds=0.01, memory=2**30)
-
-
-def found_weights(encoder):
-    return "imagenet", "on this machine"
-
-
-def settings_of(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
-    """What the recipe sets is set; `values` may open it again with auto."""
-    return resolve(load_config({**FIXED_RECIPE, "image_size": 64, **values}), hardware, dataset, measure_step, find_weights)
-
-
-def open_settings(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
-    """Everything is auto but `values`."""
-    return resolve(load_config(values), hardware, dataset, measure_step, find_weights)
 
 
 class Trials:
@@ -107,10 +72,6 @@ class Trials:
     def __call__(self, config):
         self.asked.append(config)
         return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
-
-
-def decided(settings):
-    return {name: decision.reason for name, decision in settings.decisions.items() if decision.source == "decided"}
 
 
 # resolve
@@ -626,144 +587,3 @@ def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarit
 
 def test_one_class_has_no_weight():
     assert choose_class_weights([0.99, 0.01], 1) == (None, "one class: the overlap loss counts its pixels alone")
-
-
-# Settings
-
-
-def test_a_change_is_taken_with_its_reason():
-    settings = settings_of(batch_size=8)
-    settings.change("out of memory", batch_parts=2, on_oom="shrink")
-    assert (settings.taken.batch_parts, settings.taken.on_oom) == (2, "shrink")
-    assert (settings.taken.batch_size, settings.asked.batch_parts) == (8, 1)
-    assert settings.decisions["batch_parts"] == settings.decisions["on_oom"] == Decision("decided", "out of memory")
-    assert settings.decisions["batch_size"] == Decision("config")
-    assert isinstance(settings.taken, ResolvedConfig)
-
-
-def test_a_change_of_an_unknown_setting_is_an_error():
-    with pytest.raises(TypeError, match="batchparts"):
-        settings_of().change("out of memory", batchparts=2)
-
-
-def test_changes_do_not_reach_the_decisions_that_settings_were_made_from():
-    config, decisions = load_config({}), {"seed": Decision("default")}
-    settings = Settings(config, settings_of().taken, decisions)
-    settings.change("a reason", seed=1)
-    assert decisions == {"seed": Decision("default")}
-
-
-def test_the_repeatable_config_has_what_was_taken_but_of_the_machine_what_was_asked_for():
-    settings = settings_of(TURING, use_amp=True, amp_dtype="bfloat16", compile_model=True, batch_size=8)
-    settings.change("compiling failed", compile_model=False)
-    settings.change("out of memory", batch_parts=2)
-    repeatable = settings.repeatable()
-    assert type(repeatable) is Config
-    asked = ("auto", "auto", True, "bfloat16", True, "none")
-    assert tuple(getattr(repeatable, name) for name in MACHINE_KEYS) == asked
-    assert tuple(getattr(settings.taken, name) for name in MACHINE_KEYS) == ("cuda:1", 7, True, "float16", False, "none")
-    assert (repeatable.batch_parts, repeatable.in_channels, repeatable.mask_values) == (2, 4, (0, 255))
-    assert settings.repeatable_dict() == as_dict(repeatable)
-    assert load_config(settings.repeatable_dict()) == repeatable
-
-
-def test_what_changes_the_numbers_is_written_as_it_was_chosen():
-    """Elsewhere auto may choose otherwise, and a resumed run would not have the same bits."""
-    gpu = dataclasses.replace(AMPERE, host_memory=2**34)
-    for hardware, chosen in ((gpu, True), (dataclasses.replace(CPU, host_memory=2**34), False)):
-        settings = open_settings(hardware, measure_step=lambda config: STEP)
-        repeatable = settings.repeatable()
-        assert {name: getattr(repeatable, name) for name in KEPT_AS_CHOSEN} == {"use_amp": chosen, "compile_model": chosen}
-        assert (settings.taken.cache, repeatable.cache) == ("ram", "auto")  # it changes no numbers
-        assert f"use_amp: {str(chosen).lower()}  # here {str(chosen).lower()}: " in settings.to_yaml("")
-    settings.change("compiling failed", compile_model=False)
-    assert settings.repeatable().compile_model is False
-
-
-def test_nothing_but_the_machine_is_open_in_the_repeatable_config():
-    repeatable = open_settings(measure_step=lambda config: STEP).repeatable_dict()
-    assert {name for name, value in repeatable.items() if value == "auto"} == {"device", "num_workers", "cache"}
-
-
-def test_with_a_time_budget_the_number_of_epochs_stays_open():
-    settings = open_settings(measure_step=lambda config: STEP, time_budget="30m")
-    repeatable = settings.repeatable()
-    assert (repeatable.num_epochs, repeatable.time_budget) == ("auto", "30m")
-    assert load_config(settings.repeatable_dict()) == repeatable
-    (line,) = [line for line in settings.to_yaml("").splitlines() if line.startswith("num_epochs:")]
-    assert line.startswith(f"num_epochs: auto  # here {settings.taken.num_epochs}: ")
-    assert "30 min allow" in line
-    faster = resolve(repeatable, CPU, DATASET, lambda config: dataclasses.replace(STEP, seconds=0.25), found_weights)
-    assert faster.taken.num_epochs == pytest.approx(2 * settings.taken.num_epochs, rel=0.05)
-    assert faster.taken.repeats == settings.taken.repeats
-
-
-def test_without_a_time_budget_the_number_of_epochs_is_written():
-    settings = open_settings(measure_step=lambda config: STEP)
-    assert settings.repeatable().num_epochs == settings.taken.num_epochs
-    assert settings.reasons()["num_epochs"].startswith("decided: ")
-
-
-@pytest.mark.parametrize("budget", [None, "30m"])
-@pytest.mark.parametrize("hardware", [AMPERE, CPU], ids=lambda hardware: hardware.name)
-def test_a_run_in_which_everything_was_open_is_repeated_as_it_was(hardware, budget, tmp_path):
-    hardware = dataclasses.replace(hardware, free_memory=2**33, host_memory=2**34)
-    dataset = dataclasses.replace(DATASET, measurements=MEASURED, val_sizes=[(64, 64)])
-    settings = open_settings(hardware, dataset, measure_step=lambda config: STEP, time_budget=budget)
-    file = tmp_path / "config.yaml"
-    file.write_text(settings.to_yaml("Settings of this run"), encoding="utf-8")
-    again = resolve(load_config(file), hardware, dataset, lambda config: STEP, pytest.fail)
-    assert as_dict(again.taken) == as_dict(settings.taken)
-    assert set(decided(again)) <= {"device", "num_workers", "cache", "num_epochs"}
-    assert again.repeatable() == settings.repeatable()
-
-
-def test_the_repeated_run_on_the_same_hardware_takes_the_same():
-    settings = settings_of(TURING, use_amp=True, class_weights="auto", fit="crop", image_size=64)
-    again = resolve(settings.repeatable(), TURING, dataclasses.replace(DATASET, class_shares=[0.1, 0.9], channels=3))
-    assert as_dict(again.taken) == as_dict(settings.taken)
-
-
-def test_reasons_are_given_for_what_was_decided():
-    settings = settings_of(TURING, use_amp=True, compile_model=True, num_workers=2)
-    settings.change("compiling failed", compile_model=False)
-    settings.change("out of memory", batch_parts=2)
-    reasons = settings.reasons()
-    assert reasons["device"] == "here cuda:1: Tesla T4"
-    assert reasons["amp_dtype"].startswith("here float16: Tesla T4 has no bfloat16")
-    assert reasons["compile_model"] == "here false: compiling failed"
-    assert reasons["batch_parts"] == "decided: out of memory"
-    assert reasons["image_mean"] == "decided: of the training images"
-    assert reasons.keys().isdisjoint({"use_amp", "num_workers", "batch_size", "seed"})
-
-
-def test_config_yaml_keeps_what_was_asked_of_the_machine_and_says_what_was_taken():
-    settings = settings_of(CPU, use_amp=True, amp_dtype="float16")
-    settings.change("out of memory", batch_parts=2)
-    text = settings.to_yaml("Settings of this run", run_name="mine", resume=None)
-    assert text.startswith("# Settings of this run\n")
-    lines = text.splitlines()
-    assert "use_amp: true  # here false: float16 is far slower than float32 on a CPU; float32 instead" in lines
-    assert "num_workers: auto  # here 4: 8 cores" in lines
-    assert "device: auto  # here cpu: x86_64" in lines
-    assert "batch_parts: 2  # decided: out of memory" in lines
-    assert "mask_values: [0, 255]  # decided: all masks hold 0 and 255" in lines
-    assert f"seed: 42  # {FIELDS['seed'].metadata['doc']}" in lines
-    assert f"run_name: mine  # {FIELDS['run_name'].metadata['doc']}" in lines
-
-
-def test_config_yaml_runs_again(tmp_path):
-    settings = settings_of(TURING, use_amp=True, class_weights="auto", run_name="first", resume="auto")
-    file = tmp_path / "config.yaml"
-    file.write_text(settings.to_yaml("", run_name="second", resume=None), encoding="utf-8")
-    assert load_config(file) == dataclasses.replace(settings.repeatable(), run_name="second", resume=None)
-    assert settings.taken.run_name == "first"
-
-
-def test_decisions_as_plain_values():
-    settings = settings_of(batch_size=4)
-    plain = settings.decisions_dict()
-    assert list(plain) == list(FIELDS)
-    assert plain["batch_size"] == ["config", ""]
-    assert plain["seed"] == ["default", ""]
-    assert plain["num_workers"] == ["decided", "8 cores"]

@@ -29,7 +29,7 @@ from unet_trainer.system.findings import Finding, finding_lines, has_problem, wr
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
-    from unet_trainer.config.resolve import ResolvedConfig, Settings
+    from unet_trainer.config.resolved_config import ResolvedConfig, Settings
     from unet_trainer.datasets.dataset_report import CheckedDataset, DatasetReport
     from unet_trainer.loading.dataset import SegmentationDataset
     from unet_trainer.training.forecast import Forecast, SampleCost

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.model.network import parameter_groups
 
 POLY_POWER = 0.9

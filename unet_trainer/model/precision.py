@@ -11,7 +11,7 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.training_choices import NumberFormat
 from unet_trainer.system.resources import count_cores
 

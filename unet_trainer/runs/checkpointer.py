@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import Settings
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_files import Pixels, write_image

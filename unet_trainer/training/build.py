@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.config.training_choices import (
     choose_encoder_lr_factor,

@@ -16,7 +16,8 @@ from unet_trainer.config import training_choices as training
 from unet_trainer.config.dump import value_text
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolve import ResolvedConfig, Settings, decoded_bytes
+from unet_trainer.config.resolve import decoded_bytes
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import is_demo_dir
 from unet_trainer.system.console import counted
 from unet_trainer.system.findings import Finding

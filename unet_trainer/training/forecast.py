@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.training_choices import wanted_views
 
 

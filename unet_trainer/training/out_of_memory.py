@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.model.losses import TERMS
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console

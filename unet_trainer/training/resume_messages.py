@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unet_trainer.config.parsers import doubled
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.runs.checkpoint_file import FIRST_FORMAT_WITH_NATIVE_IOU, FIRST_FORMAT_WITH_SET_LOSS
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.state import TrainState

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
 
-from unet_trainer.config.resolve import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.training_choices import choose_ema_decay, choose_patience, choose_warmup, wanted_views
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise

@@ -12,7 +12,8 @@ import torch
 
 from unet_trainer.config.data_choices import describe_symmetry
 from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
-from unet_trainer.config.resolve import MeasureStep, ResolvedConfig, Settings, resolve
+from unet_trainer.config.resolve import MeasureStep, resolve
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.config.training_choices import (
     choose_number_format,

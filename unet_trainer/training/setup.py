@@ -12,7 +12,7 @@ import torch
 
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolve import Settings
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import Config
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.precision import set_backends

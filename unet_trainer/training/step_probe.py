@@ -27,7 +27,7 @@ import torch
 import unet_trainer
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding

@@ -14,7 +14,7 @@ import torch
 
 from unet_trainer.config.dump import value_text
 from unet_trainer.config.parsers import doubled
-from unet_trainer.config.resolve import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.model.metrics import compute_scores
