@@ -15,8 +15,9 @@ from PIL import Image
 from helpers.image_bytes import exif, npy_bytes, pil_bytes
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
+from unet_trainer.datasets.build_report import build_dataset_report
 from unet_trainer.datasets.class_statistics import class_ids
-from unet_trainer.datasets.dataset_report import build_dataset_report, describe_sizes
+from unet_trainer.datasets.dataset_report import describe_sizes
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind
 from unet_trainer.datasets.pairs import FoundPairs, Pair

@@ -11,6 +11,8 @@ import numpy as np
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_values
 
+UNNAMED = "class 0"
+BACKGROUND_NAMES = ("background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others", "rest")
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
@@ -54,6 +56,13 @@ def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -
         total.update(class_ids(mask, coding))
     per_class = [total[class_id] for class_id in range(num_ids)]
     return [pixels / max(1, sum(per_class)) for pixels in per_class]
+
+
+def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
+    """Whether class 0 is what no class is: by its name, or, if it has none, because most pixels are of it."""
+    if names[0] != UNNAMED:
+        return names[0].lower().strip("_ ") in BACKGROUND_NAMES
+    return shares[0] == max(shares)
 
 
 class ClassRow(NamedTuple):

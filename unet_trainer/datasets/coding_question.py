@@ -5,8 +5,8 @@ Every choice that is offered was tried on the values of the masks: it trains as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unet_trainer.config.dump import to_plain, value_text
@@ -16,7 +16,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.class_files import ClassFile
 from unet_trainer.datasets.coding_choice import MAX_CLASSES, VOID, choose_classes, present_classes
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, MaskEvidence, ValueGroup
-from unet_trainer.datasets.problems import first_few, setting_lines
+from unet_trainer.datasets.problems import Choice, Question, first_few
 from unet_trainer.images.image_files import COLOUR, DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, as_written, given_coding, show_value, show_values
 from unet_trainer.system.console import counted
@@ -28,31 +28,7 @@ NUM_NOISE_SHOWN, NUM_NOISE_MASKS = 6, 3  # values of noise of a mask, and masks
 FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
 
 
-@dataclass(frozen=True)
-class Choice:
-    """An answer: what it means, and the settings to put into the config."""
-
-    meaning: str
-    settings: Mapping[str, Any]
-
-    def lines(self) -> list[str]:
-        return [f"# {self.meaning}", *setting_lines(to_plain(dict(self.settings)))]
-
-
-@dataclass(frozen=True)
-class CodingQuestion:
-    message: str
-    choices: tuple[Choice, ...]
-
-    def __str__(self) -> str:
-        if not self.choices:
-            return self.message
-        lines = [f"    {line}".rstrip() for choice in self.choices for line in ("", *choice.lines())][1:]
-        heading = "One of these goes into the config:" if len(self.choices) > 1 else "This goes into the config:"
-        return "\n".join([self.message, f"  {heading}", *lines])
-
-
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> CodingQuestion:
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
     for proposed in _propose(evidence, None if config.class_names else class_file):
@@ -66,7 +42,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
     if config.num_classes != "auto":
         message += f"; num_classes: {config.num_classes} accepts {_accepted(config.num_classes)}"
     lines = [*_table(evidence, names), *_hints(evidence)]
-    return CodingQuestion("\n  ".join([message, *lines]), tuple(found[:MAX_CHOICES]))
+    return Question("\n  ".join([message, *lines]), *found[:MAX_CHOICES])
 
 
 def _with_given_void(choice: Choice, evidence: MaskEvidence) -> Choice:

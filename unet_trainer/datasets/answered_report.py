@@ -1,0 +1,140 @@
+"""The report of a dataset as it is with its questions answered: each by the most likely of its answers.
+
+What settings solve is solved first, so that classes and split are judged as training will find them. `check` shows the answers
+beside the others, and writes them as a config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from unet_trainer.config.dump import to_plain
+from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.build_report import build_dataset_report
+from unet_trainer.datasets.dataset_report import DatasetReport
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.problems import Choice, Problem, Question
+from unet_trainer.images.image_files import DataError
+from unet_trainer.system.console import Console
+
+MAX_ANSWERS = 12
+
+
+class Answer(NamedTuple):
+    """Settings that were added to the config, why, and what may be set in their place."""
+
+    settings: Mapping[str, Any]
+    reason: str
+    others: Sequence[Choice] = ()
+
+
+@dataclass
+class AnsweredReport:
+    """`report` is that of `config`, which has the answers."""
+
+    config: Config
+    report: DatasetReport
+    answers: list[Answer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # all of them: those that the answers solve, and those that are left
+    questions: list[Question] = field(default_factory=list)  # likewise
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the config as it was given can be trained on."""
+        return not self.problems and not self.questions
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the config with the answers can be trained on."""
+        return not self.report.blocking_message
+
+    @property
+    def is_settled_but_for_files(self) -> bool:
+        """Whether it can be once the files are mended that have a problem."""
+        return bool(self.report.problems) and not self.report.questions and self.report.split is not None
+
+
+def build_answered_report(config: Config, console: Console) -> AnsweredReport:
+    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no pairs can be
+    found, and no answer is known."""
+    answers: list[Answer] = []
+    problems: list[Problem] = []
+    questions: list[Question] = []
+    while True:
+        try:
+            report = build_dataset_report(config, console)
+        except Question as question:
+            if len(answers) == MAX_ANSWERS:
+                raise
+            config, answer = _answer_where_the_data_is(config, question)
+            answers.append(answer)
+            questions.append(question)
+            continue
+        found = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
+        if found is None:
+            break
+        config = with_settings(config, found.answer.settings)
+        answers.append(found.answer)
+        problems += found.problems
+        questions += found.questions
+    problems += [problem for problem in report.problems if problem not in problems]
+    answered = AnsweredReport(config, report, answers, problems, [*questions, *report.questions], list(report.notices))
+    return _take_advice(answered, console) if report.advised else answered
+
+
+class _Found(NamedTuple):
+    """An answer, and what it solves."""
+
+    answer: Answer
+    problems: Sequence[Problem] = ()
+    questions: Sequence[Question] = ()
+
+
+def _next_answer(config: Config, report: DatasetReport) -> _Found | None:
+    """Problems come first: what is asked may be another thing once they are solved."""
+    for problem in report.problems:
+        if problem.settings and with_settings(config, problem.settings) != config:
+            same = [other for other in report.problems if other.settings == problem.settings]
+            return _Found(Answer(problem.settings, "; ".join(other.title for other in same)), same)
+    for question in report.questions:
+        if question.choices and with_settings(config, question.choices[0].settings) != config:
+            first, *others = question.choices
+            return _Found(Answer(first.settings, first.meaning, others), (), [question])
+    return None
+
+
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    return load_config(config, to_plain(dict(settings)))
+
+
+def _answer_where_the_data_is(config: Config, question: Question) -> tuple[Config, Answer]:
+    """The config with the first answer by which pairs, or the next question, are found; raises the question if there is none."""
+    for number, choice in enumerate(question.choices):
+        try:
+            answered = with_settings(config, choice.settings)
+            find_dataset(answered)
+        except Question as following:
+            if not following.choices or str(following) == str(question):
+                continue
+        except (DataError, ConfigError):
+            continue
+        others = [other for place, other in enumerate(question.choices) if place != number]
+        return answered, Answer(choice.settings, choice.meaning, others)
+    raise question
+
+
+def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
+    """With the settings that a notice advises for a better split, if they do what they are for."""
+    advised = answered.report.advised
+    config = with_settings(answered.config, advised)
+    report = build_dataset_report(config, console)
+    if report.questions or report.split is None:
+        return answered
+    note = [notice for notice in answered.notices if notice not in report.notices]
+    answers = [*answered.answers, Answer(advised, "keeps images that are alike on one side of the split, see the note above")]
+    return AnsweredReport(config, report, answers, answered.problems, answered.questions, [*report.notices, *note])
