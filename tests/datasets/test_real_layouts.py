@@ -187,7 +187,7 @@ def test_a_question_has_its_answers_for_programs(prepare, tmp_path):
     cityscapes(tmp_path / "data")
     with pytest.raises(Question) as raised:
         find_dataset(load_config({"data_dir": str(tmp_path / "data")}))
-    assert raised.value.choices[0] == {"mask_suffix": "_gtFine_labelTrainIds"}
+    assert raised.value.choices[0].settings == {"mask_suffix": "_gtFine_labelTrainIds"}
 
 
 # Through training

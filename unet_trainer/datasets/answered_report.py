@@ -113,19 +113,30 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _answer_where_the_data_is(config: Config, question: Question) -> tuple[Config, Answer]:
-    """The config with the first answer by which pairs, or the next question, are found; raises the question if there is none."""
-    for number, choice in enumerate(question.choices):
+    """The config with the first answer by which every file has its partner, or else with that which pairs most; raises the
+    question if there is none."""
+    best: tuple[int, Config] | None = None  # place of the choice
+    most = -1
+    for place, choice in enumerate(question.choices):
         try:
             answered = with_settings(config, choice.settings)
-            find_dataset(answered)
+            found = find_dataset(answered)
+            num_pairs, is_complete = len(found.pairs), not found.blocking_message
         except Question as following:
             if not following.choices or str(following) == str(question):
                 continue
+            num_pairs, is_complete = 0, False
         except (DataError, ConfigError):
             continue
-        others = [other for place, other in enumerate(question.choices) if place != number]
-        return answered, Answer(choice.settings, choice.meaning, others)
-    raise question
+        if is_complete or num_pairs > most:
+            best, most = (place, answered), num_pairs
+        if is_complete:
+            break
+    if best is None:
+        raise question
+    place, answered = best
+    others = [other for number, other in enumerate(question.choices) if number != place]
+    return answered, Answer(question.choices[place].settings, question.choices[place].meaning, others)
 
 
 def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:

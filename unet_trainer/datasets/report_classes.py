@@ -21,7 +21,6 @@ from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Problem, Question
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
-from unet_trainer.system.console import counted
 
 
 def choose_coding(report: DatasetReport, config: Config) -> None:
@@ -76,8 +75,9 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
 
 
 def _nothing_to_learn(num_masks: int, every: str) -> Question:
+    masks = "the only mask" if num_masks == 1 else f"all {num_masks} masks"
     return Question(
-        f"there is nothing to learn: every pixel of all {counted(num_masks, 'mask')} is {every}; are these the masks (mask_dir), "
+        f"there is nothing to learn: every pixel of {masks} is {every}; are these the masks (mask_dir), "
         "and were they written right?"
     )
 
