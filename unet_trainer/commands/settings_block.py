@@ -21,7 +21,8 @@ def block_settings(answered: AnsweredReport) -> dict[str, Any]:
     """data_dir, the classes, and all that differs from the defaults."""
     given, defaults = as_dict(answered.config), as_dict(Config())
     values = {name: given[name] for name in FIELDS if given[name] != defaults[name] and name != "resume"}
-    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report)}
+    advised = {name: value for answer in _advise_fit(answered) for name, value in answer.settings.items()}
+    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report), **advised}
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
@@ -29,10 +30,7 @@ def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -
 
     `shorten` makes the reasons shorter.
     """
-    values = block_settings(answered)
-    answers = [*answered.answers, *_advise_fit(answered.config, answered.report)]
-    for answer in answers:
-        values |= {name: value for name, value in answer.settings.items() if name not in CLASS_KEYS}
+    values, answers = block_settings(answered), [*answered.answers, *_advise_fit(answered)]
     groups = {name: answer for answer in answers for name in _keys_of(answer, values)}
     lines: list[str] = []
     for name in ("data_dir", *(name for name in FIELDS if name in values and name != "data_dir")):
@@ -77,8 +75,9 @@ def _class_settings(report: DatasetReport) -> dict[str, Any]:
     return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
 
 
-def _advise_fit(config: Config, report: DatasetReport) -> list[Answer]:
+def _advise_fit(answered: AnsweredReport) -> list[Answer]:
     """fit: crop for images that are far larger than the size that they are to be resized to."""
+    config, report = answered.config, answered.report
     if config.fit != "resize" or config.image_size == "auto" or not report.images:
         return []
     height, width = as_shape(config.image_size)

@@ -23,6 +23,8 @@ from unet_trainer.system.console import counted
 
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
+EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
+NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
 NUM_NOISE_SHOWN, NUM_NOISE_MASKS = 6, 3  # values of noise of a mask, and masks
 FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
@@ -85,7 +87,7 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     others = evidence.without(noise)
     rows: dict[int, str] = {}
     if evidence.has_colours or evidence.is_lossy:
-        groups = _frequent_groups(others) if evidence.is_lossy else others.groups
+        groups = next(iter(_frequent_groups(others)), []) if evidence.is_lossy else others.groups
         for group in groups[:NUM_SHOWN]:
             near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
             rows[group.value] = f"{show_value(group.value)}: {group.pixels / evidence.total:.2%} of pixels{near}"
@@ -220,30 +222,37 @@ def _propose_list(evidence: MaskEvidence) -> Iterator[Choice]:
     """A class for each value, or for each group of colours."""
     seen = evidence.seen
     if evidence.is_lossy:
-        main = [group.value for group in _frequent_groups(evidence)]
+        for groups in _frequent_groups(evidence):
+            yield from _listed_choice(evidence, [group.value for group in groups])
     elif evidence.has_colours:
-        main = [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]]
-    else:
-        main = seen if len(seen) <= MAX_LISTED and seen != list(range(len(seen))) else []  # dense ids are offered as such
+        yield from _listed_choice(evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]])
+    elif len(seen) <= MAX_LISTED and seen != list(range(len(seen))):  # dense ids are offered as such
+        yield from _listed_choice(evidence, seen)
+
+
+def _listed_choice(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Choice]:
     if len(main) < 2:
         return
     values = sorted(main)
     settings: dict[str, Any] = {"num_classes": 1 if len(values) == 2 else len(values), "mask_values": _listed(values)}
     meaning = "a class for each, in an order that you may change" if len(values) > 2 else f"{show_value(values[1])} is foreground"
-    if len(main) == len(seen):
+    if len(main) == len(evidence.seen):
         yield Choice(meaning, settings)
     elif evidence.is_lossy:
-        yield Choice(f"{meaning}; values between them go to the nearest", settings)
+        each = f"a class for each of the {len(values)} most frequent"
+        yield Choice(f"{meaning.replace('a class for each', each)}; values between them go to the nearest", settings)
     else:
-        others = counted(len(seen) - len(main), "other value")
+        others = counted(len(evidence.seen) - len(main), "other value")
         yield Choice(f"{meaning}; {others} count nowhere", {**settings, "unknown_values": "ignore"})
 
 
-def _frequent_groups(evidence: MaskEvidence) -> list[ValueGroup]:
-    """The groups before the largest drop in frequency: of masks saved as JPEG, the others are the edges."""
-    pixels = [group.pixels for group in evidence.groups[: MAX_LISTED + 1]]
+def _frequent_groups(evidence: MaskEvidence) -> list[list[ValueGroup]]:
+    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are the edges."""
+    pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
+    pixels.append(max(1, evidence.total // EDGE_RARITY))  # all of them may be classes, if the last is more than edges are
     drops = [(pixels[number - 1] / pixels[number], number) for number in range(2, len(pixels))]
-    return evidence.groups[: max(drops)[1] if drops else MAX_LISTED]
+    numbers = [number for _, number in sorted(drops, reverse=True)[:NUM_CUTS]]
+    return [evidence.groups[:number] for number in numbers]
 
 
 def _propose_without_noise(evidence: MaskEvidence) -> Iterator[Choice]:
