@@ -14,14 +14,17 @@ from unet_trainer.config.dump import to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.build_report import build_dataset_report
+from unet_trainer.datasets.build_report import build_dataset_report, report_on
 from unet_trainer.datasets.dataset_report import DatasetReport
 from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Choice, Problem, Question
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import Console
 
 MAX_ANSWERS = 12
+# Settings by which other pairs are found, or other masks are made.
+FIND_KEYS = {"image_dir", "mask_dir", "mask_suffix", "unpaired", "split_file", "group_pattern", "class_names"}
 
 
 class Answer(NamedTuple):
@@ -65,29 +68,32 @@ def build_answered_report(config: Config, console: Console) -> AnsweredReport:
     answers: list[Answer] = []
     problems: list[Problem] = []
     questions: list[Question] = []
+    found: FoundPairs | None = None
     while True:
         try:
-            report = build_dataset_report(config, console)
+            found = found or find_dataset(config, console)
         except Question as question:
             if len(answers) == MAX_ANSWERS:
                 raise
-            config, answer = _answer_where_the_data_is(config, question)
+            config, answer, found = _answer_where_the_data_is(config, question, console)
             answers.append(answer)
             questions.append(question)
             continue
-        found = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
-        if found is None:
+        report = report_on(found, config, console)
+        solution = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
+        if solution is None:
             break
-        config = with_settings(config, found.answer.settings)
-        answers.append(found.answer)
-        problems += found.problems
-        questions += found.questions
+        config = with_settings(config, solution.answer.settings)
+        found = None if FIND_KEYS & solution.answer.settings.keys() else found
+        answers.append(solution.answer)
+        problems += solution.problems
+        questions += solution.questions
     problems += [problem for problem in report.problems if problem not in problems]
     answered = AnsweredReport(config, report, answers, problems, [*questions, *report.questions], list(report.notices))
     return _take_advice(answered, console) if report.advised else answered
 
 
-class _Found(NamedTuple):
+class _Solution(NamedTuple):
     """An answer, and what it solves."""
 
     answer: Answer
@@ -95,16 +101,16 @@ class _Found(NamedTuple):
     questions: Sequence[Question] = ()
 
 
-def _next_answer(config: Config, report: DatasetReport) -> _Found | None:
+def _next_answer(config: Config, report: DatasetReport) -> _Solution | None:
     """Problems come first: what is asked may be another thing once they are solved."""
     for problem in report.problems:
         if problem.settings and with_settings(config, problem.settings) != config:
             same = [other for other in report.problems if other.settings == problem.settings]
-            return _Found(Answer(problem.settings, "; ".join(other.title for other in same)), same)
+            return _Solution(Answer(problem.settings, "; ".join(other.title for other in same)), same)
     for question in report.questions:
         if question.choices and with_settings(config, question.choices[0].settings) != config:
             first, *others = question.choices
-            return _Found(Answer(first.settings, first.meaning, others), (), [question])
+            return _Solution(Answer(first.settings, first.meaning, others), (), [question])
     return None
 
 
@@ -112,31 +118,32 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     return load_config(config, to_plain(dict(settings)))
 
 
-def _answer_where_the_data_is(config: Config, question: Question) -> tuple[Config, Answer]:
-    """The config with the first answer by which every file has its partner, or else with that which pairs most; raises the
-    question if there is none."""
-    best: tuple[int, Config] | None = None  # place of the choice
+def _answer_where_the_data_is(config: Config, question: Question, console: Console) -> tuple[Config, Answer, FoundPairs | None]:
+    """The config with the first answer by which every file has its partner, or else with that which pairs most, and what it finds
+    if nothing is left to ask; raises the question if no answer helps."""
+    best: tuple[int, Config, FoundPairs | None] | None = None  # place of the choice
     most = -1
     for place, choice in enumerate(question.choices):
+        found = None
         try:
             answered = with_settings(config, choice.settings)
-            found = find_dataset(answered)
-            num_pairs, is_complete = len(found.pairs), not found.blocking_message
+            found = find_dataset(answered, console)
         except Question as following:
             if not following.choices or str(following) == str(question):
                 continue
-            num_pairs, is_complete = 0, False
         except (DataError, ConfigError):
             continue
+        is_complete = found is not None and not found.blocking_message
+        num_pairs = 0 if found is None else len(found.pairs)
         if is_complete or num_pairs > most:
-            best, most = (place, answered), num_pairs
+            best, most = (place, answered, found), num_pairs
         if is_complete:
             break
     if best is None:
         raise question
-    place, answered = best
+    place, answered, found = best
     others = [other for number, other in enumerate(question.choices) if number != place]
-    return answered, Answer(question.choices[place].settings, question.choices[place].meaning, others)
+    return answered, Answer(question.choices[place].settings, question.choices[place].meaning, others), found
 
 
 def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:

@@ -23,17 +23,22 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
 
-def build_dataset_report(config: Config, console: Console, found: FoundPairs | None = None) -> DatasetReport:
-    """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
-    can be found."""
+def build_dataset_report(config: Config, console: Console, earlier: FoundPairs | None = None) -> DatasetReport:
+    """Finds the pairs, unless those of an `earlier` start are given, reads every file, and decides kind, coding and split. Raises
+    DataError if no pairs can be found."""
+    return report_on(earlier or find_dataset(config, console), config, console, is_resumed=earlier is not None)
+
+
+def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: bool = False) -> DatasetReport:
+    """The report on pairs that were found. A resumed run keeps its split, and is not told again that it is too easy."""
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    report = read_every_pair(found or find_dataset(config, console), config.resize_masks, cache, console)
+    report = read_every_pair(found, config.resize_masks, cache, console)
     if not report.pairs:
         return report
     _choose_kind(report, config)
     choose_coding(report, config)
-    _split(report, config, is_given=found is not None)
-    if found is None and not report.has_answers:  # they are looked at once the questions are answered
+    _split(report, config, is_resumed)
+    if not is_resumed and not report.has_answers:  # neighbours are looked at once the questions are answered
         look_at_neighbours(report, config, console)
     add_notices(report)
     return report
@@ -114,8 +119,7 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.images = [image for image, reason in zip(report.images, reasons, strict=True) if not reason]
 
 
-def _split(report: DatasetReport, config: Config, is_given: bool) -> None:
-    """`is_given`: a resumed run keeps its split."""
+def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     if not report.pairs:
         return
     coding = report.coding
@@ -130,9 +134,9 @@ def _split(report: DatasetReport, config: Config, is_given: bool) -> None:
             digests,
             val_fraction=config.val_fraction,
             seed=config.seed,
-            num_folds=None if is_given else config.num_folds,
+            num_folds=None if is_resumed else config.num_folds,
             fold=config.fold,
-            in_blocks=config.split == "blocks" and not is_given,
+            in_blocks=config.split == "blocks" and not is_resumed,
         )
     except DataError as error:
         report.questions.append(error if isinstance(error, Question) else Question(str(error)))
