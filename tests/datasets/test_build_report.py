@@ -143,7 +143,7 @@ def test_an_image_rotated_by_exif_with_an_unrotated_mask_is_a_problem(data):
     )
     data.mask(3, square(size=(WIDTH, HEIGHT)))
     rotated = data.report()
-    assert (rotated.blocking_message, rotated.notices) == ("", ["1 of 6 images are rotated by their EXIF orientation"])
+    assert (rotated.blocking_message, rotated.notices) == ("", ["1 of 6 images is rotated by the EXIF orientation"])
 
 
 def test_a_mask_of_another_size_of_a_rotated_image_is_not_blamed_on_exif(data):

@@ -69,5 +69,5 @@ def test_the_most_frequent_sizes_are_shown_first(data):
         data.image(index, np.random.default_rng(index).integers(0, 256, (20, width, 3), np.uint8))
         data.mask(index, square(size=(20, width)))
     images = data.report().images
-    assert describe_sizes(images) == "31×20, 33×20, 30×20 and 1 more sizes"
+    assert describe_sizes(images) == "31×20, 33×20, 30×20 and 1 more size"
     assert describe_sizes(images, 9) == "31×20, 33×20, 30×20, 32×20"

@@ -477,7 +477,7 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
         assert run.written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
         assert run.written.image_std == pytest.approx(pixels.std(0), rel=1e-5)
     assert ("the alpha channel of 8 of 8 images is dropped" in run.printed) == (kind == "alpha")
-    assert ("8 of 8 images are rotated by their EXIF orientation" in run.printed) == (kind == "rotated by EXIF")
+    assert ("8 of 8 images are rotated by the EXIF orientation" in run.printed) == (kind == "rotated by EXIF")
     (batch,) = run.loaders.val.epoch(0)
     assert batch.images.dtype == (torch.uint8 if described.startswith("8-bit") else torch.float32)
     for image, pair in zip(batch.images.numpy().astype(float), run.dataset.split.val, strict=False):  # the batch is padded

@@ -32,7 +32,7 @@ def test_dropped_alpha_gives_a_notice(data):
 def test_grey_among_colour_gives_a_notice(data):
     data.image(2, noise(2, 1))
     report = data.report()
-    assert report.notices == ["1 of 6 images are grey; each gets 3 equal channels"]
+    assert report.notices == ["1 of 6 images is grey; each gets 3 equal channels"]
     assert report.blocking_message == ""
 
 
@@ -66,7 +66,7 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     assert data.report().notices == [
         "4 images are identical to another one; identical images stay on one side: "
         f"{images / '0.png'} = {images / '1.png'}, {images / '2.png'} = {images / '3.png'}",
-        f"1 sets of identical images have masks that differ: {images / '2.png'} = {images / '3.png'}",
+        f"1 set of identical images with masks that differ: {images / '2.png'} = {images / '3.png'}",
     ]
 
 

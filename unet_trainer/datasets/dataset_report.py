@@ -22,6 +22,7 @@ from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.system.console import counted
 
 
 @dataclass
@@ -152,4 +153,4 @@ def facts_of(
 def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
     sizes = Counter(image.size for image in images)
     shown = ", ".join(f"{width}×{height}" for (height, width), _ in sizes.most_common(most))
-    return shown + (f" and {len(sizes) - most} more sizes" if len(sizes) > most else "")
+    return shown + (f" and {counted(len(sizes) - most, 'more size')}" if len(sizes) > most else "")

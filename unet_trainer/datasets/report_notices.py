@@ -52,14 +52,16 @@ def add_notices(report: DatasetReport) -> None:
     in_alpha = sum(mask.is_alpha for mask in report.masks)
     if in_alpha:
         report.notices.append(
-            f"the alpha channel of {in_alpha} of {len(report.masks)} masks is the mask; their colour is the same everywhere"
+            f"the alpha channel of {in_alpha} of {counted(len(report.masks), 'mask')} is the mask; their colour is the same everywhere"
         )
     if alpha:
-        report.notices.append(f"the alpha channel of {alpha} of {len(report.images)} images is dropped")
+        report.notices.append(f"the alpha channel of {alpha} of {counted(len(report.images), 'image')} is dropped")
     if turned:
-        report.notices.append(f"{turned} of {len(report.images)} images are rotated by their EXIF orientation")
+        report.notices.append(f"{turned} of {counted(len(report.images), 'image')} {_is(turned)} rotated by the EXIF orientation")
     if report.kind is not None and grey and report.kind.channels > 1:
-        report.notices.append(f"{grey} of {len(report.images)} images are grey; each gets {report.kind.channels} equal channels")
+        report.notices.append(
+            f"{grey} of {counted(len(report.images), 'image')} {_is(grey)} grey; each gets {report.kind.channels} equal channels"
+        )
     spec = report.image_spec
     if spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1:
         report.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
@@ -80,4 +82,8 @@ def add_notices(report: DatasetReport) -> None:
     differing = [same for same in by_digest.values() if len({report.masks[index].digest for index in same}) > 1]
     if differing:
         names = (" = ".join(report.pairs[index].shown_image for index in same[:3]) for same in differing)
-        report.notices.append(f"{len(differing)} sets of identical images have masks that differ: {first_few(names)}")
+        report.notices.append(f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(names)}")
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
