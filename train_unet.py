@@ -4,7 +4,8 @@
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
-    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
+    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong, and the settings that train
+                                                            (--write FILE: as a config, --json FILE: for programs)
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)

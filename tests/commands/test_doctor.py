@@ -151,7 +151,7 @@ def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(m
     cv2.imwrite(str(first), np.zeros((10, 64), np.uint8))
     assert run(*words({**tiny_config, "data_dir": str(data)})) == 2
     out = capsys.readouterr().out
-    assert "✗ Files       1 masks of another size than their images:" in out
+    assert "✗ Files       1 mask of another size than its image:" in out
     assert "→ an image and its mask must have the same size" in out
     assert f"All of it: python train_unet.py check data_dir={data}" in out
     assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")

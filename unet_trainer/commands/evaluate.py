@@ -143,7 +143,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
         return
     description = describe(engine, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
-    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names)
+    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names, spec.has_background)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 

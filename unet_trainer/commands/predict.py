@@ -182,8 +182,8 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
             console.say(line)
     if outcome.failed:
         lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
-        title = "file that could not be predicted" if len(lines) == 1 else "files that could not be predicted"
-        console.say(describe_problems([Problem("unreadable", title, lines)], NUM_NAMED))
+        titles = "file that could not be predicted", "files that could not be predicted"
+        console.say(describe_problems([Problem("unreadable", *titles, lines)], NUM_NAMED))
 
 
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input], failed: set[Path]) -> list[str]:

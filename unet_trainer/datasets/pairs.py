@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,11 @@ class FoundPairs:
     notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
     class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
     num_classes: int | None = None  # likewise
-    suggested: Mapping[str, Any] = field(default_factory=dict)  # settings that the data needs and the config does not have
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """Settings that solve its problems."""
+        return {name: value for problem in self.problems for name, value in problem.settings.items()}
 
     @property
     def is_divided(self) -> bool:

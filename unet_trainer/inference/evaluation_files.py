@@ -83,11 +83,12 @@ def write_evaluation(
     evaluated: EvaluatedSet,
     data: EvaluationData,
     id_names: Sequence[str],
+    has_background: bool = True,
 ) -> None:
     """All files. `description`: of model, data and settings, as it stands in evaluation.json. Raises UserError."""
     try:
         earlier = _listed_pictures(folder)
-        pictures = _write_pictures(folder, evaluated, data, id_names)
+        pictures = _write_pictures(folder, evaluated, data, id_names, has_background)
         text = csv_text(evaluated, data.pairs, data.source.data_dir, summary.class_names)
         write_text_atomically(folder / CSV_FILE, text)
         content = {
@@ -151,7 +152,9 @@ def comparison_content(comparison: Comparison, summary: Summary) -> dict[str, An
     return {"differences": "this model minus the other", "classes": rows[:-1], "mean": rows[-1]}
 
 
-def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str]) -> list[dict[str, Any]]:
+def _write_pictures(
+    folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str], has_background: bool
+) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
     ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
     make_own_folder(folder / PICTURES)
@@ -163,7 +166,6 @@ def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData,
         iou = ious[worst.index]
         where = path_in(data.source.data_dir, pair.image)
         title = f"{number}. {where}: {'no IoU' if math.isnan(iou) else f'IoU {iou:.4f}'}"
-        has_background = evaluated.counts.shape[1] < len(id_names)
         picture = error_picture(image, truth, ids, id_names, title, has_background)
         name = f"{PICTURES}/{number:02d}_{_file_name(pair.name)}.png"
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))

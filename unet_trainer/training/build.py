@@ -20,8 +20,9 @@ from unet_trainer.config.training_choices import (
     choose_encoder_lr_factor,
     choose_learning_rate,
 )
+from unet_trainer.datasets.build_report import build_dataset_report
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair

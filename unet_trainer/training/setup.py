@@ -79,7 +79,7 @@ def set_up(config: Config, session: Session) -> Run:
     device = torch.device(hardware.device)
     loaders = build_loaders(settings.taken, dataset, device, console)
     session.on_exit(loaders.close)
-    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding)
+    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, dataset.has_background(settings.taken))
     components = build_components_with_weights(settings, spec, device, len(loaders.train), console, resumes=earlier is not None)
     state = components.state
 
