@@ -7,7 +7,6 @@ order here.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 import zlib
@@ -21,7 +20,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import BOMB_PIXELS, BOMB_RATIO, MAX_CHANNELS, Pixels, ReadError, decode_image
+from unet_trainer.images.image_files import (
+    BOMB_PIXELS,
+    BOMB_RATIO,
+    MAX_CHANNELS,
+    Pixels,
+    ReadError,
+    check_tiff,
+    decode_image,
+    open_file,
+)
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.resources import count_cores
 
@@ -66,11 +74,15 @@ class TiffBlocks:
     def __init__(self, path: Path, channels: int | None = None) -> None:
         import tifffile
 
-        self.file: BinaryIO = _open(path)
+        self.file: BinaryIO = open_file(path)
         try:
+            tags = headers.single_page_tags(check_tiff(self.file))
+            self.file.seek(0)
             with tifffile.TiffFile(self.file) as found:
                 self.pages, self.size, num_samples, has_alpha = _find_pages(found)
-            self.orientation, has_plain_alpha = _inspect(self.file)
+            # As decode_image reads it: the orientation that it applies, and whether it drops alpha.
+            self.orientation = tags.get(headers.ORIENTATION, (1,))[0] if headers.is_plain_tiff(tags) else 1
+            has_plain_alpha = headers.tiff_has_alpha(tags)
             self.num_file_bytes = self.file.seek(0, 2)
         except ReadError:
             self.file.close()
@@ -220,21 +232,6 @@ def one_block_tiff(data: bytes, size: Size, tags: Tags) -> bytes:
     start = (b"MM\0*" if order == ">" else b"II*\0") + struct.pack(f"{order}I", directory)
     count = struct.pack(f"{order}H", len(entries))
     return b"".join([start, data, b"\0" * (len(data) % 2), count, *records, b"\0\0\0\0", *values_behind])
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ReadError(error.strerror or str(error)) from None
-
-
-def _inspect(file: BinaryIO) -> tuple[int, bool]:
-    """Of a file as decode_image reads it: the orientation that it applies, and whether it drops alpha."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        tags = headers.tiff_tags(data)
-    orientation = tags.get(headers.ORIENTATION, (1,))[0] if headers.is_plain_tiff(tags) else 1
-    return orientation, headers.tiff_has_alpha(tags)
 
 
 def _find_pages(file: tifffile.TiffFile) -> tuple[list[Page], Size, int, bool]:
