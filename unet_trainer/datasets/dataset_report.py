@@ -20,6 +20,7 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
+from unet_trainer.datasets.changed_content import with_content
 from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
 from unet_trainer.datasets.coding_choice import VOID, ChosenClasses, choose_classes, present_classes
@@ -157,7 +158,8 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    report = read_every_pair(found or find_dataset(config, console), config.resize_masks, cache, console)
+    found = found or find_dataset(config, console)
+    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
     if not report.pairs:
         return report
     _choose_kind(report, config)
@@ -169,14 +171,18 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
     return report
 
 
-def read_every_pair(found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console) -> DatasetReport:
+def read_every_pair(
+    found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console, timeout: float | None = None
+) -> DatasetReport:
     """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
     report = DatasetReport(found)
     with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
-        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache)
+        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
     report.problems += found.problems
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
+    report.pairs, changed = with_content(report.pairs, report.images, report.masks)
+    report.notices += changed
     return report
 
 

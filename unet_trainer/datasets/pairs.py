@@ -25,6 +25,7 @@ class Pair:
     group: str = ""  # pairs of one group stay on one side of the split
     image_origin: str = ""  # of a file that was made from others: what the user knows it by
     mask_origin: str = ""
+    content: str = field(default="", compare=False)  # digest of both files as they were read; of a resumed run, when it began
 
     @property
     def shown_image(self) -> str:

@@ -1,4 +1,5 @@
-"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
+"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run, which has
+the names of the pairs and digests of their content besides.
 
 Names that are not UTF-8 are written as the bytes that they are, and read back.
 """
@@ -17,7 +18,7 @@ from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import UNDECODED, counted
 
-COLUMNS = ("image", "mask", "split", "group", "name")
+COLUMNS = ("image", "mask", "split", "group", "name", "content")
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
@@ -67,7 +68,9 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
         its_part: Part | None = "train" if part == "train" else "val" if part == "val" else "test" if part == "test" else None
         group = row.get("group", "") if "name" in row else row.get("group", "").strip()
         origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
-        (test if part == "test" else pairs).append(Pair(name, image, mask, its_part, group, *origins))
+        (test if part == "test" else pairs).append(
+            Pair(name, image, mask, its_part, group, *origins, row.get("content", "").strip())
+        )
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
@@ -143,7 +146,10 @@ def split_csv_text(
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
     rows: list[tuple[str, ...]] = [COLUMNS]
     for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
-        rows += [(path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name) for pair in pairs]
+        rows += [
+            (path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name, pair.content)
+            for pair in pairs
+        ]
     return "".join(",".join(_quoted(cell) for cell in row) + "\n" for row in rows)
 
 

@@ -6,6 +6,7 @@ cut-off files accepted), PIL or tifffile decodes instead, or the file is refused
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
@@ -98,6 +99,11 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
 def as_stamp(status: os.stat_result) -> Stamp:
     """The modification time is not enough: files from one archive, swapped by renaming, share it."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def content_digest(data: bytes) -> str:
+    """The same for two files only if their bytes are the same."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -40,7 +40,7 @@ class TiffDamage(ValueError):
 
 class Tag(NamedTuple):
     kind: int
-    count: int
+    length: int
     values: tuple[int, ...]  # whole numbers; empty for other types and for tables
 
 
