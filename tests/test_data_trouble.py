@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import shutil
 import signal
@@ -187,6 +190,66 @@ def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data):
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in said
+
+
+# Names
+
+NASTY = [
+    b" lead",
+    b"trail ",
+    b"cr\rname",
+    b"nl\nname",
+    b'qu"ote',
+    b"com,ma",
+    b"esc\x1b[31mred",
+    b"bad\xe4name",
+    b"'semi;colon",
+    b"tab\t",
+]
+
+
+@pytest.fixture
+def nasty(data):
+    """The names of the first pairs are hard to write down."""
+    for index, name in enumerate(NASTY):
+        for old in (data / f"images/cells_{index:03d}.jpg", data / f"masks/cells_{index:03d}.png"):
+            old.rename(Path(os.fsdecode(os.fsencode(old.parent) + b"/" + name + os.fsencode(old.suffix))))
+    return data
+
+
+@pytest.mark.real_network
+def test_names_with_anything_in_them_train_resume_and_predict_as_others_do(nasty, config, tmp_path, capsys):
+    stop = {"val_fraction": 0.5}
+    run = train(config, num_epochs=1, **stop)
+    train(config, num_epochs=2, resume="auto", **stop)
+    assert main(["check", *words(config), "--json", str(tmp_path / "report.json")]) == 0
+    assert main(["evaluate", str(run.run_dir)]) == 0
+    assert main(["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", str(tmp_path / "out"), "--polygons"]) == 0
+    written = {os.fsencode(path.stem) for path in (tmp_path / "out").rglob("*.png")}
+    assert set(NASTY) <= written
+    assert len(written) == 12
+    images = {image["file_name"] for image in json.loads((tmp_path / "out/polygons.json").read_bytes())["images"]}
+    assert {os.fsencode(Path(image).stem) for image in images} == written
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\r" not in said
+    for table in (run.run_dir / "split.csv", run.run_dir / "evaluation/evaluation.csv"):
+        rows = list(csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "surrogateescape"), newline="")))
+        assert {os.fsencode(Path(row["image"]).stem) for row in rows} <= written
+        assert len(rows) == (12 if table.name == "split.csv" else 6)
+
+
+def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys):
+    (nasty / os.fsdecode(b"images/esc\x1b[31mred.jpg")).write_bytes(b"no image")
+    (nasty / "images/nl\nname.jpg").write_bytes(b"no image")
+    assert main(["check", *words(config)]) == 2
+    said = capsys.readouterr().out
+    assert "esc\\x1b[31mred.jpg: not an image that can be decoded" in said
+    assert "nl\\nname.jpg: not an image" in said
+    assert main(words(config)) == 2
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "esc\\x1b[31mred.jpg" in err
 
 
 # The cache on disk

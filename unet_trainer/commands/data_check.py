@@ -37,6 +37,7 @@ from unet_trainer.images.overlays import contact_sheet, to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.names import json_text
 
 NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
 NUM_PICTURES = 24
@@ -234,7 +235,6 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
         "config": list(lines),
     }
     try:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON
+        write_text_atomically(path, json_text(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"--json: {shlex.quote(str(path))} cannot be written ({error.strerror})") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from unet_trainer.config.dump import value_text
 from unet_trainer.images.image_files import DataError
+from unet_trainer.system.names import one_line
 
 
 @dataclass(frozen=True)
@@ -60,5 +61,5 @@ def _describe(problem: Problem, most: int) -> str:
 
 def first_few(items: Iterable[object], most: int = 5) -> str:
     """The first `most` items, and the number of the others."""
-    texts = [str(item) for item in items]
+    texts = [one_line(str(item)) for item in items]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -16,7 +16,8 @@ from unet_trainer.datasets.layouts import PARTS, Part
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.image_files import DataError
-from unet_trainer.system.console import UNDECODED, counted
+from unet_trainer.system.console import counted
+from unet_trainer.system.names import UNDECODED, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
@@ -95,10 +96,8 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    rows = _read_rows(path)
-    return {
-        (data_dir / row["image"].strip()).resolve() for _, row in rows if PARTS.get(row.get("split", "").strip().lower()) == part
-    }
+    images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    return {(_find_file(data_dir, image) or data_dir).resolve() for image in images}
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -150,12 +149,7 @@ def split_csv_text(
             (path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name, pair.content)
             for pair in pairs
         ]
-    return "".join(",".join(_quoted(cell) for cell in row) + "\n" for row in rows)
-
-
-def _quoted(cell: str) -> str:
-    """Quoted where it has to be. Before Python 3.13 the csv module does not quote a \\r, and then does not read it back."""
-    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
+    return "".join(csv_line(row) for row in rows)
 
 
 def _cut(problems: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from unet_trainer.system.names import encodable, readable
+
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
-UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -30,11 +30,6 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def first_line(error: BaseException) -> str:
     """Of an error's message; its type where it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def readable(text: str) -> str:
-    """Names of files that are not UTF-8 with their bytes as \\xe4: no terminal and no UTF-8 file takes them otherwise."""
-    return UNDECODED.sub(lambda found: f"\\x{ord(found.group()) - 0xDC00:02x}", text)
 
 
 class Bar:
@@ -76,7 +71,7 @@ class FaultTolerantStream:
     def write(self, text: str) -> int:
         try:
             with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(readable(text))
+                return self.stream.write(encodable(text))
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
@@ -117,7 +112,7 @@ class Console:
         self.unlogged = []
 
     def say(self, text: str = "") -> None:
-        print(text, file=self.stream, flush=True)
+        print(readable(text), file=self.stream, flush=True)
         self._record(text)
 
     def log_only(self, text: str) -> None:
@@ -188,7 +183,7 @@ class Console:
                 file.write(readable("\n".join(lines)) + "\n")
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
-                print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+                print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})", file=self.stream, flush=True)
             self.log_has_failed = True
 
 

@@ -72,8 +72,8 @@ class Loaders:
             if dataset.cache is not None and dataset.take_first(CACHE_DAMAGED):
                 dataset.cache.discard()
                 notices.append(
-                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the images, "
-                    "which is slower. The next start makes it anew"
+                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the "
+                    "images, which is slower. The next start makes it anew"
                 )
         return notices
 
