@@ -302,3 +302,25 @@ def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
         parent.kill()
         parent.wait(60)
         wait_until(lambda: not Path(f"/proc/{child}").exists() or ") Z " in Path(f"/proc/{child}/stat").read_text())
+
+
+# Our own pictures
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_our_own_pictures_do_not_become_data(is_flat, config, data, monkeypatch, capsys):
+    """data_dir: . beside checkpoints/, with images and masks in folders of their own or in one."""
+    if is_flat:
+        for path in [*data.glob("images/*"), *data.glob("masks/*")]:
+            path.rename(data / f"{path.stem}{'_mask' if path.parent.name == 'masks' else ''}{path.suffix}")
+        for name in ("images", "masks"):
+            (data / name).rmdir()
+    monkeypatch.chdir(data)
+    config = {**config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
+    for _ in range(2):
+        train(config)
+        assert main(["check", *words(config)]) == 0
+    shutil.rmtree("checkpoints/.scan")  # the run's folder alone tells what it is
+    train(config)
+    said = capsys.readouterr().out
+    assert said.count("10 train, 2 val") == 5

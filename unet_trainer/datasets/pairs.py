@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.name_matching import composed
-from unet_trainer.datasets.problems import Problem, first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.datasets.problems import Problem
 from unet_trainer.system.names import one_line
 
 
@@ -61,49 +59,6 @@ class FoundPairs:
     def is_divided(self) -> bool:
         """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
-
-
-def path_in(self, data_dir: Path) -> str:
-    """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""
-    return composed(f"{self.name}{self.image.suffix}" if self.image_origin else path_in(data_dir, self.image))
-
-
-@dataclass(frozen=True)
-class FoundPairs:
-    """The pairs of a dataset, how they were found, and the files without a partner."""
-
-    pairs: tuple[Pair, ...]  # to train and validate on
-    rule: str
-    blocking_message: str = ""  # why they cannot be trained on; empty if every file has its partner
-    problems: tuple[Problem, ...] = ()  # the same, file by file
-    test: tuple[Pair, ...] = ()  # for `evaluate`; training does not touch them
-    unused: tuple[Pair, ...] = ()  # that a run's split.csv leaves out
-    notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
-    class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
-    num_classes: int | None = None  # likewise
-    suggested: Mapping[str, Any] = field(default_factory=dict)  # settings that the data needs and the config does not have
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the data itself is divided into train and val."""
-        return any(pair.part == "val" for pair in self.pairs)
-
-
-def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pair, ...]:
-    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has one."""
-    grouped, unmatched = [], []
-    for pair in pairs:
-        path = pair.path_in(data_dir)
-        match = re.search(composed(pattern), path)
-        if match is None:
-            unmatched.append(path)
-        else:
-            grouped.append(replace(pair, group=match.group(1 if match.re.groups else 0) or ""))
-    if unmatched:
-        raise DataError(
-            f"group_pattern: {pattern!r} matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
-        )
-    return tuple(grouped)
 
 
 def path_in(data_dir: Path, path: Path) -> str:
