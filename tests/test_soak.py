@@ -84,7 +84,7 @@ def try_image(data, path):
             if name == "refuse_bomb":
                 return is_image
         except BaseException:
-            return f"{name} raised {traceback.format_exc(limit=-2)}"
+            return f"{name} raised {traceback.format_exc(limit=-1, chain=False)}"
     return is_image
 
 
@@ -156,7 +156,7 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
             findings.tried(f"{outcome} with {'other fields' if is_whole else 'other bytes'}")
         except Exception:
             findings.tried("wrong")
-            findings.found(f"mutation {number}", traceback.format_exc(limit=-2))
+            findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))
     findings.check()
 
 
@@ -177,7 +177,7 @@ def test_mutated_configs_are_read_or_refused(tmp_path):
             findings.tried("refused")
         except BaseException:
             findings.tried("wrong")
-            findings.found(f"mutation {number}", traceback.format_exc(limit=-2))
+            findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))
     findings.check()
 
 
@@ -227,7 +227,7 @@ def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkey
             code = leaving.code
         except BaseException:
             findings.tried("wrong")
-            findings.found(repr(line), traceback.format_exc(limit=-3))
+            findings.found(repr(line), traceback.format_exc(limit=-2, chain=False))
             continue
         findings.tried(f"exit code {code}")
         if code not in (0, 2, 3) or (code and not err.getvalue() and not out.getvalue()):

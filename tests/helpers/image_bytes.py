@@ -93,13 +93,17 @@ def point_back(data):
     return bytes(changed)
 
 
-def change_tag(data, tag, count=None, value=None):
-    """The TIFF with another number of values of a tag in its first directory, or another single 16-bit value."""
+def change_tag(data, tag, count=None, value=None, kind=None, long_value=None):
+    """The TIFF with another number of values of a tag in its first directory, another type, or another single value."""
     order, pointer, entries, _, _ = _entries(data)
     changed = bytearray(data)
     place = next(entry for entry in entries if struct.unpack_from(f"{order}H", data, entry)[0] == tag)
     if count is not None:
         struct.pack_into(order + pointer, changed, place + 4, count)
+    if kind is not None:
+        struct.pack_into(f"{order}H", changed, place + 2, kind)
+    if long_value is not None:
+        struct.pack_into(f"{order}I", changed, place + 8, long_value)
     if value is not None:
         struct.pack_into(f"{order}H", changed, place + 4 + struct.calcsize(pointer), value)
     return bytes(changed)
