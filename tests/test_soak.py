@@ -6,12 +6,14 @@ What is found here gets a fast test of its own, where the code is that was wrong
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import random
 import resource
 import signal
 import stat
+import struct
 import sys
 import tempfile
 import time
@@ -292,22 +294,36 @@ PLACES = (
 )
 MODES = (0o000, 0o111, 0o444, 0o555)
 FILE_SIZES = (0, 100, 5_000, 60_000, 400_000)
-NOBODY = 65534
+
+
+def give_up_privileges():
+    """As root: without its capabilities it is a user like others, and still the owner of its files."""
+    version, this_process = 0x20080522, 0
+    header = struct.pack("Ii", version, this_process)
+    assert ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)) == 0, os.strerror(ctypes.get_errno())
 
 
 def run_deprived(arguments, log, largest, cwd):
     """As a user without rights, and with files of at most so many bytes: what a full disk does at another number of bytes."""
     from train_unet import main
 
-    sys.stdout = sys.stderr = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
+    sys.stdout = sys.stderr = said = io.StringIO()  # the log would be a file like others
     os.chdir(cwd)
     if os.getuid() == 0:
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        give_up_privileges()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if largest is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-    sys.exit(main(arguments))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, most))
+    code = 1
+    try:
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    with Path(log).open("a") as file:
+        file.write(said.getvalue())
+    sys.exit(code)
 
 
 def test_missing_rights_and_full_disks_end_in_a_sentence():
@@ -328,7 +344,6 @@ def test_missing_rights_and_full_disks_end_in_a_sentence():
             settings |= {"on_save_error": chooser.choice(("stop", "continue"))}
             arguments = [*chooser.choice((["check"], [])), *words(settings)]
             has_run = chooser.random() < 0.5
-            _give_to_nobody(root)
             if has_run:
                 first = start(run_deprived, words({**settings, "num_epochs": 1}), str(log), None, str(base))
                 first.join(HANG_SECONDS)
@@ -353,10 +368,3 @@ def test_missing_rights_and_full_disks_end_in_a_sentence():
             with contextlib.suppress(OSError):
                 path.chmod(path.stat().st_mode | stat.S_IRWXU)
     findings.check()
-
-
-def _give_to_nobody(root):
-    if os.getuid() == 0:
-        root.chmod(0o777)
-        for path in [root, *root.rglob("*")]:
-            os.chown(path, NOBODY, NOBODY)
