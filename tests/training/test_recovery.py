@@ -238,7 +238,7 @@ def test_workers_that_fail_end_the_run_with_the_state_saved(text, run):
     with pytest.raises(TrainingFailed) as caught:
         recover(run, WorkerError(text))
     assert str(caught.value) == (
-        f"{text}. Try fewer num_workers, or num_workers=0; {run.checkpointer.folder / 'last.pt'} is whole; "
+        f"{text}. See whether the disk is there; {run.checkpointer.folder / 'last.pt'} is whole; "
         f"to go on: python train_unet.py --resume {run.checkpointer.folder}"
     )
     assert caught.value.__suppress_context__

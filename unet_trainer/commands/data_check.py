@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_coding import as_written
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.names import json_text
 from unet_trainer.system.output_files import check_output, write_output
 
 IN_JSON = " (--json FILE lists them)"
@@ -196,5 +196,4 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
         "settings": to_plain(block_settings(answered)) if lines else None,
         "config": list(lines),
     }
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_output("--json", path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON
+    write_output("--json", path, json_text(content, indent=2) + "\n")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets.changed_content import with_content
 from unet_trainer.datasets.class_statistics import class_ids
 from unet_trainer.datasets.dataset_report import DatasetReport, facts_of
 from unet_trainer.datasets.find_dataset import find_dataset
@@ -32,7 +33,7 @@ def build_dataset_report(config: Config, console: Console, earlier: FoundPairs |
 def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: bool = False) -> DatasetReport:
     """The report on pairs that were found. A resumed run keeps its split, and is not told again that it is too easy."""
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    report = read_every_pair(found, config.resize_masks, cache, console)
+    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
     if not report.pairs:
         return report
     _choose_kind(report, config)
@@ -44,14 +45,18 @@ def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: b
     return report
 
 
-def read_every_pair(found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console) -> DatasetReport:
+def read_every_pair(
+    found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console, timeout: float | None = None
+) -> DatasetReport:
     """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
     report = DatasetReport(found)
     with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
-        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache)
+        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
     report.problems += found.problems
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
+    report.pairs, changed = with_content(report.pairs, report.images, report.masks)
+    report.notices += changed
     return report
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.pairs import FoundPairs, add_groups
+from unet_trainer.datasets.group_pattern import add_groups
+from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.readable_folders import refuse_unreadable
 from unet_trainer.datasets.split_csv import read_split_csv

@@ -12,6 +12,7 @@ from typing import Any
 from unet_trainer.config.dump import to_plain, value_text
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import counted
+from unet_trainer.system.names import one_line
 
 NUM_NAMED = 10  # files of one problem in a message
 UNREADABLE = "file that cannot be used", "files that cannot be used"
@@ -87,5 +88,5 @@ def _describe(problem: Problem, most: int, where: str) -> str:
 
 def first_few(items: Iterable[object], most: int = 5) -> str:
     """The first `most` items, and the number of the others."""
-    texts = [str(item) for item in items]
+    texts = [one_line(str(item)) for item in items]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -108,7 +108,7 @@ def load_evaluation_data(
     if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
         console.say(f"Made the demo dataset in {source.data_dir}")
     found, chosen = find_split(source, split)
-    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console)
+    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console, config.worker_timeout)
     _refuse_other_kinds(report, known.image)
     coding = _choose_coding(report, known, config, overrides)
     _refuse_other_masks(report, coding, known)

@@ -7,8 +7,6 @@ before, as its evaluation.json lists them, are deleted; nothing else in the fold
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import math
 import re
@@ -29,6 +27,7 @@ from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.evaluation_summary import MEAN, Comparison, Summary
 from unet_trainer.inference.image_scores import BOUNDARY_RATIO, Count, Floats, mean_over, scores_from_counts
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
+from unet_trainer.system.names import csv_line, json_text
 from unet_trainer.system.os_errors import cannot, named_file
 
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
@@ -65,14 +64,12 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
         columns |= {f"{score}{suffix}": [_cell(value) for value in values[:, class_index]] for score, values in scores.items()}
         for title, count in (("truth_pixels", Count.TRUTH), ("predicted_pixels", Count.PREDICTION)):
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "mask", *columns, "wrong_pixels", "counted_pixels"])
+    lines = [csv_line(["image", "mask", *columns, "wrong_pixels", "counted_pixels"])]
     for index in worst_first(evaluated, pairs):
         files = [path_in(data_dir, pairs[index].image), path_in(data_dir, pairs[index].mask)]
         pixels = [int(evaluated.num_wrong[index]), int(evaluated.num_counted[index])]
-        writer.writerow([*files, *(values[index] for values in columns.values()), *pixels])
-    return text.getvalue()
+        lines.append(csv_line([*files, *(values[index] for values in columns.values()), *pixels]))
+    return "".join(lines)
 
 
 def write_evaluation(
@@ -98,7 +95,7 @@ def write_evaluation(
             "comparison": None if comparison is None else comparison_content(comparison, summary),
             "worst": pictures,
         }
-        write_text_atomically(folder / JSON_FILE, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text_atomically(folder / JSON_FILE, json_text(content, indent=2, allow_nan=False) + "\n")
         for name in earlier - {picture["picture"] for picture in pictures}:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:

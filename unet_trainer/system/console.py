@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from unet_trainer.system.atomic_files import open_to_append
+from unet_trainer.system.names import encodable, readable
 from unet_trainer.system.terminal import Colour, num_columns, painted
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
@@ -27,7 +28,6 @@ RULE = "-" * 60
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 MAX_CLASSES = 12  # rows of the table at the end
 SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
-UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -46,11 +46,6 @@ def cause_line(error: BaseException) -> str:
     _, traceback_start, quoted = str(error).rpartition("Traceback (most recent call last)")
     errors = [line for line in quoted.splitlines() if ERROR_LINE.match(line)] if traceback_start else []
     return errors[0].strip() if errors else first_line(error)
-
-
-def readable(text: str) -> str:
-    """Names of files that are not UTF-8 with their bytes as \\xe4: no terminal and no UTF-8 file takes them otherwise."""
-    return UNDECODED.sub(lambda found: f"\\x{ord(found.group()) - 0xDC00:02x}", text)
 
 
 class Bar:
@@ -114,7 +109,7 @@ class FaultTolerantStream:
     def write(self, text: str) -> int:
         try:
             with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(readable(text))
+                return self.stream.write(encodable(text))
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
@@ -165,7 +160,7 @@ class Console:
                 os.close(handle)
 
     def say(self, text: str = "") -> None:
-        print(text, file=self.stream, flush=True)
+        print(readable(text), file=self.stream, flush=True)
         self._record(text)
 
     def log_only(self, text: str) -> None:
@@ -186,7 +181,7 @@ class Console:
 
     def _say_painted(self, lead: str, colour: Colour, text: str) -> None:
         """The lead in a colour, where the terminal has them; not in the log."""
-        print(f"{painted(lead, colour, self.stream)} {text}", file=self.stream, flush=True)
+        print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
         self._record(f"{lead} {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
@@ -263,7 +258,7 @@ class Console:
             os.write(self._log_handle, (readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
-                print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+                print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})", file=self.stream, flush=True)
             self.log_has_failed = True
 
 

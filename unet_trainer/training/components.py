@@ -8,14 +8,17 @@ from functools import cached_property, partial
 
 import torch
 
+from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.error_maps import sample_sheet
 from unet_trainer.images.image_files import Pixels
+from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import set_training_mode
 from unet_trainer.model.precision import Numerics
 from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.system.console import counted
 from unet_trainer.training.evaluation import EvalStep, predict
 from unet_trainer.training.sample_images import SampleImages, choose_samples
 from unet_trainer.training.state import TrainState
@@ -46,6 +49,31 @@ class Loaders:
         failures.num_pieces = 0
         return found
 
+    def take_notices(self) -> list[str]:
+        """What reading has noticed since the last call: files that changed, a cache that is damaged."""
+        datasets = (self.train.dataset, self.val.dataset)
+        changed = [
+            str(getattr(dataset.pairs[index], kind))
+            for dataset in datasets
+            for kind, flag in (("image", IMAGE_CHANGED), ("mask", MASK_CHANGED))
+            for index in dataset.take_noticed(flag)
+        ]
+        notices = []
+        if changed:
+            files = counted(len(changed), "file")
+            how = "has changed since the run began, and is trained on as it is now"
+            if len(changed) > 1:
+                how = "have changed since the run began, and are trained on as they are now"
+            notices.append(f"{files} {how}: {first_few(changed)}")
+        for dataset in datasets:
+            if dataset.cache is not None and dataset.take_first(CACHE_DAMAGED):
+                dataset.cache.discard()
+                notices.append(
+                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the "
+                    "images, which is slower. The next start makes it anew"
+                )
+        return notices
+
     def close(self) -> None:
         """Ends the worker processes."""
         if self.pool is not None:
@@ -54,7 +82,7 @@ class Loaders:
     @cached_property
     def samples(self) -> SampleImages:
         """A few validation images to show; the same in every epoch."""
-        return choose_samples(self.val.dataset)
+        return choose_samples(self.val.dataset, self.val.sample)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Run:
             return batch
         if not self.components.train_step.mid_accumulation:
             self._raise_if_ending()
-        return self.loaders.train.read(self.state.epoch, index)
+        return self.loaders.train.read(self.state.epoch, index, self.signals.is_stopping)
 
     def between_steps(self) -> None:
         """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device."""
@@ -177,6 +177,8 @@ class Run:
                 f"workers could not fill {counted(num_failed, 'part')} of a batch in this epoch ({reason}); "
                 "the training process read them instead, which is slower"
             )
+        for notice in self.loaders.take_notices():
+            self.console.warn(notice)
         if self.times is None or self.was_advised or self.state.epoch < 2:  # the first epoch starts the workers
             return
         advice = advise(self.times, count_cores(), self.config.cache, on_cpu=not on_gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,7 +12,7 @@ from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import Size, Tile, Tiles, resize_mask
-from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.dataset import Key, SegmentationDataset
 
 NUM_SAMPLES = 4  # validation images that are shown
 MAX_SIDE = 768  # of what is shown of an image that is tiled, in its own pixels: each tile costs a forward pass
@@ -41,11 +41,11 @@ class SampleImages:
         return _stitch(ids, self.places, [truth.shape for truth in self.truths])
 
 
-def choose_samples(dataset: SegmentationDataset) -> SampleImages:
-    """A few images, spread over the set; the same in every epoch."""
+def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> SampleImages:
+    """A few images, spread over the set; the same in every epoch. `read` gives a sample of the dataset."""
     if isinstance(dataset.tiling, Tiles):
-        return _choose_tiles(dataset, dataset.tiling)
-    pairs = [dataset[0, index] for index in _spread(len(dataset))]
+        return _choose_tiles(dataset.tiling, read)
+    pairs = [read((0, index)) for index in _spread(len(dataset))]
     height, width = dataset.tiling.size
     whole = slice(0, height), slice(0, width)
     return SampleImages(
@@ -60,7 +60,7 @@ def _spread(number: int) -> list[int]:
     return np.unique(np.linspace(0, number - 1, NUM_SAMPLES).round().astype(int)).tolist()
 
 
-def _choose_tiles(dataset: SegmentationDataset, tiling: Tiles) -> SampleImages:
+def _choose_tiles(tiling: Tiles, read: Callable[[Key], tuple[Pixels, Pixels]]) -> SampleImages:
     by_pair = [list(indices) for _, indices in groupby(range(len(tiling)), key=tiling.pair_index)]
     inputs: list[Pixels] = []
     truths: list[Pixels] = []
@@ -69,13 +69,13 @@ def _choose_tiles(dataset: SegmentationDataset, tiling: Tiles) -> SampleImages:
     for picture, chosen in enumerate(_spread(len(by_pair))):
         indices = by_pair[chosen]
         tiles = {index: tiling.tiles[index] for index in indices}
-        held = {index: _num_marked(dataset[0, index][1]) for index in indices}
+        held = {index: _num_marked(read((0, index))[1]) for index in indices}
         rows = _best_range({tiles[index].rows for index in indices}, [(tiles[index].rows, held[index]) for index in indices])
         inside = [index for index in indices if rows[0] <= tiles[index].rows[0] < rows[1]]
         columns = _best_range({tiles[index].columns for index in inside}, [(tiles[index].columns, held[index]) for index in inside])
         for index in (index for index in inside if columns[0] <= tiles[index].columns[0] < columns[1]):
             places.append(_place(tiles[index], picture, rows[0], columns[0]))
-            image, truth = dataset[0, index]  # of the pair that was read last
+            image, truth = read((0, index))  # of the pair that was read last
             inputs.append(image)
             truths.append(truth)
         shapes.append((rows[1] - rows[0], columns[1] - columns[0]))
