@@ -26,8 +26,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 USING = ROOT / "docs/using-a-model.md"  # whose commands take a trained model and no settings of training
 README = (ROOT / "README.md").read_text()
 KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
-SMALL = [f"{name}={value_text(value)}" for name, value in TINY_MODEL.items()]
-SMALL += ["image_size=32", "batch_size=4", "num_epochs=2", "num_workers=0"]
+SMALL_RUN = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_epochs": 2, "num_workers": 0}
+SMALL = [f"{name}={value_text(value)}" for name, value in SMALL_RUN.items()]
 USE_A_MODEL = ("evaluate", "predict", "export", "try")  # commands whose settings are the model's own
 
 

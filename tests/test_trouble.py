@@ -394,6 +394,17 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
     assert "Traceback" not in "\n".join(said)
 
 
+def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(tiny_config, tmp_path):
+    log = tmp_path / "log"
+    process = start(train_once, {**tiny_config, "compile_model": True}, log)
+    wait_until(lambda: log.exists() and "Compiling the step" in log.read_text())
+    time.sleep(0.5)  # within the compiler
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 143
+    assert log.read_text().splitlines()[-2:] == ["Interrupted before anything was saved", "Error: interrupted by SIGTERM"]
+
+
 def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
     settings = {**tiny_config, "run_name": "run"}
     command = [sys.executable, str(ROOT / "train_unet.py"), *words(settings)]

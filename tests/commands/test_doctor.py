@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from train_unet import main
 from unet_trainer.commands import doctor, machine_facts
 from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value
 from unet_trainer.commands.machine_facts import CompileFacts, DiskFacts, MachineFacts, NvidiaFacts, TorchFacts
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.training import step_probe
@@ -114,6 +116,16 @@ def test_a_file_that_is_not_doctors_is_not_overwritten(machine, tmp_path, capsys
     assert file.read_text() == "seed: 7\n"
     assert run("--write", tmp_path) == 2
     assert machine == []  # answered before anything is measured
+
+
+def test_a_pipe_or_a_link_is_no_file_that_could_be_lost(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "new.yaml")
+    for name in ("pipe", "link"):
+        doctor.check_may_write(tmp_path / name)
+    (tmp_path / "new.yaml").touch()
+    with pytest.raises(UserError, match=r"--write: .*link exists; name another file"):
+        doctor.check_may_write(tmp_path / "link")
 
 
 def test_a_file_that_cannot_be_written_is_one_message(machine, tiny_config, tmp_path, capsys):

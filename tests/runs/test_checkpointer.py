@@ -541,7 +541,7 @@ def lose_folder(components, settings, tmp_path, gone):
 @pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
 def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
     made = lose_folder(components, settings, tmp_path, gone)
-    elsewhere = tmp_path / ("run" if gone else "run-2")
+    elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
     what = "is gone" if gone else "is another folder now"
     with pytest.raises(TrainingFailed) as caught:
         made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
@@ -601,6 +601,6 @@ def test_a_folder_that_goes_away_during_a_save_costs_nothing_either(components, 
     made.waiting["metrics.csv"] = Job(lambda: shutil.rmtree(folder))  # written before last.pt
     made.save_state()
     made.writer.wait()
-    with pytest.raises(TrainingFailed, match=rf"{folder} is gone, .*; the state is saved as {folder / 'last.pt'}; to go on: "):
+    with pytest.raises(TrainingFailed, match=rf"{folder} is gone, .*; the state is saved as {folder}-2/last\.pt; to go on: "):
         made.save_if_due()
-    assert read_last(folder / "last.pt")["epoch"] == components.state.epoch
+    assert read_last(tmp_path / "run-2" / "last.pt")["epoch"] == components.state.epoch

@@ -6,6 +6,7 @@ Files are written in the background. What cannot be written ends the run or is r
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -226,7 +227,8 @@ class Checkpointer:
         if state is None and LAST not in waiting:
             state = self.initial
         try:
-            self.folder = new_run_folder(lost.parent, lost.name)
+            # Never under the same name: a start with resume: auto may take it at this moment.
+            self.folder = new_run_folder(lost.parent, f"{re.sub(r'-[0-9]+$', '', lost.name)}-2")
             self.console.log_to(self.folder / LOG)
             self.events.open(self.folder)
             self._write_config()
