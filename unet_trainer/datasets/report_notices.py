@@ -50,19 +50,15 @@ def add_notices(report: DatasetReport) -> None:
     turned = sum(image.is_turned for image in report.images)
     grey = sum(image.channels == 1 for image in report.images)
     in_alpha = sum(mask.is_alpha for mask in report.masks)
+    masks, images = counted(len(report.masks), "mask"), counted(len(report.images), "image")
     if in_alpha:
-        report.notices.append(
-            f"the alpha channel of {in_alpha} of {counted(len(report.masks), 'mask')} is the mask; "
-            "their colour is the same everywhere"
-        )
+        report.notices.append(f"the alpha channel of {in_alpha} of {masks} is the mask; their colour is the same everywhere")
     if alpha:
-        report.notices.append(f"the alpha channel of {alpha} of {counted(len(report.images), 'image')} is dropped")
+        report.notices.append(f"the alpha channel of {alpha} of {images} is dropped")
     if turned:
-        report.notices.append(f"{turned} of {counted(len(report.images), 'image')} {_is(turned)} rotated by the EXIF orientation")
+        report.notices.append(f"{turned} of {images} {_is(turned)} rotated by the EXIF orientation")
     if report.kind is not None and grey and report.kind.channels > 1:
-        report.notices.append(
-            f"{grey} of {counted(len(report.images), 'image')} {_is(grey)} grey; each gets {report.kind.channels} equal channels"
-        )
+        report.notices.append(f"{grey} of {images} {_is(grey)} grey; each gets {report.kind.channels} equal channels")
     spec = report.image_spec
     if spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1:
         report.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
