@@ -112,7 +112,7 @@ def _start(
     others: Sequence[_Child[Item]],
 ) -> _Child[Item]:
     here, there = multiprocessing.Pipe()
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+    stderr = _memory_file()
     # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
     inherited = [here, *(other.connection for other in others)]
     context = multiprocessing.get_context("fork")
@@ -122,6 +122,13 @@ def _start(
         process.start()
     there.close()
     return _Child(process, here, stderr)
+
+
+def _memory_file() -> IO[bytes]:
+    """Needs no temporary directory where the system has files in memory. To be closed with the child."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("standard error"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _assign(child: _Child[Item], waiting: deque[int]) -> None:
