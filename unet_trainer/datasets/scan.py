@@ -11,7 +11,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -137,7 +137,7 @@ class ScanCache:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             known_stamp, known = self.known[_cache_key(role, path)]
             if stamp is not None and known_stamp == stamp:
-                facts = from_plain(kind, known)
+                facts = from_plain(kind, {**known, "stamp": []})
                 return facts if facts.is_consistent() else None
         return None
 
@@ -146,10 +146,7 @@ class ScanCache:
             if isinstance(found, str) or stamp is None:
                 self.known.pop(_cache_key(role, path), None)
             elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-                self.known[_cache_key(role, path)] = [
-                    stamp,
-                    {name: value for name, value in asdict(found).items() if name != "stamp"},
-                ]
+                self.known[_cache_key(role, path)] = [stamp, _without_stamp(found)]
             self.is_changed = True
 
     def save(self) -> None:
@@ -162,11 +159,6 @@ class ScanCache:
 
 def _without_stamp(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
-
-
-def _by_value(numbers: Mapping[str, int]) -> dict[int, int]:
-    """JSON has no keys but text."""
-    return {int(value): number for value, number in numbers.items()}
 
 
 def _cache_key(role: str, path: Path) -> str:

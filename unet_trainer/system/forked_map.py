@@ -124,8 +124,10 @@ def _start(
 
 
 def _memory_file() -> IO[bytes]:
-    """A file without a place on any disk: none may be writable. Its handle is shared with the child."""
-    return os.fdopen(os.memfd_create("stderr"), "w+b")
+    """Needs no temporary directory where the system has files in memory. To be closed with the child."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("standard error"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _assign(child: _Child[Item], waiting: deque[int]) -> None:
