@@ -15,6 +15,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
