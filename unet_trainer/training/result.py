@@ -10,6 +10,7 @@ from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
+from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.runs.curves import CURVES
 from unet_trainer.runs.history import Row, column, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
@@ -17,7 +18,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.resume_messages import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.verdict import Baseline, best_baseline, judge_model
+from unet_trainer.training.verdict import judge_model
 
 
 @dataclass(frozen=True)
