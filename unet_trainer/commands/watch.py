@@ -15,7 +15,7 @@ from unet_trainer.system.console import Console
 def main(arguments: Sequence[str], script: Script) -> int:
     parser = argparse.ArgumentParser(
         "train_unet.py watch",
-        description="Shows a run in a browser while it goes on, also one that another process trains. Reads its folder and no more.",
+        description="Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more.",
     )
     parser.add_argument(
         "words", nargs="*", metavar="RUN", help="names or folders of runs (the newest if left out); several are compared"
@@ -24,7 +24,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
     given = parser.parse_intermixed_args(arguments)
     check_port(given.port)
     words = read_run_words(given.words, script, "watch")
-    folders = [find_named_run(name, words.checkpoint_dir) for name in dict.fromkeys(words.names or [None])]
+    names: list[str | None] = [*dict.fromkeys(words.names)] or [None]
+    folders = [find_named_run(name, words.checkpoint_dir) for name in names]
 
     from unet_trainer.reports.live_server import WatchServer  # with OpenCV
 

@@ -117,7 +117,7 @@ def _curve_section(found: Comparison) -> Html | None:
         "curves",
         "Curves",
         element("p", "By epoch or by the time in epochs. Names switch runs on and off.", class_="muted"),
-        element("div", figures, class_="grid"),
+        element("div", figures, class_="grid charts overlays"),
     )
 
 
@@ -139,7 +139,7 @@ def _overlay(runs: Sequence[tuple[int, ComparedRun]], key: str, title: str, colu
     data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 4, **limits}
     numbers = sorted({epoch.number for _, run in runs for epoch in thinned(run.summary.epochs, run.summary.best)})
     columns = [dict(run.summary.column(column)) for _, run in runs]
-    rows = [[number, *(score(values.get(number)) for values in columns)] for number in numbers]
+    rows: list[list[Child]] = [[number, *(score(values.get(number)) for values in columns)] for number in numbers]
     values_table = table(["epoch", *(run.name for _, run in runs)], rows, title)
     return figure("lines", data, title, "; ".join(words), values_table, key)
 
@@ -150,7 +150,7 @@ def _class_section(found: Comparison) -> Html | None:
     per_class = [run.summary.per_class_iou for run in found.runs]
     if len(names) < 2 or any(run.summary.class_names != names for run in found.runs):
         return None
-    rows = [[name, *(score(values.get(name)) for values in per_class)] for name in names]
+    rows: list[list[Child]] = [[name, *(score(values.get(name)) for values in per_class)] for name in names]
     return section(
         "classes",
         "IoU of each class",

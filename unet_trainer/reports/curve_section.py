@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from unet_trainer.reports.html_elements import Html, element, figure, section, table
+from unet_trainer.reports.html_elements import Child, Html, element, figure, section, table
 from unet_trainer.reports.number_texts import NONE, rate, score
 from unet_trainer.runs.run_summary import EpochRecord, Event, RunSummary
 from unet_trainer.system.console import counted
@@ -108,7 +108,7 @@ def _figure(
     lines = [line(name, [epoch.get(column) for epoch in epochs], colour) for name, column, colour in columns]
     data = chart(summary, epochs, [{"name": title, "lines": lines}], digits, zero=True)
     show = rate if key == "speed" else (lambda value: NONE if value is None else f"{value:.{digits}g}")
-    rows = [[epoch.number, *(show(epoch.get(column)) for _, column, _ in columns)] for epoch in epochs]
+    rows: list[list[Child]] = [[epoch.number, *(show(epoch.get(column)) for _, column, _ in columns)] for epoch in epochs]
     values = table(["epoch", *(name for name, _, _ in columns)], rows, f"{title} of each epoch")
     return figure("lines", data, title, _described(epochs, columns, show), values, key)
 
@@ -131,7 +131,7 @@ def _iou_figure(summary: RunSummary, epochs: Sequence[EpochRecord]) -> Html:
     words = _described(epochs, columns, score)
     if best is not None and best.get("val_iou") is not None:
         words += f"; val is {score(best.get('val_iou'))} at the best epoch, {best.number}"
-    rows = [[epoch.number, score(epoch.get("val_iou")), score(epoch.get("train_iou"))] for epoch in epochs]
+    rows: list[list[Child]] = [[epoch.number, score(epoch.get("val_iou")), score(epoch.get("train_iou"))] for epoch in epochs]
     return figure("lines", data, "IoU", words, table(["epoch", "val", "train"], rows, "IoU of each epoch"), "iou")
 
 
@@ -173,9 +173,11 @@ def _one_class_figure(summary: RunSummary, epochs: Sequence[EpochRecord], name: 
     words = (
         f"{name} on the validation images: precision {score(last.precision)} and recall {score(last.recall)} after the last epoch"
     )
-    rows = [[epoch.number, *(score(_class_values([epoch], name, kind)[0]) for kind in kinds)] for epoch in epochs]
-    values = table(["epoch", *(SCORE_TITLES[kind] for kind in kinds)], rows, f"Scores of {name}")
-    return figure("lines", data, f"Dice, precision and recall of {name}", words, values, "classes-curve")
+    rows: list[list[Child]] = [
+        [epoch.number, *(score(_class_values([epoch], name, kind)[0]) for kind in kinds)] for epoch in epochs
+    ]
+    numbers = table(["epoch", *(SCORE_TITLES[kind] for kind in kinds)], rows, f"Scores of {name}")
+    return figure("lines", data, f"Dice, precision and recall of {name}", words, numbers, "classes-curve")
 
 
 def shown_classes(summary: RunSummary) -> tuple[list[str], str]:

@@ -27,6 +27,10 @@ VIEWS = (
     ("image", "Image"),
 )
 GROUP_WORDS = {"worst": "Worst", "median": "Middle", "best": "Best"}
+SIDES = Html(
+    element("span", "truth", class_="side left", aria_hidden="true")
+    + element("span", "prediction", class_="side right", aria_hidden="true")
+)
 MAX_NAMED = 24  # classes in the legend
 
 
@@ -67,7 +71,7 @@ def _gallery(summary: RunSummary, gallery: Gallery) -> Html:
     pictures = sorted(gallery.pictures, key=lambda picture: picture.score.iou if picture.score.iou is not None else 2.0)
     groups = [name for name in GROUP_WORDS if any(picture.group == name for picture in pictures)]
     if not gallery.is_ranked:
-        words = f"{counted(len(pictures), 'image')} of the validation set, scored for this report: the run kept no scores of its images."
+        words = f"{counted(len(pictures), 'image')} of the validation set, scored for this report: the run kept no scores."
     else:
         words = (
             f"The worst, the middle and the best of {counted(len(summary.image_scores), 'image')} by their IoU at the best epoch."
@@ -166,7 +170,7 @@ def _card(picture: Picture, id_names: Sequence[str], index: int) -> Html:
         "li",
         element(
             "div",
-            element("div", photo, layers, element("span", class_="divider"), class_="stack"),
+            element("div", photo, layers, element("span", class_="divider"), SIDES, class_="stack"),
             element(
                 "input",
                 type="range",

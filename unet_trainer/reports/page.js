@@ -58,7 +58,7 @@ function drawLines(box) {
     let first = Math.min(...xs), last = Math.max(...xs);
     if (!(last > first)) { first -= 0.5; last = first + 1; }
     const ticks = steps(low, high, height / 45), labels = ticks.map(value => show(value, data.digits));
-    const left = 12 + 6.6 * Math.max(...labels.map(label => label.length)), right = 14, top = 20, bottom = 26;
+    const left = Math.max(52, 12 + 6.6 * Math.max(...labels.map(label => label.length))), right = 14, top = 20, bottom = 26;
     const x = value => left + (value - first) / (last - first) * (width - left - right);
     const y = value => top + (high - value) / (high - low) * (height - top - bottom);
     const svg = make("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": describe(view, drawn)});
@@ -71,7 +71,7 @@ function drawLines(box) {
       if (xLabel === "epoch" && !Number.isInteger(value)) continue;
       svg.append(make("text", {x: x(value), y: height - 8, "text-anchor": "middle"}, show(value, 2)));
     }
-    svg.append(make("text", {x: width - right, y: height - 8, "text-anchor": "end", class: "x-name"}));
+    svg.append(make("text", {x: 0, y: height - 8, "text-anchor": "start", class: "x-name"}, xLabel));
     if (xLabel === "epoch") {
       let lastText = -Infinity;
       for (const mark of data.marks || []) {

@@ -7,7 +7,7 @@ from statistics import harmonic_mean, mean, median
 from typing import Any
 
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.reports.html_elements import Html, element, figure, section, table
+from unet_trainer.reports.html_elements import Child, Html, element, figure, section, table
 from unet_trainer.reports.number_texts import NONE, count, duration, percent, rate, score
 from unet_trainer.reports.score_statistics import NUM_BINS, SetScores, histogram
 from unet_trainer.runs.run_summary import EpochRecord, RunSummary
@@ -140,7 +140,7 @@ def _at(share: float) -> str:
 
 def _fact_cards(summary: RunSummary, best: EpochRecord | None) -> list[Html]:
     planned = summary.num_epochs
-    done = counted(len(summary.epochs), "epoch") + (f" of {planned}" if planned and planned != len(summary.epochs) else "")
+    done = f"{len(summary.epochs)} of {counted(planned, 'epoch')}" if planned else counted(len(summary.epochs), "epoch")
     cards = []
     if best is not None:
         dice = best.get("val_dice")
@@ -324,7 +324,9 @@ def distribution_figure(summary: RunSummary) -> Html | None:
     marks = [{"x": middle, "text": f"median {score(middle, 3)}"}]
     data = {"counts": counts, "from": 0, "to": 1, "x": "IoU of an image", "unit": "image", "marks": marks}
     width = 1 / NUM_BINS
-    rows = [[f"{index * width:.2f} – {(index + 1) * width:.2f}", number] for index, number in enumerate(counts) if number]
+    rows: list[list[Child]] = [
+        [f"{index * width:.2f} – {(index + 1) * width:.2f}", number] for index, number in enumerate(counts) if number
+    ]
     return figure(
         "bars", data, "IoU of each validation image", words, table(["IoU", "images"], rows, "Images by IoU"), "distribution"
     )

@@ -37,6 +37,7 @@ class EventLog:
         self.path: Path | None = None
         self._unwritten: list[str] = []
         self._is_cut = False  # the last line in the file may lack its end
+        self.has_ended = False  # an end is the last of its kind: what happens while a report is written is no other one
         self._lock = threading.Lock()
 
     def open(self, folder: Path, **start: Any) -> None:
@@ -54,7 +55,11 @@ class EventLog:
             self._write()
 
     def add(self, kind: str, **facts: Any) -> None:
+        """A second end is left out."""
         with self._lock:
+            if kind == "end" and self.has_ended:
+                return
+            self.has_ended = self.has_ended or kind == "end"
             self._unwritten.append(_line(kind, facts))
             self._write()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.reports.run_report import REPORT
 from unet_trainer.runs.curves import CURVES
 from unet_trainer.runs.history import Row, column, write_result
 from unet_trainer.runs.run_folder import BEST, LAST
@@ -87,11 +88,12 @@ def result_dict(result: TrainResult) -> dict[str, Any]:
 
 
 def report(run: Run) -> TrainResult:
-    """Writes result.json and says the result."""
+    """Writes result.json, says the result and writes report.html."""
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
     run.events.add("end", how="stopped early" if result.stopped_early else "finished")
+    run.write_report(with_pictures=True)
     return result
 
 
@@ -115,7 +117,7 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    console.say(f"Weights: {weights} | report: {folder / REPORT} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")

@@ -14,11 +14,12 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
+from unet_trainer.reports.run_report import REPORT, write_report
 from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask
@@ -49,6 +50,7 @@ class Run:
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
+    has_report: bool = False
 
     @property
     def config(self) -> ResolvedConfig:
@@ -145,6 +147,18 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
             self.curves.request()
+
+    def write_report(self, with_pictures: bool) -> None:
+        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of
+        whatever kind, ends or fails a run."""
+        if self.has_report:
+            return
+        self.has_report = True  # one that was interrupted by a signal is not begun again
+        device = str(self.components.numerics.device)
+        try:
+            write_report(self.checkpointer.folder, with_pictures, device)
+        except Exception as error:
+            self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
 
     def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
         """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""

@@ -87,6 +87,7 @@ def set_up(config: Config, session: Session) -> Run:
     run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
     run.curves = ThrottledTask("curves", partial(write_curves, folder))
     session.on_exit(partial(_finish_curves, run.curves, console))
+    session.on_exit(partial(run.write_report, with_pictures=False))  # unless the end has written the whole of it
     if earlier is not None:
         adapt_to_changes(settings.taken, earlier["config"], state, console)
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
