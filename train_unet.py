@@ -14,6 +14,9 @@
     python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
     python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
     python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
+    python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
+    python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on
+    python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import cv2
 import numpy as np
@@ -23,6 +24,25 @@ INK, PAPER = (40, 40, 40), 255
 DIMMED = 0.35  # of the image below the errors
 # Distinct with common colour blindness as well.
 RIGHT_COLOUR, MISSED_COLOUR, FALSE_COLOUR, WRONG_COLOUR = (200, 200, 200), (60, 130, 255), (255, 120, 0), (255, 60, 90)
+
+
+class ErrorKind(IntEnum):
+    """What a pixel of an error map says."""
+
+    FOUND = 1  # of the class, with one class against a background
+    IGNORED = 2
+    MISSED = 3
+    FALSE = 4
+    WRONG = 5  # with several classes
+
+
+ERROR_COLOURS: dict[ErrorKind, Colour] = {
+    ErrorKind.FOUND: RIGHT_COLOUR,
+    ErrorKind.IGNORED: IGNORED_COLOUR,
+    ErrorKind.MISSED: MISSED_COLOUR,
+    ErrorKind.FALSE: FALSE_COLOUR,
+    ErrorKind.WRONG: WRONG_COLOUR,
+}
 
 
 def error_picture(
@@ -81,20 +101,29 @@ def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, 
     """
     grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
     result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    kinds = error_kinds(truth, predicted, size, is_binary)
+    for kind, colour in ERROR_COLOURS.items():
+        result[kinds == kind] = colour
+    return result
+
+
+def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
+    """H,W ids → h,w of ErrorKind, 0 where there is nothing to show; made smaller as error_map says."""
     is_counted = truth != IGNORED
     is_wrong = (truth != predicted) & is_counted
     if is_binary:
-        layers = [((truth == 1) & (predicted == 1), RIGHT_COLOUR)]
-        errors = [(is_wrong & (truth == 1), MISSED_COLOUR), (is_wrong & (predicted == 1), FALSE_COLOUR)]
+        layers = [((truth == 1) & (predicted == 1), ErrorKind.FOUND)]
+        errors = [(is_wrong & (truth == 1), ErrorKind.MISSED), (is_wrong & (predicted == 1), ErrorKind.FALSE)]
     else:
-        layers, errors = [], [(is_wrong, WRONG_COLOUR)]
-    for mask, colour in [*layers, (~is_counted, IGNORED_COLOUR)]:
-        result[_coverage(mask, size) >= 0.5] = colour
+        layers, errors = [], [(is_wrong, ErrorKind.WRONG)]
+    kinds = np.zeros(size, np.uint8)
+    for mask, kind in [*layers, (~is_counted, ErrorKind.IGNORED)]:
+        kinds[_coverage(mask, size) >= 0.5] = kind
     coverages = [_coverage(mask, size) for mask, _ in errors]
     most = np.max(coverages, axis=0)
-    for coverage, (_, colour) in zip(coverages, errors, strict=True):
-        result[(coverage > 0) & (coverage == most)] = colour
-    return result
+    for coverage, (_, kind) in zip(coverages, errors, strict=True):
+        kinds[(coverage > 0) & (coverage == most)] = kind
+    return kinds
 
 
 def _panel_size(height: int, width: int, most: int) -> tuple[int, int]:

@@ -40,6 +40,7 @@ class EventLog:
         self._folder_id: FolderId | None = None  # lines go into this folder, not into another one that has its name later
         self._unwritten: list[str] = []
         self._is_cut = False  # the last line in the file may lack its end
+        self.has_ended = False  # an end is the last of its kind: what happens while a report is written is no other one
         self._lock = threading.Lock()
 
     def open(self, folder: Path, **start: Any) -> None:
@@ -57,7 +58,11 @@ class EventLog:
             self._write()
 
     def add(self, kind: str, **facts: Any) -> None:
+        """A second end is left out."""
         with self._lock:
+            if kind == "end" and self.has_ended:
+                return
+            self.has_ended = self.has_ended or kind == "end"
             self._unwritten.append(_line(kind, facts))
             self._write()
 

@@ -19,13 +19,14 @@ DAMAGED = "damaged.pt"  # a last.pt that could not be read
 SETTINGS = "settings.json"  # value, source and reason of every setting
 VAL_SCORES = "val_scores.csv"  # of each validation image, at the best epoch
 CURVES = "curves.png"
+REPORT = "report.html"
 EVENTS = "events.jsonl"
 SPLIT_CSV = "split.csv"  # which pairs train and which validate
 CONFIG_YAML, METRICS_CSV, RESULT_JSON = "config.yaml", "metrics.csv", "result.json"
 LOG, SAMPLES = "train.log", "samples"
 CONFIG_TITLE = "Settings of this run."  # opens config.yaml
 # Files that a run replaces whole, under temporary names first.
-REPLACED = (LAST, PREVIOUS, BEST, SPLIT_CSV, CONFIG_YAML, METRICS_CSV, RESULT_JSON, SETTINGS, VAL_SCORES, CURVES)
+REPLACED = (LAST, PREVIOUS, BEST, SPLIT_CSV, CONFIG_YAML, METRICS_CSV, RESULT_JSON, SETTINGS, VAL_SCORES, CURVES, REPORT)
 SAMPLE_NAMES = "epoch_*.png"
 PROBE_BYTES = 1 << 16
 

@@ -10,14 +10,15 @@ from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
+from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.runs.history import Row, column, write_result
-from unet_trainer.runs.run_folder import BEST, CURVES, LAST
+from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.resume_messages import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.verdict import Baseline, best_baseline, judge_model
+from unet_trainer.training.verdict import judge_model
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,13 @@ def result_dict(result: TrainResult) -> dict[str, Any]:
 
 
 def report(run: Run) -> TrainResult:
-    """Looks whether the weights are there, writes result.json and says the result."""
+    """Looks whether the weights are there, writes result.json, says the result and writes report.html."""
     run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
     run.events.add("end", how="stopped early" if result.stopped_early else "finished")
+    run.write_report(with_pictures=True)
     return result
 
 
@@ -119,7 +121,7 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    console.say(f"Weights: {weights} | report: {folder / REPORT} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")

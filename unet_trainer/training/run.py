@@ -14,13 +14,14 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
+from unet_trainer.reports.run_report import REPORT, write_report
 from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.event_log import EventLog, finite
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.runs.run_summary import read_epoch
 from unet_trainer.runs.tracker_queue import TrackerQueue
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask
@@ -53,6 +54,7 @@ class Run:
     curves: ThrottledTask | None = None  # draws curves.png
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
+    has_report: bool = False
 
     @property
     def config(self) -> ResolvedConfig:
@@ -152,6 +154,18 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
             self.curves.request()
+
+    def write_report(self, with_pictures: bool) -> None:
+        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of
+        whatever kind, ends or fails a run."""
+        if self.has_report:
+            return
+        self.has_report = True  # one that was interrupted by a signal is not begun again
+        device = str(self.components.numerics.device)
+        try:
+            write_report(self.checkpointer.folder, with_pictures, device)
+        except Exception as error:
+            self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
 
     def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
         """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""

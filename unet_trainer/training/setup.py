@@ -105,6 +105,7 @@ def set_up(config: Config, session: Session) -> Run:
     run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events)
     run.curves = ThrottledTask("curves", partial(write_curves, folder))
     session.on_exit(partial(_finish_curves, run.curves, console))
+    session.on_exit(partial(run.write_report, with_pictures=False))  # unless the end has written the whole of it
     run.trackers = build_trackers(trackers, folder, as_dict(settings.taken), state.epoch, session.events)
     session.on_exit(partial(_finish_trackers, run.trackers, console))
     if earlier is not None:
