@@ -121,7 +121,7 @@ def test_the_last_lines_name_what_is_there_and_the_next_command(run):
         "  class       IoU\n"
         "  foreground  0.5000\n"
         "Time: 6 s in epochs, 15 images/s in training\n"
-        f"Weights: {folder / 'best.pt'} | curves: {folder / 'curves.png'} | pictures: {folder / 'samples'}\n"
+        f"Weights: {folder / 'best.pt'} | report: {folder / 'report.html'} | curves: {folder / 'curves.png'} | pictures: {folder / 'samples'}\n"
         f"Next: python train_unet.py evaluate {folder}   (scores of each class and image)\n"
         f"      python train_unet.py predict {folder} IMAGES --out predictions\n"
         f"      python train_unet.py try {folder}   (a page in the browser)\n"

@@ -157,9 +157,8 @@ def _class_figure(summary: RunSummary, epochs: Sequence[EpochRecord]) -> Html | 
     if known:
         low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
         words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
-    rows = [
-        [epoch.number, *(score(value[0]) for value in (_class_values([epoch], name, "iou") for name in names))] for epoch in told
-    ]
+    columns = [_class_values(told, name, "iou") for name in names]
+    rows: list[list[Child]] = [[epoch.number, *map(score, values)] for epoch, *values in zip(told, *columns, strict=True)]
     return figure(
         "lines", data, "Scores of each class", words, table(["epoch", *names], rows, "IoU of each class"), "classes-curve"
     )

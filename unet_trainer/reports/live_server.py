@@ -48,7 +48,7 @@ class WatchServer(LocalServer):
 
     def shown_folders(self, path: str) -> list[Path]:
         """Whose page a path names. Raises RequestRefused."""
-        found = re.fullmatch(r"run/([0-9]{1,4})", path)
+        found = re.fullmatch(r"run/([0-9]{1,4})/", path)
         if path == "":
             return self.folders
         if found and int(found[1]) < len(self.folders) and len(self.folders) > 1:
@@ -112,7 +112,7 @@ class WatchHandler(LocalHandler):
 
     def get(self, path: str) -> None:
         if path == "version" or path.endswith("/version"):
-            folders = self.server.shown_folders(path.removesuffix("version").removesuffix("/"))
+            folders = self.server.shown_folders(path.removesuffix("version"))
             self.send(self.server.version(folders).encode(), "text/plain; charset=utf-8")
             return
         policy = f"{page_policy(live=True)}; frame-ancestors 'none'"

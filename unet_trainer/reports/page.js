@@ -74,7 +74,7 @@ function drawLines(box) {
     svg.append(make("text", {x: 0, y: height - 8, "text-anchor": "start", class: "x-name"}, xLabel));
     if (xLabel === "epoch") {
       let lastText = -Infinity;
-      for (const mark of data.marks || []) {
+      for (const mark of (data.marks || []).slice().sort((a, b) => a.x - b.x)) {
         svg.append(make("line", {class: `mark ${mark.kind}`, x1: x(mark.x), x2: x(mark.x), y1: top - 6, y2: height - bottom}, make("title", {}, mark.text)));
         if (x(mark.x) - lastText < 62) continue;
         const anchor = x(mark.x) > width - 60 ? "end" : x(mark.x) < left + 40 ? "start" : "middle";

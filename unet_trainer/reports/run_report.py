@@ -79,7 +79,7 @@ def _subtitle(summary: RunSummary) -> Html:
         f"{count(data['num_train'])} training and {count(data['num_val'])} validation images"
         if isinstance(data.get("num_train"), int) and isinstance(data.get("num_val"), int)
         else "",
-        str(machine.get("name") or machine.get("device") or ""),
+        ", ".join(str(part) for part in (machine.get("device"), machine.get("name")) if part),
         f"started {moment(summary.starts[0])}" if summary.starts else "",
     ]
     return text(" · ".join(part for part in parts if part))
