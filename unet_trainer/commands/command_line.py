@@ -21,6 +21,7 @@ from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.run_folder import find_run, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.signals import Interrupted
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
@@ -50,21 +51,28 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     try:
         if arguments and arguments[0] in COMMANDS and not _is_file(arguments[0]):
+            if current().launch.world_size > 1:
+                raise UserError(f"{arguments[0]}: torchrun is for training; python train_unet.py {arguments[0]} needs one process")
             return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
         result = script.train(read_training_command(arguments, script))
         return EXIT_TRAINING_FAILED if result.unwritten else EXIT_DONE
     except UserError as error:
-        show_error(str(error))
-        return EXIT_USER_ERROR
-    except TrainingFailed as error:
-        show_error(str(error))
-        return EXIT_TRAINING_FAILED
+        return _end(str(error), EXIT_USER_ERROR)
+    except (TrainingFailed, PeerLost) as error:
+        return _end(str(error), EXIT_TRAINING_FAILED)
+    except PeerFailed as error:  # that process says it
+        return error.exit_code
     except Interrupted as interruption:
-        show_error(f"interrupted by {interruption}")
-        return 128 + interruption.signal_number
+        return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
     except KeyboardInterrupt:
-        show_error("interrupted")
-        return EXIT_INTERRUPTED
+        return _end("interrupted", EXIT_INTERRUPTED)
+
+
+def _end(text: str, exit_code: int) -> int:
+    """Of the processes of a job one speaks: the first that knows why it ends."""
+    if current().report_failure(text, exit_code):
+        show_error(text)
+    return exit_code
 
 
 def read_training_command(arguments: Sequence[str], script: Script) -> Config:

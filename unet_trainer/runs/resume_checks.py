@@ -50,6 +50,7 @@ MAY_CHANGE_SILENTLY = frozenset(
         "on_nan",
         "on_oom",
         "worker_timeout",
+        "process_timeout",
     ]
 )
 

@@ -6,6 +6,7 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -201,6 +202,13 @@ class Console:
             if not self.log_has_failed:
                 print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
             self.log_has_failed = True
+
+
+def silent_console() -> Console:
+    """For a process of a job that is not the one which speaks."""
+    console = Console(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for the life of the process)
+    console.log = Path(os.devnull)  # else lines would be kept for a log that never comes
+    return console
 
 
 def show_error(text: str) -> None:

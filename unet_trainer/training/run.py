@@ -14,11 +14,12 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
-from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.following_checkpointer import AnyCheckpointer
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.distributed import ALONE, Processes
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask
@@ -26,7 +27,9 @@ from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import counts_against_patience
 from unet_trainer.training.epoch_records import epoch_facts, val_scores_csv
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.state import TrainState
+from unet_trainer.training.out_of_memory import peak_memory_gib
+from unet_trainer.training.rank_state import average_statistics
+from unet_trainer.training.state import EpochMetrics, TrainState
 
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
@@ -40,7 +43,7 @@ class Run:
     settings: Settings
     loaders: Loaders
     components: Components
-    checkpointer: Checkpointer
+    checkpointer: AnyCheckpointer
     console: Console
     signals: Signals
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
@@ -49,6 +52,7 @@ class Run:
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
+    processes: Processes = ALONE  # that share the work
 
     @property
     def config(self) -> ResolvedConfig:
@@ -77,11 +81,39 @@ class Run:
             self._raise_if_ending()
         return self.loaders.train.read(self.state.epoch, index)
 
+    def begin_step(self) -> None:
+        """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
+        saves. From here on each owes the others its part of the step."""
+        sync = self.components.train_step.sync
+        if sync is None:
+            return
+        is_due = self.processes.agree(self.checkpointer.is_due())
+        if is_due:
+            self.state.gather_ranks(self.processes)
+        sync.is_owed = True
+        if is_due:
+            self.checkpointer.save_state()
+
     def between_steps(self) -> None:
-        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device."""
+        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device. In a job that
+        happens when the next step begins: here the others would not learn of it."""
         self.components.train_step.guard.poll()
-        self._raise_if_ending()
-        self.checkpointer.save_if_due()
+        if self.processes.is_alone:
+            self._raise_if_ending()
+            self.checkpointer.save_if_due()
+
+    def end_training(self) -> EpochMetrics:
+        """Of all processes, once an epoch is trained; they have the same batch norm statistics from here on."""
+        metrics = self.state.metrics.summed(self.processes)
+        average_statistics(self.state, self.processes)
+        if not self.processes.is_alone:
+            self.components.train_step.guard.is_saved = False  # it has the statistics from before
+        return metrics
+
+    def peak_memory_gib(self) -> tuple[float, float]:
+        """Allocated and reserved, summed over all processes."""
+        peaks = self.processes.gather(peak_memory_gib(self.components.numerics.device))
+        return sum(allocated for allocated, _ in peaks), sum(reserved for _, reserved in peaks)
 
     def _raise_if_ending(self) -> None:
         self.signals.check()
@@ -140,7 +172,9 @@ class Run:
             self.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
-        self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
+        self.state.gather_ranks(self.processes)
+        if self.processes.is_main:
+            self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
@@ -167,7 +201,8 @@ class Run:
                 f"workers could not fill {counted(num_failed, 'part')} of a batch in this epoch ({reason}); "
                 "the training process read them instead, which is slower"
             )
-        if self.times is None or self.was_advised or self.state.epoch < 2:  # the first epoch starts the workers
+        in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
+        if self.times is None or self.was_advised or self.state.epoch < 2 or in_job:  # the first epoch starts the workers
             return
         advice = advise(self.times, count_cores(), self.config.cache, on_cpu=not on_gpu)
         if advice is not None:
