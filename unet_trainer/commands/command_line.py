@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Script:
 
 def run_command_line(arguments: Sequence[str], script: Script) -> int:
     """Trains, or runs the command that the first argument names; returns the exit code. Errors become messages here."""
+    if current().launch.is_torchrun:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?

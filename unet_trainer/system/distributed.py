@@ -194,8 +194,8 @@ class Job:
         return self._store
 
     def _find_attempt(self, store: Any) -> str:
-        """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there, and
-        neither ranks nor restart counts need be the same on all machines: rank 0 counts, and answers whoever says hello."""
+        """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
+        and restart counts need not be the same on all machines: rank 0 counts, and answers whoever says hello."""
         rank, world_size = self.launch.rank, self.launch.world_size
         deadline = time.monotonic() + START_SECONDS
         if rank > 0:
@@ -338,32 +338,29 @@ class Job:
             if isinstance(error, PeerFailed | PeerLost):
                 raise
             self.is_lost = True
-            with contextlib.suppress(PeerLost):
-                self._raise_if_reported()
-            raise PeerLost(self._describe_loss(what, error)) from None
+            try:
+                text = self._describe_loss(what, error)
+            except PeerFailed:
+                raise
+            except Exception:  # the store is gone, with the machine that held it
+                text = f"the first machine of the job cannot be reached any more ({_first_words(error)})"
+            raise PeerLost(text) from None
 
     def _describe_loss(self, what: str, error: Exception) -> str:
-        """Those that are left report; the others are the missing ones."""
+        """Those that are left report; the others are the missing ones. Raises PeerFailed if one of those has told why it ended."""
         hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        try:
-            with self._lock:
-                self._store.set(f"survivor/{self.launch.rank}", "yes")
-            missing = list(range(self.launch.world_size))
-            deadline = time.monotonic() + SURVIVOR_SECONDS * (2 if hangs else 1)
-            while missing and time.monotonic() < deadline:
-                with self._lock:
-                    missing = [rank for rank in missing if not self._store.check([f"survivor/{rank}"])]
-                if not hangs and len(missing) <= 1:
-                    break
-                time.sleep(POLL_SECONDS)
+        with self._lock:
+            self._store.set(f"survivor/{self.launch.rank}", "yes")
+        missing = list(range(self.launch.world_size))
+        deadline = time.monotonic() + SURVIVOR_SECONDS * (2 if hangs else 1)
+        while missing and time.monotonic() < deadline:
             self._raise_if_reported()
-            who = ", ".join(self._describe(rank) for rank in missing[:4]) + (", ..." if len(missing) > 4 else "")
-        except PeerFailed:
-            raise
-        except Exception:  # the store went with the machine that held it
-            return f"the first machine of the job cannot be reached any more ({_first_words(error)})"
+            with self._lock:
+                missing = [rank for rank in missing if not self._store.check([f"survivor/{rank}"])]
+            time.sleep(POLL_SECONDS)
         if not missing:
             return f"the connection between the processes broke while {what} ({_first_words(error)})"
+        who = ", ".join(self._describe(rank) for rank in missing[:4]) + (", ..." if len(missing) > 4 else "")
         verb = "does not answer" if hangs else "has ended"
         return f"{who} {verb}, so all others end too; what it said last, and torchrun's report, tell why"
 

@@ -1,5 +1,5 @@
-"""What differs between the processes of a torchrun job: batch norm statistics, counts of the epoch so far, random states. Weights and
-optimizer state are the same bits on all of them.
+"""What differs between the processes of a torchrun job: batch norm statistics, counts of the epoch so far, random states. Weights
+and optimizer state are the same bits on all of them.
 
 Statistics are averaged at the end of an epoch, before the model is evaluated and saved. A save within an epoch holds those of each
 process, so that a job of as many processes goes on as if it had never stopped; one of another number begins with their average.
@@ -72,9 +72,9 @@ def load_rank_state(state: TrainState, ranks: Sequence[RankState] | None) -> Non
         own = ranks[state.rank]
         _copy_statistics(state, own["statistics"])
         state.metrics.load_state_dict(own["totals"])
-        torch.set_rng_state(own["random_state"])
+        torch.set_rng_state(own["random_state"].clone())  # torch reads a view from the start of its memory
         if own["cuda_random_state"] is not None and state.device.type == "cuda":
-            torch.cuda.set_rng_state(own["cuda_random_state"], state.device)
+            torch.cuda.set_rng_state(own["cuda_random_state"].clone(), state.device)
         return
     if ranks is not None:
         columns = zip(*(rank["statistics"] for rank in ranks), strict=True)

@@ -93,7 +93,7 @@ def save_on_failure(run: Run) -> None:
 
 
 def _describe_saved(run: Run) -> str:
-    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends the others when one ends."""
+    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends all when one ends."""
     return run.processes.broadcast(run.checkpointer.describe_saved())
 
 

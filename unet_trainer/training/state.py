@@ -214,9 +214,9 @@ class TrainState:
         self.train_seconds = state["train_seconds"]
         self.wait_seconds = state["wait_seconds"]
         self.num_rollbacks = state["num_rollbacks"]
-        torch.set_rng_state(state["random_state"])
+        torch.set_rng_state(state["random_state"].clone())  # torch reads a view from the start of its memory
         if state["cuda_random_state"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
+            torch.cuda.set_rng_state(state["cuda_random_state"].clone(), self.device)
         ranks = state.get("ranks")
         self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
         load_rank_state(self, ranks)
