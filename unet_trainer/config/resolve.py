@@ -41,7 +41,7 @@ def resolve(
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
     _resolve_training(draft, hardware, dataset, costs)
-    _settle_contradictions(draft)
+    _settle_contradictions(draft, hardware.num_processes)
     taken = draft.filled()
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
     decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
@@ -119,13 +119,15 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
     draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
 
 
-def _settle_contradictions(draft: _Draft) -> None:
+def _settle_contradictions(draft: _Draft, num_processes: int) -> None:
     """What was set and does not go with what was decided: a config would be refused for it."""
     num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
     if patience is not None and patience >= num_epochs:
         draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
     if draft["warmup_epochs"] >= num_epochs:
         draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
+    if draft["sync_batchnorm"] and draft["compile_model"] and num_processes > 1:
+        draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
     if draft["batch_parts"] > draft["batch_size"]:
         draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
 

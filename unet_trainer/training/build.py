@@ -253,7 +253,9 @@ def build_components(
     network = build_network(spec, None if resumes else config.encoder_weights)
     if config.deep_supervision:
         add_auxiliary_heads(network, config.num_classes)
-    if config.sync_batchnorm and launch.is_torchrun:
+    if config.sync_batchnorm and launch.world_size > 1:
+        if device.type != "cuda":
+            raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
         network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
