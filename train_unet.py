@@ -160,7 +160,7 @@ def train_one_epoch(run: Run) -> Row:
                 batch = meter.wait_for(partial(run.next_batch, batches, index))
                 meter.step_begins()
                 if index == group.start:
-                    run.begin_step()
+                    run.begin_step(index)
                     step.begin_group(len(group), first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:

@@ -27,7 +27,7 @@ def free_port():
 class ForkedJob:
     """`faults`: rank → fault, as `install` takes them. Each process writes rankN.log and rankN.json into the folder."""
 
-    def __init__(self, settings, folder, world_size=2, faults=None, network="small"):
+    def __init__(self, settings, folder, world_size=2, faults=None, network="small", ranks_per_vote=64):
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         port = str(free_port())
@@ -37,7 +37,7 @@ class ForkedJob:
             environment = {name: str(value) for name, value in numbers.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             fault = (faults or {}).get(rank)
-            self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network))
+            self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network, ranks_per_vote))
 
     def finish(self):
         """Exit codes by rank."""
@@ -65,12 +65,15 @@ class ForkedJob:
         return [json.loads(line) for line in (self.folder / f"rank{rank}.json").read_text().splitlines()]
 
 
-def train_rank(settings, folder, environment, fault, network):
+def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
     os.environ.update(environment)
     rank = environment["RANK"]
     _be_quiet(f"{folder}/rank{rank}.log")
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
+    from unet_trainer.training import gradient_sync
+
+    gradient_sync.RANKS_PER_VOTE = ranks_per_vote
     from unet_trainer.system.signals import exit_process
 
     exit_process(main(words(settings)))
@@ -183,14 +186,14 @@ def evaluate_alone(run):
     from unet_trainer.loading.loader import Loader
     from unet_trainer.training.evaluation import evaluate
 
-    loader = Loader(run.loaders.val.dataset, run.config.batch_size, shuffle=False)
+    loader = Loader(run.loaders.val.dataset, run.loaders.val.batches.batch_size, shuffle=False)
     return evaluate(run.components.eval_step, loader).scores.confusion
 
 
-def torchrun(settings, *options, log, fault="", records=""):
+def torchrun(settings, *options, log, fault="", records="", network="small"):
     """torchrun with this file as its script; the fault is of the first start only: `rank:kind@batch`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "JOB_FAULT": fault}
-    environment["JOB_RECORDS"] = str(records)
+    environment |= {"JOB_RECORDS": str(records or Path(log).with_suffix("")), "JOB_NETWORK": network}
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), *words(settings)]
     with Path(log).open("ab") as file:
         return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
@@ -214,5 +217,5 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    install(wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", "small")
+    install(wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", os.environ["JOB_NETWORK"])
     exit_process(main(sys.argv[1:]))

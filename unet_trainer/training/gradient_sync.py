@@ -18,15 +18,17 @@ from unet_trainer.system.distributed import PeerLost, Processes
 from unet_trainer.training.finite_guard import FiniteGuard
 
 NUM_FAULTS = 2  # as FiniteGuard.faults has them
+RANKS_PER_VOTE = 64  # an agreement takes a hop from process to process: beyond so many, they agree before every other step, ...
 
 
 class GradientSync:
-    """The gradients of some parameters. A process that has agreed to a step owes the others its part, even when it fails."""
+    """The gradients of some parameters. A process that has agreed to steps owes the others its part of them, even if it fails."""
 
     def __init__(self, processes: Processes, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.processes = processes
         self.parameters = list(parameters)
-        self.is_owed = False
+        self.num_owed = 0
+        self.steps_per_vote = -(-processes.launch.world_size // RANKS_PER_VOTE)
         sizes = [parameter.numel() for parameter in self.parameters]
         self.flat = torch.zeros(sum(sizes) + NUM_FAULTS, device=self.parameters[0].device)
         # With the strides of the parameters (channels last), so that copying is one launch for many tensors.
@@ -52,16 +54,16 @@ class GradientSync:
         pairs = [(view, gradient) for view, gradient in held if gradient is not None]  # a frozen encoder has none
         views, gradients = [view for view, _ in pairs], [gradient for _, gradient in pairs]
         torch._foreach_copy_(views, gradients)
-        self.is_owed = False
+        self.num_owed = max(0, self.num_owed - 1)
         self.processes.average(self.flat)
         torch._foreach_copy_(gradients, views)
         guard.take_faults(self.faults)
 
     @torch.no_grad()
     def average_in_vain(self) -> None:
-        """Gives the others what they wait for, with a fault: their step changes nothing."""
-        if self.is_owed:
-            self.is_owed = False
+        """Gives the others what they wait for, with a fault: their steps change nothing."""
+        while self.num_owed:
+            self.num_owed -= 1
             self.flat.zero_()
             self.faults.fill_(1.0)
             self.processes.average(self.flat)

@@ -77,20 +77,22 @@ class Run:
                 self.worker_error = error
         if batch is not None:
             return batch
-        if not self.components.train_step.mid_accumulation:
+        step = self.components.train_step
+        if not step.mid_accumulation and not (step.sync is not None and step.sync.num_owed):
             self._raise_if_ending()
         return self.loaders.train.read(self.state.epoch, index)
 
-    def begin_step(self) -> None:
+    def begin_step(self, batch: int) -> None:
         """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
-        saves. From here on each owes the others its part of the step."""
+        saves. From here on each owes the others its part of the step, in a large job of the next few."""
         sync = self.components.train_step.sync
-        if sync is None:
+        if sync is None or sync.num_owed:
             return
         is_due = self.processes.agree(self.checkpointer.is_due())
         if is_due:
             self.state.gather_ranks(self.processes)
-        sync.is_owed = True
+        num_left = -(-(len(self.loaders.train) - batch) // self.config.accumulation_steps)
+        sync.num_owed = min(sync.steps_per_vote, num_left)
         if is_due:
             self.checkpointer.save_state()
 
