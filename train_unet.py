@@ -6,6 +6,7 @@
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
     python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong, and the settings that train
                                                             (--write FILE: as a config, --json FILE: for programs)
+    torchrun --nproc-per-node=8 train_unet.py CONFIG ...    the same on several GPUs or machines: docs/scaling.md
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
@@ -137,7 +138,7 @@ def train(
                     run.say_epoch(row, improved)
                     if on_epoch is not None or run.is_finished():
                         run.checkpointer.finish()
-                    if on_epoch is not None:
+                    if on_epoch is not None and run.processes.is_main:
                         on_epoch(dict(row))
         return report(run)
 
@@ -145,7 +146,6 @@ def train(
 def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     from unet_trainer.runs.errors import NonFinite
-    from unet_trainer.training.out_of_memory import peak_memory_gib
     from unet_trainer.training.step import accumulation_groups
     from unet_trainer.training.wait_meter import WaitMeter
 
@@ -167,6 +167,7 @@ def train_one_epoch(run: Run) -> Row:
                 batch = meter.wait_for(partial(run.next_batch, batches, index))
                 meter.step_begins()
                 if index == group.start:
+                    run.begin_step(index)
                     step.begin_group(len(group), first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:
@@ -182,19 +183,20 @@ def train_one_epoch(run: Run) -> Row:
             state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.seconds
             run.between_steps()
         step.guard.check()
-        loss, iou = state.metrics.loss(), state.metrics.scores().iou  # waits for the device, once an epoch
+        metrics = run.end_training()  # waits for the device, once an epoch
+        loss, iou = metrics.loss(), metrics.scores().iou
         bar.show(loss, iou)
     state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.finish()
     if not math.isfinite(loss):
         raise NonFinite("no step of the epoch was finite", batch_number=first_batch)
     run.times = EpochTimes(
-        images_per_second=state.metrics.num_images / state.train_seconds,
+        images_per_second=metrics.num_images / state.train_seconds,
         data_wait=state.wait_seconds / state.train_seconds,
         read_seconds=read_seconds / max(1.0, num_read),
         augment_seconds=augment_seconds / max(1.0, num_read),
         num_workers=loader.num_workers,
     )
-    memory, reserved = peak_memory_gib(step.device)
+    memory, reserved = run.peak_memory_gib()
     return {
         "epoch": state.epoch + 1,
         "train_loss": loss,
@@ -223,13 +225,14 @@ def validate(run: Run, row: Row) -> Evaluation:
                 bar.show(*seen)
             run.signals.check()
 
-        found = evaluate(run.components.eval_step, run.loaders.val, on_batch, run.signals.is_stopping)
+        found = evaluate(run.components.eval_step, run.loaders.val, on_batch, run.signals.is_stopping, run.processes)
         run.signals.check()  # it may have ended early
         bar.show(found.loss, found.scores.iou)
     if found.first_bad_batch is not None:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
     row["seconds"] = run.state.train_seconds + time.perf_counter() - started
+    row |= run.processes.broadcast(row)  # times differ; all judge by the same row
     return found
 
 

@@ -402,7 +402,19 @@ def test_a_misplaced_or_misspelled_word_is_answered_with_the_right_form(argument
 
 
 def test_every_command_is_a_module_that_exists():
-    assert set(COMMANDS) == {"check", "bench", "doctor", "evaluate", "predict", "export", "try", "runs"}
+    assert set(COMMANDS) == {
+        "check",
+        "bench",
+        "doctor",
+        "evaluate",
+        "predict",
+        "export",
+        "try",
+        "runs",
+        "report",
+        "watch",
+        "compare",
+    }
     for name, module in COMMANDS.items():
         assert importlib.util.find_spec(module) is not None, name
 
@@ -439,7 +451,7 @@ def test_a_command_takes_a_config_file_named_like_another(tmp_path, monkeypatch)
     (tmp_path / "bench").write_text("batch_size: 3\n")
     seen = []
     monkeypatch.setattr(
-        "unet_trainer.commands.data_check.check_data", lambda config, console, json_file: seen.append(config) or True
+        "unet_trainer.commands.data_check.check_data", lambda config, console, json_file, write: seen.append(config) or True
     )
     assert main(["check", "bench"]) == 0
     assert [config.batch_size for config in seen] == [3]

@@ -26,5 +26,7 @@ def test_the_command_of_the_header_can_be_pasted(tmp_path):
 def test_what_cannot_be_written_is_one_message(tmp_path):
     write_config_file(tmp_path / "a.yaml", "seed: 7\n")
     assert (tmp_path / "a.yaml").read_text() == "seed: 7\n"
-    with pytest.raises(UserError, match=r"^--write: .*a.yaml/b cannot be written \(Not a directory\)$"):
+    with pytest.raises(
+        UserError, match=r"^--write: .*a.yaml/b cannot be written \(Not a directory\); a part of that path is a file"
+    ):
         write_config_file(tmp_path / "a.yaml/b", "seed: 7\n")

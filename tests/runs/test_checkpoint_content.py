@@ -15,6 +15,7 @@ from helpers.steps import make_batch, make_settings, small_components, take_step
 from unet_trainer.runs.checkpoint_content import STATE, check_fits, check_state
 from unet_trainer.runs.checkpoint_file import read_last, write_checkpoint
 from unet_trainer.runs.errors import CheckpointError
+from unet_trainer.training.rank_state import rank_state
 
 SETTINGS = {"ema_decay": 0.9}
 
@@ -27,6 +28,7 @@ def content():
     state = components.state
     state.epoch, state.history, state.per_class_iou, state.confusion = 1, [dict(ROW)], [0.5], [[1, 2], [3, 4]]
     state.early_stopping.update(0.5, 1)
+    state.ranks = [rank_state(state), rank_state(state)]  # as of a torchrun job
     split = {"train": ["a", "b"], "val": ["c"]}
     return copy.deepcopy({"config": make_settings().repeatable_dict(), "split": split, **state.state_dict()})
 
@@ -100,7 +102,7 @@ def test_every_field_that_is_missing_or_of_another_kind_is_named_or_does_no_harm
     assert not {path[0] for path in accepted} & {"model", "scaler", "epoch", "batch", "num_rollbacks", "random_state"}
 
 
-@pytest.mark.parametrize("name", [name for name in STATE if name != "confusion"])
+@pytest.mark.parametrize("name", [name for name in STATE if name not in ("confusion", "ranks")])
 def test_a_missing_field_is_named(name, content):
     with pytest.raises(ValueError, match=rf"^{name} is missing$"):
         check_state(changed(content, (name,), delete))

@@ -70,7 +70,7 @@ def names(folder):
 
 def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
     run = start(config)
-    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
+    assert names(folder) == ["config.yaml", "events.jsonl", "report.html", "settings.json", "split.csv", "train.log"]
     assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
     assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
     said = capsys.readouterr().out
@@ -447,7 +447,7 @@ def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alo
     run = start(config, resume=str(foreign / "x.pt"))
     assert run.checkpointer.folder == folder.parent / "run-2"
     assert names(folder.parent / "run-2") == [
-        "best.pt", "config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log",
+        "best.pt", "config.yaml", "events.jsonl", "report.html", "settings.json", "split.csv", "train.log",
     ]  # fmt: skip
     assert (run.state.epoch, run.state.early_stopping.best_epoch) == (1, 1)
     assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before

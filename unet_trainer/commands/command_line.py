@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.parent_process import end_with_parent
 from unet_trainer.system.signals import Interrupted, Signals
@@ -53,6 +55,8 @@ class Script:
 def run_command_line(arguments: Sequence[str], script: Script) -> int:
     """Trains, or runs the command that the first argument names; returns the exit code. Errors become messages here."""
     open_closed_streams()
+    if current().launch.is_torchrun:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
@@ -61,27 +65,33 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
         if sys.flags.optimize > 1:
             raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
         if arguments and arguments[0] in COMMANDS and not _is_file(arguments[0]):
+            if current().launch.world_size > 1:
+                raise UserError(f"{arguments[0]}: torchrun is for training; python train_unet.py {arguments[0]} needs one process")
             with Signals():  # SIGTERM tidies up as Ctrl-C does
                 return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
         result = script.train(read_training_command(arguments, script))
         return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
     except UserError as error:
-        show_error(str(error))
-        return EXIT_USER_ERROR
-    except TrainingFailed as error:
-        show_error(str(error))
-        return EXIT_TRAINING_FAILED
+        return _end(str(error), EXIT_USER_ERROR)
+    except (TrainingFailed, PeerLost) as error:
+        return _end(str(error), EXIT_TRAINING_FAILED)
+    except PeerFailed as error:  # that process says it
+        return error.exit_code
     except Interrupted as interruption:
-        show_error(f"interrupted by {interruption}")
-        return 128 + interruption.signal_number
+        return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
     except KeyboardInterrupt:
-        show_error("interrupted")
-        return EXIT_INTERRUPTED
+        return _end("interrupted", EXIT_INTERRUPTED)
     except (OSError, RuntimeError) as error:
         if not is_of_the_machine(error):
             raise
-        show_error(sentence(error))
-        return EXIT_USER_ERROR
+        return _end(sentence(error), EXIT_USER_ERROR)
+
+
+def _end(text: str, exit_code: int) -> int:
+    """Of the processes of a job one speaks: the first that knows why it ends."""
+    if current().report_failure(text, exit_code):
+        show_error(text)
+    return exit_code
 
 
 def read_training_command(arguments: Sequence[str], script: Script) -> Config:

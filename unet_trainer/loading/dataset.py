@@ -209,30 +209,53 @@ def _enclosing(sizes: Sequence[Size]) -> Size:
 
 
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples."""
+    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples.
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool, num_parts: int = 1) -> None:
+    The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the next
+    batch_size × world_size samples of it, and each process its slice of them, so all have the same number of batches. Else `own`
+    holds the samples of this process.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        num_parts: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        own: Sequence[int] | None = None,
+    ) -> None:
         self.num_samples = num_samples
         self.num_parts = num_parts
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle  # training: shuffled, without the last partial batch, so that shapes are static
+        self.rank = rank
+        self.world_size = world_size
+        self.own = np.arange(num_samples) if own is None else np.asarray(own, np.int64)
         self._last: tuple[int, np.ndarray] | None = None  # epoch and its order, of the last call
 
     def __len__(self) -> int:
-        num_samples = self.num_samples // self.num_parts
-        return num_samples // self.batch_size if self.shuffle else -(-num_samples // self.batch_size)
+        if self.shuffle:
+            return self.num_samples // self.num_parts // (self.batch_size * self.world_size)
+        return -(-len(self.own) // self.batch_size)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
         """The samples of one batch of an epoch."""
         if self._last is None or self._last[0] != epoch:
             self._last = epoch, self._order(epoch)
-        order = self._last[1][batch * self.batch_size : (batch + 1) * self.batch_size]
-        return [(epoch, int(index)) for index in order]
+        start = self.number_of(batch) * self.batch_size
+        return [(epoch, int(index)) for index in self._last[1][start : start + self.batch_size]]
+
+    def number_of(self, batch: int) -> int:
+        """Of this process's batch, among those of all processes."""
+        return batch * self.world_size + self.rank if self.shuffle else batch
 
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
-            return np.arange(self.num_samples)
+            return self.own
         one_pass, part = divmod(epoch, self.num_parts)
         order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.num_samples)
         length = self.num_samples // self.num_parts

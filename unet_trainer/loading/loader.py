@@ -19,6 +19,7 @@ from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Ke
 from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.system.distributed import Launch
 
 Outcome = TypeVar("Outcome")
 
@@ -29,7 +30,7 @@ class Loader:
     """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
 
     `timeout`: seconds without a batch after which reading is taken to hang; None: never. `cutmix`: share of the images that
-    get a piece of another.
+    get a piece of another. `launch`: this process reads its share of the samples; all of them where it is None.
     """
 
     def __init__(
@@ -41,9 +42,12 @@ class Loader:
         timeout: float | None = None,
         num_parts: int = 1,
         cutmix: float = 0.0,
+        launch: Launch | None = None,
     ) -> None:
         self.dataset = dataset
-        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle, num_parts)
+        rank, world_size = (0, 1) if launch is None else (launch.rank, launch.world_size)
+        own = None if shuffle or world_size == 1 else samples_of(dataset, rank, world_size)
+        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle, num_parts, rank, world_size, own)
         self.assembler = BatchAssembler(dataset, self.batches)
         self.pool = pool
         self.number = 0 if pool is None else pool.add(self.assembler)
@@ -135,9 +139,15 @@ class Loader:
         num_images = len(self.batches.keys(epoch, batch))
         boxes = None
         if self.cutmix:
-            boxes = cut_boxes((self.dataset.seed, epoch, batch), len(masks), self.dataset.tiling.size, self.cutmix)
+            number = self.batches.number_of(batch)
+            boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, self.cutmix)
         return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
 
     def files(self, epoch: int, batch: int) -> list[Path]:
         """The images of one batch."""
         return self.assembler.files(epoch, batch)
+
+
+def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> list[int]:
+    """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample comes twice."""
+    return [index for index in range(len(dataset)) if dataset.tiling.pair_index(index) % world_size == rank]

@@ -176,6 +176,10 @@ class WorkerPool:
         self.assemblers.append(assembler)
         return len(self.assemblers) - 1
 
+    def start(self) -> None:
+        """Starts the workers before the first plan: a process that is to use NCCL must have forked before."""
+        self._started()
+
     def plan(self, assembler: int, epoch: int, first: int = 0) -> None:
         """Adds an epoch behind those that are planned already."""
         batches = range(first, len(self.assemblers[assembler].batches))

@@ -170,6 +170,7 @@ def settings(value: Any, place: str) -> None:
 ROW_NAMES = ("epoch", "train_loss", "val_loss", "train_iou", "val_iou", "learning_rate", "seconds")
 ROW = both(by_name(number), fields(**dict.fromkeys(ROW_NAMES, number), images_per_second=positive))
 WEIGHTS = by_name(tensor)
+TOTALS = fields(**dict.fromkeys(("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad"), tensor), num_images=count)
 
 # last.pt and previous.pt, as TrainState.state_dict and the Checkpointer fill them.
 STATE: dict[str, Rule] = {
@@ -181,9 +182,7 @@ STATE: dict[str, Rule] = {
     "learning_rate": fields(num_drops=count, epochs_since_drop=count, factor=positive, num_epochs=maybe(count)),
     "progress": fields(best_value=number, best_epoch=count, reference=number, epochs_since_best=count, patience_used=maybe(count)),
     "ema": optional(fields(model=WEIGHTS, num_updates=either(scalar, count))),
-    "totals": fields(
-        **dict.fromkeys(("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad"), tensor), num_images=count
-    ),
+    "totals": TOTALS,
     "epoch": count,
     "batch": count,
     "history": list_of(ROW),
@@ -195,6 +194,11 @@ STATE: dict[str, Rule] = {
     "num_rollbacks": count,
     "random_state": random_state,
     "cuda_random_state": optional(random_state),
+    "ranks": maybe(  # of a torchrun job
+        list_of(
+            fields(statistics=list_of(tensor), totals=TOTALS, random_state=random_state, cuda_random_state=optional(random_state))
+        )
+    ),
 }
 
 
@@ -204,6 +208,8 @@ def check_state(content: Mapping[str, Any]) -> None:
     epoch, best_epoch = content["epoch"], content["progress"]["best_epoch"]
     if len(content["history"]) != epoch:
         raise ValueError(f"history has {len(content['history'])} rows for {epoch} epochs")
+    if content.get("ranks") == []:
+        raise ValueError("ranks is empty; need one for each process")
     if best_epoch > epoch:
         raise ValueError(f"progress.best_epoch is {best_epoch}, of {epoch} epochs")
 

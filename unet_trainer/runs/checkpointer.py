@@ -248,16 +248,18 @@ class Checkpointer:
         raise TrainingFailed(f"{what}; the state is saved as {self.folder / LAST}; to go on: {self.resume_command}")
 
     def save_if_due(self) -> None:
+        if self.is_due():
+            self.save_state()
+
+    def is_due(self) -> bool:
         """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a minute later."""
         if self.writer.is_busy():
-            return
+            return False
         self._collect()
         minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
-        is_due = bool(self.waiting) or (minutes is not None and now - self.saved_at > 60 * minutes)
         if self.failed_at is not None:
-            is_due = now - self.failed_at > RETRY_SECONDS
-        if is_due:
-            self.save_state()
+            return now - self.failed_at > RETRY_SECONDS
+        return bool(self.waiting) or (minutes is not None and now - self.saved_at > 60 * minutes)
 
     def finish(self) -> None:
         """Waits until everything is written; what could not be written is tried once more."""

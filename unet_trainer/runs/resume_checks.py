@@ -55,6 +55,7 @@ MAY_CHANGE_SILENTLY = frozenset(
         "wandb",
         "trackio",
         "mlflow",
+        "process_timeout",
     ]
 )
 

@@ -262,6 +262,13 @@ class Console:
             self.log_has_failed = True
 
 
+def silent_console() -> Console:
+    """For a process of a job that is not the one which speaks."""
+    console = Console(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for the life of the process)
+    console.log = Path(os.devnull)  # else lines would be kept for a log that never comes
+    return console
+
+
 def show_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
         print(f"{painted('Error:', 'red', sys.stderr)} {readable(text)}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from unet_trainer.system.background_writer import is_any_busy
+from unet_trainer.system.distributed import is_broken
 
 EXIT_INTERRUPTED = 130
 WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
@@ -97,7 +98,8 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C."""
+    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or if another
+    process of the job is gone."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))  # else Python prints a traceback while it ends
     for stream in (sys.stdout, sys.stderr):
@@ -106,6 +108,6 @@ def exit_process(code: int) -> NoReturn:
         except (OSError, ValueError):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if is_any_busy():
+    if is_any_busy() or is_broken():
         os._exit(code)
     sys.exit(code)

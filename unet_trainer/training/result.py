@@ -11,6 +11,7 @@ from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.history import Row, column, write_result
 from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT
 from unet_trainer.system.console import Console, counted
@@ -92,12 +93,14 @@ def result_dict(result: TrainResult) -> dict[str, Any]:
 
 def report(run: Run) -> TrainResult:
     """Looks whether the weights are there, writes result.json, says the result and writes report.html."""
-    run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
+    if isinstance(run.checkpointer, Checkpointer):  # of a torchrun job one process writes
+        run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
     run.events.add("end", how="stopped early" if result.stopped_early else "finished")
-    run.write_report(with_pictures=True)
+    if run.processes.is_main:
+        run.write_report(with_pictures=True)
     return result
 
 

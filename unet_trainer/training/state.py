@@ -16,8 +16,10 @@ from unet_trainer.model.optimizer import LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
 from unet_trainer.runs.checkpoint_content import check_fits
 from unet_trainer.runs.history import Row
+from unet_trainer.system.distributed import Processes
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.early_stopping import EarlyStopping
+from unet_trainer.training.rank_state import RankState, load_rank_state, rank_state, sum_totals
 
 
 class EpochMetrics:
@@ -72,6 +74,15 @@ class EpochMetrics:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
         return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
 
+    def summed(self, processes: Processes) -> EpochMetrics:
+        """Those of all processes, on the host. Waits for the device."""
+        if processes.is_alone:
+            return self
+        own = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in self.state_dict().items()}
+        total = EpochMetrics(self.num_classes, torch.device("cpu"))
+        total.load_state_dict(sum_totals(processes.gather(own)))
+        return total
+
     def scores(self) -> Scores:
         """Waits for the device."""
         return compute_scores(self.matrix, self.num_classes)
@@ -115,6 +126,10 @@ class TrainState:
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
+    rank: int = 0  # of this process in a torchrun job
+    world_size: int = 1
+    is_in_job: bool = False  # started by torchrun
+    ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
     @property
     def eval_segmenter(self) -> Segmenter:
@@ -154,6 +169,7 @@ class TrainState:
             "train_seconds": self.train_seconds,
             "wait_seconds": self.wait_seconds,
             "num_rollbacks": self.num_rollbacks,
+            **({} if self.ranks is None else {"ranks": self.ranks}),
             # The generators that a run draws from. Samples have their own, made from (seed, epoch, index).
             "random_state": torch.get_rng_state(),
             "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -245,6 +261,14 @@ class TrainState:
         self.train_seconds = state["train_seconds"]
         self.wait_seconds = state["wait_seconds"]
         self.num_rollbacks = state["num_rollbacks"]
-        torch.set_rng_state(state["random_state"])
+        torch.set_rng_state(state["random_state"].clone())  # torch reads a view from the start of its memory
         if state["cuda_random_state"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
+            torch.cuda.set_rng_state(state["cuda_random_state"].clone(), self.device)
+        ranks = state.get("ranks")
+        self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
+        load_rank_state(self, ranks)
+
+    def gather_ranks(self, processes: Processes) -> None:
+        """Before a save. Waits for the device."""
+        if not processes.is_alone:
+            self.ranks = processes.gather(rank_state(self))
