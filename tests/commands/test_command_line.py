@@ -401,7 +401,7 @@ def test_a_misplaced_or_misspelled_word_is_answered_with_the_right_form(argument
 
 
 def test_every_command_is_a_module_that_exists():
-    assert set(COMMANDS) == {"check", "bench", "doctor", "evaluate", "predict", "export", "try"}
+    assert set(COMMANDS) == {"check", "bench", "doctor", "evaluate", "predict", "export", "try", "report", "watch", "compare"}
     for name, module in COMMANDS.items():
         assert importlib.util.find_spec(module) is not None, name
 

@@ -69,7 +69,7 @@ def names(folder):
 
 def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
     run = start(config)
-    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
+    assert names(folder) == ["config.yaml", "events.jsonl", "report.html", "settings.json", "split.csv", "train.log"]
     assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
     assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
     said = capsys.readouterr().out
