@@ -21,7 +21,8 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import write_image
 from unet_trainer.inference import try_server
 from unet_trainer.inference.page_result import PageResult
-from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, TryServer, content_security_policy, is_loopback
+from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, TryServer
+from unet_trainer.system.local_server import content_security_policy, is_loopback
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
 PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))

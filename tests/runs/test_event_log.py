@@ -169,3 +169,9 @@ def test_a_run_that_began_anew_in_the_same_folder_has_no_epochs_of_the_one_befor
 
 def test_an_epoch_without_a_number_is_left_out():
     assert current_epochs([{"kind": "epoch"}, epoch_event("1"), epoch_event(2)]) == [epoch_event(2)]
+
+
+def test_a_run_ends_once(log, tmp_path):
+    log.add("end", how="finished")
+    log.add("end", how="interrupted")
+    assert [event["how"] for event in read_events(tmp_path) if event["kind"] == "end"] == ["finished"]

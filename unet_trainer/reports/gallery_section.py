@@ -170,16 +170,7 @@ def _card(picture: Picture, id_names: Sequence[str], index: int) -> Html:
         "li",
         element(
             "div",
-            element("div", photo, layers, element("span", class_="divider"), SIDES, class_="stack"),
-            element(
-                "input",
-                type="range",
-                min="0",
-                max="100",
-                value="50",
-                class_="slide",
-                aria_label=f"Truth to the left, prediction to the right: {name}",
-            ),
+            element("div", photo, layers, element("span", class_="divider"), SIDES, _slider(name), class_="stack"),
             class_="frame",
         ),
         element(
@@ -204,6 +195,11 @@ def _card(picture: Picture, id_names: Sequence[str], index: int) -> Html:
         data_text=f"{text}{f'. {classes}' if classes else ''}",
         data_index=index,
     )
+
+
+def _slider(name: str) -> Html:
+    label = f"Truth to the left, prediction to the right: {name}"
+    return element("input", type="range", min="0", max="100", value="50", class_="slide", aria_label=label)
 
 
 def _viewer() -> Html:

@@ -280,7 +280,7 @@ function setUpGallery(root) {
     const stack = card.querySelector(".stack"), slide = card.querySelector(".slide");
     fit(stack);
     slide.addEventListener("input", () => slideTo(stack, slide.value));
-    stack.addEventListener("click", () => open(card));
+    stack.addEventListener("click", event => { if (event.target !== slide) open(card); });
     card.querySelector(".enlarge").addEventListener("click", () => open(card));
   }
   redraws.set(gallery, () => { all(".stack", gallery).forEach(fit); if (viewer.open) fit(frame.querySelector(".stack")); });
@@ -288,8 +288,9 @@ function setUpGallery(root) {
   const shown = () => all("li", gallery).filter(card => !card.hidden);
   function open(card) {
     current = card;
-    const stack = card.querySelector(".stack").cloneNode(true), slide = card.querySelector(".slide").cloneNode(true);
-    frame.replaceChildren(stack, slide);
+    const stack = card.querySelector(".stack").cloneNode(true), slide = stack.querySelector(".slide");
+    slide.value = card.querySelector(".slide").value;
+    frame.replaceChildren(stack);
     frame.dataset.view = gallery.dataset.view;
     slide.addEventListener("input", () => slideTo(stack, slide.value));
     viewer.querySelector("#viewer-text").textContent = card.dataset.text;
