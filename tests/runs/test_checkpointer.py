@@ -492,8 +492,8 @@ def test_split_csv_names_pairs_for_test_and_unused_ones_too(checkpointer, tmp_pa
     checkpointer.split = dataclasses.replace(checkpointer.split, test=pairs[:1], unused=pairs[1:])
     checkpointer.write_split()
     assert (tmp_path / "split.csv").read_bytes().splitlines()[-2:] == [
-        b"d.png,d.png,test,,d",
-        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer",
+        b"d.png,d.png,test,,d,",
+        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer,",
     ]
 
 
