@@ -147,15 +147,18 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
     findings = Findings("mutated checkpoints")
     for number in rounds(least=300):
         rng = np.random.default_rng([SEED, number])
-        is_whole = number % 2 == 1
+        is_whole, data = number % 2 == 1, mutated(whole, rng)
         if is_whole:
             with contextlib.suppress(Exception):  # what cannot be written is no checkpoint
                 write_checkpoint(path, mutated_fields(content, rng))
         else:
-            path.write_bytes(mutated(whole, rng))
+            path.write_bytes(data)
         try:
             outcome = try_checkpoint(path)
-            findings.tried(f"{outcome} with {'other fields' if is_whole else 'other bytes'}")
+            what = "other fields" if is_whole else "other bytes" if data != whole else "no change"
+            findings.tried(f"{outcome} with {what}")
+            if (outcome, what) == ("read", "other bytes"):
+                findings.found(f"mutation {number}", "the change was not noticed")
         except Exception:
             findings.tried("wrong")
             findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))

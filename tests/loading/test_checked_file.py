@@ -70,7 +70,7 @@ def test_an_error_of_the_disk_is_damage_with_its_reason(path, monkeypatch):
     def fail(*arguments):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("os.pread", fail)
+    monkeypatch.setattr("os.preadv", fail)
     with pytest.raises(ContentDamage, match="Input/output error"):
         file.read(0, 0, 10)
 
@@ -84,8 +84,8 @@ def test_a_block_that_a_forked_process_has_checked_is_not_checked_again(path, mo
     assert file.read(1, 5, 9).tobytes() == CONTENT[1][5:9]
 
 
-def test_where_there_is_no_pread_the_same_is_read_and_written(tmp_path, path, monkeypatch):
-    monkeypatch.delattr("os.pread")
+def test_where_there_is_no_preadv_the_same_is_read_and_written(tmp_path, path, monkeypatch):
+    monkeypatch.delattr("os.preadv")
     monkeypatch.delattr("os.pwrite")
     again = tmp_path / "again"
     with again.open("w+b", buffering=0) as file:

@@ -295,8 +295,10 @@ def test_only_the_rows_that_are_looked_at_are_read(tmp_path, monkeypatch):
     image, mask = pixels(0, shapes=shapes)
     cache, _ = build("disk", tmp_path, lambda index: (image, mask), shapes=shapes, limit=10**8)
     num_bytes = []
-    real = os.pread
-    monkeypatch.setattr("os.pread", lambda handle, length, offset: num_bytes.append(length) or real(handle, length, offset))
+    real = os.preadv
+    monkeypatch.setattr(
+        "os.preadv", lambda handle, places, offset: num_bytes.append(sum(map(len, places))) or real(handle, places, offset)
+    )
     stored_image, stored_mask = cache.pair(0)
     assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
     assert np.array_equal(stored_mask[100:110, 20:40], mask[100:110, 20:40])
@@ -304,6 +306,7 @@ def test_only_the_rows_that_are_looked_at_are_read(tmp_path, monkeypatch):
     num_bytes.clear()
     assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
     assert num_bytes == [10 * 300 * 3]  # they were checked before
+    assert stored_mask[400:500, 0:7].shape == (0, 7)
 
 
 def test_a_file_can_be_read_by_other_users_and_is_opened_for_reading_only(tmp_path):

@@ -25,7 +25,7 @@ MAGIC = b"unetpix1"
 TAIL = struct.Struct("<8sII")  # magic, number of blocks, checksum of the table
 CHECKSUM_BYTES = 4
 
-_lock = threading.Lock()  # where there is no pread
+_lock = threading.Lock()  # where there is no preadv
 
 
 class ContentDamage(Exception):
@@ -73,7 +73,9 @@ class CheckedFile:
         self.handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self.handle)
         end = sum(records[-1]) if records else 0
-        stored = self._read_at(end, CHECKSUM_BYTES * self.firsts[-1] + TAIL.size)
+        content = np.empty(CHECKSUM_BYTES * self.firsts[-1] + TAIL.size, np.uint8)
+        self._read_into(end, content)
+        stored = content.tobytes()
         magic, blocks, checksum = TAIL.unpack_from(stored, len(stored) - TAIL.size)
         table = stored[: -TAIL.size]
         if magic != MAGIC or blocks != self.firsts[-1] or checksum != zlib.crc32(table):
@@ -85,30 +87,32 @@ class CheckedFile:
     def read(self, index: int, start: int, stop: int) -> Pixels:
         """The bytes of a part of a record. Raises ContentDamage."""
         offset, length = self.records[index]
-        blocks = range(start // BLOCK, num_blocks(stop))
-        first = self.firsts[index]
-        if self.is_checked[first + blocks.start : first + blocks.stop].all():
-            return np.frombuffer(self._read_at(offset + start, stop - start), np.uint8)
-        begin = blocks.start * BLOCK
-        content = memoryview(self._read_at(offset + begin, min(blocks.stop * BLOCK, length) - begin))
-        for block in blocks:
-            part = content[block * BLOCK - begin : (block + 1) * BLOCK - begin]
-            if zlib.crc32(part) != self.checksums[first + block]:
-                raise ContentDamage("its content has changed")
-            self.is_checked[first + block] = 1
-        return np.frombuffer(content[start - begin : stop - begin], np.uint8)
+        blocks, first = range(start // BLOCK, num_blocks(stop)), self.firsts[index]
+        is_checked = self.is_checked[first + blocks.start : first + blocks.stop].all()
+        begin, end = (start, stop) if is_checked else (blocks.start * BLOCK, min(blocks.stop * BLOCK, length))
+        content = np.empty(end - begin, np.uint8)
+        self._read_into(offset + begin, content)
+        if not is_checked:
+            for block in blocks:
+                if self.is_checked[first + block]:
+                    continue
+                part = content[block * BLOCK - begin : (block + 1) * BLOCK - begin]
+                if zlib.crc32(part.data) != self.checksums[first + block]:
+                    raise ContentDamage("its content has changed")
+                self.is_checked[first + block] = 1
+        found = content[start - begin : stop - begin]
+        found.flags.writeable = False
+        return found
 
-    def _read_at(self, offset: int, length: int) -> bytes:
-        parts = []
+    def _read_into(self, offset: int, content: Pixels) -> None:
+        left = memoryview(content.data)
         try:
-            while length and (part := _pread(self.handle, length, offset)):
-                parts.append(part)
-                offset, length = offset + len(part), length - len(part)
+            while left and (number := _pread_into(self.handle, left, offset)):
+                left, offset = left[number:], offset + number
         except OSError as error:
             raise ContentDamage(error.strerror or str(error)) from None
-        if length:
+        if left:
             raise ContentDamage("it has become shorter")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _first_blocks(records: Sequence[tuple[int, int]]) -> list[int]:
@@ -116,12 +120,14 @@ def _first_blocks(records: Sequence[tuple[int, int]]) -> list[int]:
     return np.cumsum([0, *(num_blocks(length) for _, length in records)]).tolist()
 
 
-def _pread(handle: int, length: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(handle, length, offset)
+def _pread_into(handle: int, place: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, [place], offset)
     with _lock:
         os.lseek(handle, offset, os.SEEK_SET)
-        return os.read(handle, length)
+        part = os.read(handle, len(place))
+    place[: len(part)] = part
+    return len(part)
 
 
 def _write_at(file: BinaryIO, content: bytes, offset: int) -> None:

@@ -136,7 +136,7 @@ class StoredPixels:
     def __getitem__(self, place: tuple[slice, slice]) -> Pixels:
         rows, columns = place
         top, bottom, _ = rows.indices(self.shape[0])
-        return self._read(top, max(top, bottom))[:, columns]
+        return self._read(top, max(top, bottom))[:, columns]  # whole rows: faster than a call for each part of a row
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Pixels:
         whole = self._read(0, self.shape[0])
