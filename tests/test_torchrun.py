@@ -237,10 +237,10 @@ def test_a_process_killed_at_any_moment_changes_no_bit(seed, config, tmp_path):
     chooser = random.Random(seed)
     for number in range(3):
         job = ForkedJob(settings, tmp_path / f"job{number}")
-        time.sleep(chooser.uniform(0.1, 8))
+        time.sleep(chooser.uniform(0.1, 3))
         job.kill(chooser.randrange(2))
         codes = job.finish()
-        assert set(codes) <= {0, 3, -signal.SIGKILL}, job.said()
+        assert set(codes) <= {0, 3, -signal.SIGKILL}, job.said()  # 0: it was done before
         assert "Traceback" not in job.said()
     last = ForkedJob(settings, tmp_path / "last")
     assert last.finish() == [0, 0], last.said()

@@ -15,6 +15,7 @@ from unet_trainer.system.console import (
     counted,
     first_line,
     show_error,
+    silent_console,
 )
 
 ROW = {
@@ -301,3 +302,13 @@ def test_of_a_message_that_quotes_a_traceback_the_error_at_its_end_is_taken():
 def test_the_first_line_of_an_error_is_its_type_where_it_has_no_message():
     assert first_line(RuntimeError("\n  out of memory \nTraceback")) == "out of memory"
     assert first_line(MemoryError()) == "MemoryError"
+
+
+def test_a_process_that_does_not_speak_prints_and_keeps_nothing(capsys):
+    console = silent_console()
+    console.say("a line")
+    console.warn("a warning")
+    console.epoch_ends(ROW, 10, True, True)
+    assert capsys.readouterr().out == ""
+    assert not console.interactive
+    assert console.unlogged == []

@@ -6,6 +6,7 @@ On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -204,9 +205,14 @@ class Console:
             self.log_has_failed = True
 
 
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 def silent_console() -> Console:
     """For a process of a job that is not the one which speaks."""
-    console = Console(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for the life of the process)
+    console = Console(_Nowhere())
     console.log = Path(os.devnull)  # else lines would be kept for a log that never comes
     return console
 
