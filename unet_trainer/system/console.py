@@ -205,8 +205,8 @@ class Console:
             self.log_has_failed = True
 
 
-class _Nowhere(io.TextIOBase):
-    def write(self, text: str) -> int:
+class _Nowhere(io.StringIO):
+    def write(self, text: str, /) -> int:
         return len(text)
 
 
