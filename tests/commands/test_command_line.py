@@ -20,6 +20,7 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.commands.command_line import Script, read_training_command, run_command_line
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.system.distributed import Job
 
 # Runs the script as `python train_unet.py` does, and prints which of the slow libraries were loaded.
 PRINT_SLOW_IMPORTS = """
@@ -515,3 +516,11 @@ def test_an_error_of_the_machine_is_a_sentence_and_a_bug_is_not(monkeypatch, cap
     fail(FileNotFoundError(2, "No such file or directory", "ours"))
     with pytest.raises(FileNotFoundError):
         main(["check"])
+
+
+def test_commands_are_not_for_several_processes(monkeypatch, capsys):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(Job, "report_failure", lambda self, text, exit_code: True)
+    assert main(["check"]) == 2
+    assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import resolve
+from unet_trainer.config.resolve import decoded_bytes, resolve
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig
 from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
 from unet_trainer.config.training_choices import (
@@ -587,3 +587,47 @@ def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarit
 
 def test_one_class_has_no_weight():
     assert choose_class_weights([0.99, 0.01], 1) == (None, "one class: the overlap loss counts its pixels alone")
+
+
+# The processes of a job
+
+
+def in_job(hardware, num_processes, num_local_processes=None):
+    return dataclasses.replace(hardware, num_processes=num_processes, num_local_processes=num_local_processes or num_processes)
+
+
+def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
+    alone = settings_of(AMPERE, batch_size=16, learning_rate="auto").taken.learning_rate
+    four = settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto").taken.learning_rate
+    assert four == pytest.approx(2 * alone)  # its square root
+    given = settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate=1e-3).taken.learning_rate
+    assert given == 1e-3
+
+
+def test_the_linear_rule_begins_from_the_rate_of_one_process():
+    """The factor itself is applied where the model is built, so that config.yaml can be run again with any number of processes."""
+    alone = settings_of(AMPERE, batch_size=16, learning_rate="auto").taken.learning_rate
+    assert settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto", scale_lr=True).taken.learning_rate == alone
+
+
+def test_processes_of_a_machine_share_its_cores_and_memory():
+    assert choose_num_workers(64, on_cpu=False) == 16
+    assert choose_num_workers(64, on_cpu=False, num_processes=8) == 8 * 7
+    assert choose_num_workers(4, on_cpu=True, num_processes=4) == 0
+    hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
+    assert settings_of(hardware, cache="auto").taken.cache == "ram"
+    assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "none"
+
+
+def test_more_processes_take_fewer_steps_for_as_many_images():
+    alone, eight = (open_settings(hardware, batch_size=16).taken for hardware in (AMPERE, in_job(AMPERE, 8)))
+    seen = [taken.num_epochs * taken.repeats for taken in (alone, eight)]
+    assert seen[0] == pytest.approx(seen[1], rel=0.05)
+
+
+def test_synchronised_batch_norm_is_not_compiled():
+    taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
+    assert not taken.compile_model
+    assert settings_of(
+        AMPERE, sync_batchnorm=True, compile_model=True
+    ).taken.compile_model  # one process has nothing to synchronise

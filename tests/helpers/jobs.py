@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,7 +52,8 @@ class ForkedJob:
         return [process.exitcode for process in self.processes]
 
     def kill(self, rank):
-        os.kill(self.processes[rank].pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(self.processes[rank].pid, signal.SIGKILL)
 
     def log(self, rank):
         file = self.folder / f"rank{rank}.log"

@@ -22,7 +22,7 @@ from unet_trainer.images.image_files import write_image
 from unet_trainer.inference import try_server
 from unet_trainer.inference.page_result import PageResult
 from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, TryServer
-from unet_trainer.system.local_server import content_security_policy, is_loopback
+from unet_trainer.system.local_server import content_security_policy
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
 PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))
@@ -413,23 +413,6 @@ def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, 
 
 
 # Addresses
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("localhost", True),
-        ("::1", True),
-        ("127.8.9.1", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("192.168.1.5", False),
-        ("example.org", False),
-    ],
-)
-def test_which_addresses_are_this_machine_alone(address, expected):
-    assert is_loopback(address) == expected
 
 
 def test_a_server_for_other_machines_knows_addresses_in_digits_and_its_own_name():

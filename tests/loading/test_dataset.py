@@ -347,3 +347,35 @@ def test_epochs_that_share_a_pass_hold_every_sample_once():
     assert sorted(later) == list(range(12))
     assert later != seen
     assert {epoch for epoch, _ in batches.keys(4, 0)} == {4}
+
+
+# The processes of a job
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_processes_divide_each_step_of_the_seeds_order(num_parts):
+    """Two processes with batches of 3 see in each step what one with batches of 6 sees."""
+    one = EpochBatches(40, 6, seed=3, shuffle=True, num_parts=num_parts)
+    two = [EpochBatches(40, 3, seed=3, shuffle=True, num_parts=num_parts, rank=rank, world_size=2) for rank in range(2)]
+    assert len(one) == len(two[0]) == len(two[1]) == 40 // num_parts // 6
+    for epoch in range(3):
+        for batch in range(len(one)):
+            assert one.keys(epoch, batch) == two[0].keys(epoch, batch) + two[1].keys(epoch, batch)
+
+
+def test_processes_have_as_many_batches_as_each_other_and_no_sample_twice():
+    ranks = [EpochBatches(23, 2, seed=0, shuffle=True, rank=rank, world_size=3) for rank in range(3)]
+    assert [len(batches) for batches in ranks] == [3, 3, 3]  # 18 of 23 samples; 5 do not fill a step
+    seen = [key for batches in ranks for batch in range(len(batches)) for key in batches.keys(0, batch)]
+    assert len(seen) == len(set(seen)) == 18
+
+
+def test_processes_validate_every_image_once_without_padding():
+    ranks = [EpochBatches(5, 2, seed=0, shuffle=False, own=[index for index in range(5) if index % 2 == rank]) for rank in range(2)]
+    assert [len(batches) for batches in ranks] == [2, 1]
+    seen = [index for batches in ranks for batch in range(len(batches)) for _, index in batches.keys(0, batch)]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+def test_a_process_without_an_image_to_validate_has_no_batch():
+    assert len(EpochBatches(1, 2, seed=0, shuffle=False, own=[])) == 0

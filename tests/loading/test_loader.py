@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.samples import build_dataset, epoch_digest, keep, make_loader
+from helpers.samples import build_dataset, epoch_digest, keep, make_dataset, make_loader
+from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.images.image_files import DataError
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.loader import Loader, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.system.distributed import Launch
 
 
 def test_workers_give_the_same_bytes_as_this_process(tiny_data):
@@ -157,3 +161,29 @@ def test_a_cache_of_native_masks_changes_no_byte(tiny_data, tmp_path, place):
     assert [pixels.shape for pixels in cached.cache.pair(0)] == [(32, 32, 3), (64, 64)]
     loaders = [make_loader(dataset, 2, 0, shuffle=False) for dataset in (plain, cached)]
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
+
+
+# The processes of a job
+
+
+def test_tiles_of_an_image_are_validated_by_one_process(tiny_data):
+    """Each would decode it otherwise."""
+    pairs = find_pairs(tiny_data / "images", tiny_data / "masks")[:3]
+    tiling = tile_images([(64, 64)] * 3, (32, 32))
+    dataset = make_dataset(pairs, MaskCoding((0, 255)), tiling)
+    owned = [samples_of(dataset, rank, 2) for rank in range(2)]
+    assert sorted(owned[0] + owned[1]) == list(range(len(dataset)))
+    images = [{tiling.pair_index(sample) for sample in samples} for samples in owned]
+    assert images == [{0, 2}, {1}]
+
+
+def test_processes_of_a_job_cut_other_pieces(tiny_data):
+    loaders = [
+        Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0, launch=Launch(rank=rank, world_size=2, is_torchrun=True))
+        for rank in range(2)
+    ]
+    first, second = (loader.read(0, 0).cut_boxes for loader in loaders)
+    assert not torch.equal(first, second)
+    alone = Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0)
+    assert torch.equal(alone.read(0, 0).cut_boxes, first)
+    assert torch.equal(alone.read(0, 1).cut_boxes, second)  # as the one process that reads all of it in turn

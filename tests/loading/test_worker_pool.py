@@ -400,3 +400,15 @@ def test_buffers_are_anonymous_memory_that_a_forked_process_shares():
     assert (buffers.arrays[1] == 7).all()
     assert not buffers.arrays[0].any()
     assert buffers.memory[4096:].eq(7).all()
+
+
+def test_workers_can_be_started_before_anything_is_planned(tiny_data):
+    """A process that is to use NCCL forks first, and its workers are those that read later."""
+    pool = WorkerPool(1)
+    loader = Loader(build_dataset(tiny_data), 2, True, pool)
+    pool.start()
+    (worker,) = pool.backend.workers
+    assert worker.is_alive()
+    next(loader.epoch(0))
+    assert pool.backend.workers == [worker]
+    pool.close()

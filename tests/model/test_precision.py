@@ -17,8 +17,10 @@ from unet_trainer.model.precision import (
     choose_device,
     cpu_computes_bfloat16,
     inspect_hardware,
+    local_device,
     set_backends,
 )
+from unet_trainer.system.distributed import Launch
 
 CPU = torch.device("cpu")
 GPU = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=8)
@@ -195,3 +197,21 @@ def test_bfloat16_of_a_cpu_is_read_from_its_flags(line, expected, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor\t: 0\n{line}\n")
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
     assert cpu_computes_bfloat16() is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "local_rank", "num_gpus", "expected"),
+    [("auto", 1, 2, "cuda:1"), ("cuda", 3, 4, "cuda:3"), ("cuda", 1, 1, "cuda:0"), ("auto", 1, 0, "cpu"), ("cpu", 1, 4, "cpu")],
+)
+def test_a_process_of_a_job_has_the_gpu_of_its_number(monkeypatch, name, local_rank, num_gpus, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    launch = Launch(rank=local_rank, world_size=4, local_rank=local_rank, local_world_size=4, is_torchrun=True)
+    assert local_device(name, launch) == expected
+
+
+def test_one_gpu_for_several_processes_is_refused():
+    launch = Launch(world_size=2, local_world_size=2, is_torchrun=True)
+    with pytest.raises(UserError, match="device: cuda:1 is one GPU for 2 processes; need cuda"):
+        local_device("cuda:1", launch)
+    assert local_device("cuda:1", Launch()) == "cuda:1"

@@ -17,6 +17,7 @@ from unet_trainer.system.console import (
     counted,
     first_line,
     show_error,
+    silent_console,
 )
 
 ROW = {
@@ -419,3 +420,13 @@ def test_of_many_classes_the_worst_are_listed():
     assert len(lines) == 1 + 11 + 1
     assert [line.split()[1] for line in lines[1:12]] == [str(number) for number in range(11)]
     assert lines[-1] == "  and 90 more, which are better or do not occur: per_class_iou in result.json"
+
+
+def test_a_process_that_does_not_speak_prints_and_keeps_nothing(capsys):
+    console = silent_console()
+    console.say("a line")
+    console.warn("a warning")
+    console.epoch_ends(ROW, 10, True, True)
+    assert capsys.readouterr().out == ""
+    assert not console.interactive
+    assert console.unlogged == []

@@ -10,7 +10,7 @@ import torch
 
 from helpers import hub
 from helpers.project import FIXED_RECIPE
-from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, same
+from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, make_spec, same, small_components
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.images.image_files import DataError
@@ -19,6 +19,7 @@ from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.system.distributed import Alone, Launch
 from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,
@@ -310,3 +311,64 @@ def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
 
 def fail(error):
     raise error
+
+
+# The processes of a job
+
+
+class Second(Alone):
+    launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
+    is_alone = is_main = False
+
+
+def test_processes_of_a_machine_divide_its_workers_and_the_samples(config, console):
+    dataset = build_dataset(config, console, None)
+    taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, num_workers=5)
+    loaders = build_loaders(taken, dataset, CPU, console, Second())
+    assert loaders.pool.num_workers == 2
+    assert len(loaders.train) == 1  # 10 images, 2 processes, batches of 4
+    assert len(loaders.val.batches.own) == 1
+    one = build_loaders(dataclasses.replace(taken, num_workers=1), dataset, CPU, console, Second())
+    assert one.pool.num_workers == 1
+
+
+def test_a_batch_that_the_processes_cannot_fill_is_refused(config, console):
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(dataclasses.replace(config, batch_size=6), CPU_FACTS, dataset, console)
+    with pytest.raises(UserError, match="batch_size: 6 is more than the 10 training images of 2 processes; need at most 5"):
+        build_loaders(settings.taken, dataset, CPU, console, Second())
+
+
+def build_in_job(console, launch, **changes):
+    settings = make_settings(**changes)
+    return build_components(settings.taken, make_spec(), CPU, 4, console, launch=launch)
+
+
+def test_the_effective_batch_and_the_scaled_rate_are_said(console, small_network):
+    launch = Launch(world_size=4, local_world_size=4, is_torchrun=True)
+    components = build_in_job(console, launch, batch_size=8, accumulation_steps=2, learning_rate=1e-3, scale_lr=True)
+    assert components.state.learning_rate.peak == pytest.approx(4e-3)
+    assert "8 × 2 × 4 = 64 effective (4 processes), 4 batches an epoch; learning rate 0.001 × 4 (scale_lr)" in said(console)
+    assert build_in_job(console, launch, learning_rate=1e-3).state.learning_rate.peak == 1e-3
+
+
+def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, small_network):
+    assert build_in_job(console, Launch(is_torchrun=True), sync_batchnorm=True)
+    with pytest.raises(UserError, match="sync_batchnorm: torch has it for GPUs only, and the device is cpu"):
+        build_in_job(console, Launch(world_size=2, is_torchrun=True), sync_batchnorm=True)
+
+
+def test_memory_that_runs_out_elsewhere_shrinks_the_batch_here_too(console):
+    class Told(Alone):
+        answers = iter([["CUDA out of memory", None], [None, None]])
+
+        def gather(self, value):
+            assert value is None
+            return next(self.answers)
+
+    settings = make_settings(batch_size=4, on_oom="shrink")
+    components = small_components(settings=settings)
+    attempts = []
+    fit_into_memory(lambda: attempts.append(1), settings, components, console, "nothing was begun", Told())
+    assert len(attempts) == 2
+    assert settings.taken.batch_parts == 2

@@ -23,7 +23,7 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict
+from unet_trainer.training.evaluation import EvalStep, EvalSums, add_up, build_eval_forward, evaluate, predict
 
 ALL_LOSSES = {"dice": 1.0, "cross_entropy": 1.0, "focal": 1.0, "lovasz": 1.0, "tversky": 1.0, "iou": 1.0}
 
@@ -315,3 +315,18 @@ def test_a_pass_that_ended_before_its_first_batch_has_counted_nothing(dataset):
     loader = loader_of(dataset, 2)
     loader.epoch = lambda *arguments, **options: (batch for batch in ())
     assert evaluate(make_eval_step(plain_segmenter()), loader).sample_counts.shape == (0, 2, 3)
+
+
+def test_parts_of_processes_add_up_to_the_set_in_its_order():
+    def part(samples, counts, is_finite=True):
+        per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
+        matrix = torch.full((2, 2), sum(counts))
+        return EvalSums(torch.tensor([float(sum(counts))]), matrix, per_sample, np.array(samples, np.int64), is_finite)
+
+    whole = add_up([part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])])
+    assert whole.sample_counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert whole.samples.tolist() == [0, 1, 2, 3, 4]
+    assert whole.matrix.tolist() == [[15, 15], [15, 15]]
+    assert whole.loss_sums.tolist() == [15.0]
+    assert whole.is_finite
+    assert not add_up([part([0], [1]), part([1], [2], is_finite=False)]).is_finite

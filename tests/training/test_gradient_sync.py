@@ -55,7 +55,9 @@ def test_gradients_in_channels_last_are_averaged_element_by_element(step):
     weight = step.parameters[0]
     weight.grad = torch.arange(weight.numel(), dtype=torch.float32).reshape(weight.shape).to(memory_format=torch.channels_last)
     expected = weight.grad.clone() / 2
-    sync.average(step.guard)
+    sync.pack(step.guard)
+    sync.average()
+    sync.unpack(step.guard)
     assert torch.equal(weight.grad, expected)
 
 

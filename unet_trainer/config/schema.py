@@ -376,6 +376,11 @@ class Config:
         p.optional(p.number(above=0, example="600")),
         "seconds without a batch after which the worker processes count as hanging; null: wait for ever",
     )
+    process_timeout: float = key(
+        900.0,
+        p.number(minimum=5, maximum=86400, example="900"),
+        "under torchrun: seconds that processes wait for one that does not answer before the job ends; more than worker_timeout",
+    )
     tensorboard: bool = key(
         False,
         p.flag,
@@ -385,11 +390,6 @@ class Config:
     wandb: bool = key(False, p.flag, "log to Weights & Biases (pip install wandb); without an API key into the run's folder only")
     trackio: bool = key(False, p.flag, "log to Trackio (pip install trackio)")
     mlflow: bool = key(False, p.flag, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
-    process_timeout: float = key(
-        900.0,
-        p.number(minimum=5, maximum=86400, example="900"),
-        "under torchrun: seconds that processes wait for one that does not answer before the job ends; more than worker_timeout",
-    )
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

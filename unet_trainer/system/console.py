@@ -262,9 +262,14 @@ class Console:
             self.log_has_failed = True
 
 
+class _Nowhere(io.StringIO):
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
 def silent_console() -> Console:
     """For a process of a job that is not the one which speaks."""
-    console = Console(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for the life of the process)
+    console = Console(_Nowhere())
     console.log = Path(os.devnull)  # else lines would be kept for a log that never comes
     return console
 

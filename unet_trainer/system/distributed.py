@@ -36,7 +36,7 @@ START_SECONDS = 300  # within which all processes of a job have to appear
 BEAT_SECONDS = 5  # between signs of life while one process works and the others wait for it
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
-SURVIVOR_SECONDS = 5  # in which those that are left report, so that the missing ones can be named
+SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
 
 

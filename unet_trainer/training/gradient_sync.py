@@ -2,8 +2,8 @@
 
 Not DistributedDataParallel: its hooks take the compiled backward pass out of its CUDA graph (pytorch #139207), and it overlaps
 nothing there, since a compiled backward pass hands over all gradients at its end. Here they are copied into one flat buffer,
-averaged in one call between the replayed backward pass and the replayed optimizer step, and copied back. With accumulation that
-happens once a group.
+averaged in one call between the replayed backward pass and the replayed optimizer step, and copied back; the copies are replayed
+too. With accumulation that happens once a group.
 """
 
 from __future__ import annotations
@@ -46,16 +46,28 @@ class GradientSync:
         if len(set(digests)) > 1:
             raise PeerLost("the processes lay out the model differently in memory; do all machines have the same torch?")
 
+    def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The gradients that there are, and their places in the buffer; a frozen encoder has none."""
+        pairs = [(view, parameter.grad) for view, parameter in zip(self.views, self.parameters, strict=True)]
+        held = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        return [view for view, _ in held], [gradient for _, gradient in held]
+
     @torch.no_grad()
-    def average(self, guard: FiniteGuard) -> None:
-        """Replaces each gradient by its average over all processes, and the guard's faults by those of all."""
+    def pack(self, guard: FiniteGuard) -> None:
+        """Copies gradients and faults into the buffer. On the device only: this may be recorded and replayed."""
         self.faults.copy_(guard.faults())
-        held = [(view, parameter.grad) for view, parameter in zip(self.views, self.parameters, strict=True)]
-        pairs = [(view, gradient) for view, gradient in held if gradient is not None]  # a frozen encoder has none
-        views, gradients = [view for view, _ in pairs], [gradient for _, gradient in pairs]
+        views, gradients = self._held()
         torch._foreach_copy_(views, gradients)
+
+    def average(self) -> None:
+        """The buffer, over all processes. Never recorded: NCCL has a stream and a watchdog of its own."""
         self.num_owed = max(0, self.num_owed - 1)
         self.processes.average(self.flat)
+
+    @torch.no_grad()
+    def unpack(self, guard: FiniteGuard) -> None:
+        """Each gradient becomes its average, and the guard's faults those of all processes. May be recorded, as `pack`."""
+        views, gradients = self._held()
         torch._foreach_copy_(gradients, views)
         guard.take_faults(self.faults)
 

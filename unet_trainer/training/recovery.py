@@ -42,10 +42,19 @@ class Recovery:
         """True when the loop may go on."""
         if error is None:
             return False
-        if isinstance(error, PeerLost) or not isinstance(error, Exception | Interrupted):
-            return False  # there is nobody to agree with; or a second Ctrl-C, which waits for nothing
+        if not isinstance(error, Exception | Interrupted):
+            return False  # a second Ctrl-C, which waits for nothing
         if self.run.processes.is_alone:
             return self._handle(error)
+        try:
+            return self._handle_together(error)
+        except PeerLost as lost:  # nothing is saved: the state of one process is not that of the job
+            raise PeerLost(f"{lost}; {self.run.checkpointer.describe_saved()}") from None
+
+    def _handle_together(self, error: BaseException) -> bool:
+        """As _handle, with the cause that all processes of the job agree on."""
+        if isinstance(error, PeerLost):
+            raise error
         components = self.run.components
         cause = agree_on_failure(error, self.run.processes, components.train_step, components.state)
         if self._handle(cause):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -154,14 +155,17 @@ class TrainStep:
             factor = group.get("lr_factor", 1.0)
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.sync is not None:
-            self.sync.average(self.guard)
         key = _addresses([*metrics.tensors(), *gradients])
+        if self.sync is not None:
+            self.launcher.run("pack", key, partial(self.sync.pack, self.guard))
+            self.sync.average()
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())
         self.mid_accumulation = False
 
     def _optimizer_step(self, metrics: EpochMetrics, gradients: list[torch.Tensor]) -> None:
+        if self.sync is not None:
+            self.sync.unpack(self.guard)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:
