@@ -4,7 +4,9 @@
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
-    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
+    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong, and the settings that train
+                                                            (--write FILE: as a config, --json FILE: for programs)
+    torchrun --nproc-per-node=8 train_unet.py CONFIG ...    the same on several GPUs or machines: docs/scaling.md
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
@@ -12,6 +14,7 @@
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
     python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
     python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
+    python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
     python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
     python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on
     python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
@@ -118,6 +121,8 @@ def train(
     from unet_trainer.training.session import Session
 
     with Session() as session:
+        session.console.say("U-Net trainer")  # torch takes seconds to import
+
         from unet_trainer.training.recovery import Recovery
         from unet_trainer.training.result import report
         from unet_trainer.training.setup import set_up
@@ -133,7 +138,7 @@ def train(
                     run.say_epoch(row, improved)
                     if on_epoch is not None or run.is_finished():
                         run.checkpointer.finish()
-                    if on_epoch is not None:
+                    if on_epoch is not None and run.processes.is_main:
                         on_epoch(dict(row))
         return report(run)
 
@@ -141,7 +146,6 @@ def train(
 def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     from unet_trainer.runs.errors import NonFinite
-    from unet_trainer.training.out_of_memory import peak_memory_gib
     from unet_trainer.training.step import accumulation_groups
     from unet_trainer.training.wait_meter import WaitMeter
 
@@ -163,6 +167,7 @@ def train_one_epoch(run: Run) -> Row:
                 batch = meter.wait_for(partial(run.next_batch, batches, index))
                 meter.step_begins()
                 if index == group.start:
+                    run.begin_step(index)
                     step.begin_group(len(group), first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:
@@ -178,19 +183,20 @@ def train_one_epoch(run: Run) -> Row:
             state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.seconds
             run.between_steps()
         step.guard.check()
-        loss, iou = state.metrics.loss(), state.metrics.scores().iou  # waits for the device, once an epoch
+        metrics = run.end_training()  # waits for the device, once an epoch
+        loss, iou = metrics.loss(), metrics.scores().iou
         bar.show(loss, iou)
     state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.finish()
     if not math.isfinite(loss):
         raise NonFinite("no step of the epoch was finite", batch_number=first_batch)
     run.times = EpochTimes(
-        images_per_second=state.metrics.num_images / state.train_seconds,
+        images_per_second=metrics.num_images / state.train_seconds,
         data_wait=state.wait_seconds / state.train_seconds,
         read_seconds=read_seconds / max(1.0, num_read),
         augment_seconds=augment_seconds / max(1.0, num_read),
         num_workers=loader.num_workers,
     )
-    memory, reserved = peak_memory_gib(step.device)
+    memory, reserved = run.peak_memory_gib()
     return {
         "epoch": state.epoch + 1,
         "train_loss": loss,
@@ -219,13 +225,14 @@ def validate(run: Run, row: Row) -> Evaluation:
                 bar.show(*seen)
             run.signals.check()
 
-        found = evaluate(run.components.eval_step, run.loaders.val, on_batch, run.signals.is_stopping)
+        found = evaluate(run.components.eval_step, run.loaders.val, on_batch, run.signals.is_stopping, run.processes)
         run.signals.check()  # it may have ended early
         bar.show(found.loss, found.scores.iou)
     if found.first_bad_batch is not None:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
     row["seconds"] = run.state.train_seconds + time.perf_counter() - started
+    row |= run.processes.broadcast(row)  # times differ; all judge by the same row
     return found
 
 

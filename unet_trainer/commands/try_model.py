@@ -56,6 +56,8 @@ def read_words(words: Sequence[str]) -> tuple[str | None, Path | None]:
     for setting in settings:
         if not setting.startswith("data_dir="):
             raise UserError(f"{setting}: try takes data_dir=FOLDER and no other setting; the model has its own")
+    if len(settings) > 1:
+        raise UserError("data_dir: given twice; leave one of them out")
     if len(models) > 1:
         raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
     return next(iter(models), None), next((Path(setting.partition("=")[2]) for setting in settings), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -40,7 +41,7 @@ def resolve(
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
     _resolve_training(draft, hardware, dataset, costs)
-    _settle_contradictions(draft)
+    _settle_contradictions(draft, hardware.num_processes)
     taken = draft.filled()
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
     decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
@@ -84,7 +85,8 @@ def _resolve_machine(draft: _Draft, hardware: HardwareFacts) -> None:
         elif number_format != draft["amp_dtype"]:
             draft.decide("amp_dtype", number_format, reason)
     if draft.is_open("num_workers"):
-        num_workers = training.choose_num_workers(hardware.num_cores, on_cpu=hardware.kind == "cpu")
+        on_cpu = hardware.kind == "cpu"
+        num_workers = training.choose_num_workers(hardware.num_cores, on_cpu, hardware.num_local_processes)
         draft.decide("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
 
 
@@ -117,13 +119,15 @@ def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts)
     draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
 
 
-def _settle_contradictions(draft: _Draft) -> None:
+def _settle_contradictions(draft: _Draft, num_processes: int) -> None:
     """What was set and does not go with what was decided: a config would be refused for it."""
     num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
     if patience is not None and patience >= num_epochs:
         draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
     if draft["warmup_epochs"] >= num_epochs:
         draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
+    if draft["sync_batchnorm"] and draft["compile_model"] and num_processes > 1:
+        draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
     if draft["batch_parts"] > draft["batch_size"]:
         draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
 
@@ -150,7 +154,7 @@ def _resolve_step(
 ) -> Mapping[int, StepCost | None]:
     """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
     num_samples, on_cpu, is_planned = _num_samples(draft, dataset), hardware.kind == "cpu", draft.is_open("num_epochs")
-    sizes = _batch_sizes_to_try(draft, num_samples, on_cpu)
+    sizes = _batch_sizes_to_try(draft, num_samples // hardware.num_processes, on_cpu)
     needs_cost = (
         (draft.is_open("batch_size") and not on_cpu)
         or (is_planned and (on_cpu or draft["time_budget"] is not None))
@@ -271,9 +275,11 @@ def _budget(draft: _Draft, hardware: HardwareFacts) -> float | None:
 
 
 def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, costs: Mapping[int, StepCost | None]) -> None:
-    num_samples, batch_size = _num_samples(draft, dataset), draft["batch_size"]
-    cost = costs.get(batch_size)
+    cost = costs.get(draft["batch_size"])
     cost = cost if cost is not None and cost.is_possible else None
+    num_samples, batch_size = _num_samples(draft, dataset), draft["batch_size"] * hardware.num_processes  # of all processes
+    if cost is not None:
+        cost = replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
     if draft.is_open("num_epochs"):
         num_val = _num_val_samples(draft, dataset)
         repeats = None if draft.is_open("repeats") else draft["repeats"]
@@ -288,7 +294,7 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
         draft.decide("cutmix", *training.choose_cutmix(num_passes, draft.config.augmentation == "auto"))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = draft["num_epochs"] * math.ceil(batches / draft["accumulation_steps"])
-    effective = batch_size * draft["accumulation_steps"]
+    effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
     is_pretrained = draft["encoder_weights"] is not None
     draft.decide_if_open("learning_rate", training.choose_learning_rate(draft["optimizer"], effective, is_pretrained))
     draft.decide_if_open("encoder_lr_factor", training.choose_encoder_lr_factor(is_pretrained))
@@ -299,7 +305,8 @@ def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFa
     draft.decide_if_open("compile_model", training.choose_compile(hardware, cost, num_steps))
     if draft.is_open("cache"):
         num_bytes = decoded_bytes(draft["fit"], draft["image_size"], dataset)
-        draft.decide("cache", *training.choose_cache(num_bytes, hardware.host_memory, draft["num_epochs"]))
+        host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
+        draft.decide("cache", *training.choose_cache(num_bytes, host_memory, draft["num_epochs"]))
 
 
 def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:

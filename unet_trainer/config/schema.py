@@ -175,7 +175,7 @@ class Config:
     num_workers: int | Literal["auto"] = key(
         "auto",
         p.either(p.choice("auto"), p.integer(minimum=0, maximum=512, example="4")),
-        "processes that read and augment; auto: by the number of cores; 0: none beside the main process",
+        "processes that read and augment, of a machine: those of torchrun divide them; auto: by the number of cores; 0: none beside the main process",
     )
 
     cache: Literal["none", "ram", "disk"] | Auto = key(
@@ -232,7 +232,7 @@ class Config:
     batch_size: int | Auto = key(
         "auto",
         p.auto_or(p.integer(minimum=1, maximum=65536, example="8")),
-        "images in one forward pass; auto: 16 on a GPU, 8 on a CPU, fewer where a trial of the step shows that memory is short",
+        "images in one forward pass, of each process under torchrun; auto: 16 on a GPU, 8 on a CPU, fewer where a trial of the step shows that memory is short",
         theme="Training",
     )
     num_epochs: int | Auto = key(
@@ -248,13 +248,18 @@ class Config:
     accumulation_steps: int = key(
         1,
         p.integer(minimum=1, maximum=65536, example="4"),
-        "batches in one optimizer step: effective batch = batch_size × this",
+        "batches in one optimizer step: effective batch = batch_size × this × number of processes",
     )
     optimizer: Literal["adamw", "adam", "sgd"] = key(
         "adamw", p.choice("adamw", "adam", "sgd"), "adamw, adam or sgd (Nesterov momentum 0.9)"
     )
     learning_rate: float | Auto = key(
         "auto", p.auto_or(p.number(above=0, example="1e-3")), "peak learning rate; auto: by optimizer and effective batch"
+    )
+    scale_lr: bool = key(
+        False,
+        p.flag,
+        "under torchrun: multiply learning_rate by the number of processes (the linear rule); else it is taken as it is",
     )
     encoder_lr_factor: float | Auto = key(
         "auto",
@@ -327,9 +332,19 @@ class Config:
         "compile the step: faster, after a minute or so of compiling; auto: on a GPU, when that saves time within the run",
     )
     channels_last: bool = key(True, p.flag, "NHWC in memory, which suits tensor cores")
+    sync_batchnorm: bool = key(
+        False,
+        p.flag,
+        "under torchrun on GPUs: batch norm statistics over the batches of all processes; for very small batches; slower, and not compiled",
+    )
     deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
 
-    seed: int = key(42, p.integer(minimum=0, example="42"), "split, weights, order and augmentation follow from it", theme="Run")
+    seed: int = key(
+        42,
+        p.integer(minimum=0, example="42", says_maximum=True),
+        "split, weights, order and augmentation follow from it",
+        theme="Run",
+    )
     checkpoint_dir: str = key("checkpoints", p.text("checkpoints"), "where runs are written")
     run_name: str = key("run", p.text("run"), "name of the run's folder; a number is added when it exists")
     resume: str | None = key(
@@ -360,6 +375,20 @@ class Config:
         600.0,
         p.optional(p.number(above=0, example="600")),
         "seconds without a batch after which the worker processes count as hanging; null: wait for ever",
+    )
+    tensorboard: bool = key(
+        False,
+        p.flag,
+        "log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install tensorboard)",
+        theme="Trackers",
+    )
+    wandb: bool = key(False, p.flag, "log to Weights & Biases (pip install wandb); without an API key into the run's folder only")
+    trackio: bool = key(False, p.flag, "log to Trackio (pip install trackio)")
+    mlflow: bool = key(False, p.flag, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
+    process_timeout: float = key(
+        900.0,
+        p.number(minimum=5, maximum=86400, example="900"),
+        "under torchrun: seconds that processes wait for one that does not answer before the job ends; more than worker_timeout",
     )
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)

@@ -73,9 +73,10 @@ def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:
     return False, f"{hardware.name} has no 16-bit arithmetic"
 
 
-def choose_num_workers(num_cores: int, on_cpu: bool) -> int:
-    """All cores but one beside a GPU; half of them where the model itself needs the cores."""
-    return min(num_cores // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(num_cores - 1, MAX_GPU_WORKERS))
+def choose_num_workers(num_cores: int, on_cpu: bool, num_processes: int = 1) -> int:
+    """All cores but one beside a GPU; half of them where the model itself needs the cores. Of each process, times their number."""
+    own = max(1, num_cores // num_processes)
+    return num_processes * (min(own // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(own - 1, MAX_GPU_WORKERS)))
 
 
 def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[tuple[float, ...] | None, str]:

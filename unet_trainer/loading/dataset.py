@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,21 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_image_and_size, read_mask
+from unet_trainer.images.image_files import (
+    DataError,
+    Pixels,
+    ReadError,
+    content_digest,
+    decode_image_and_size,
+    decode_mask,
+    read_with_stamp,
+    refuse_bomb,
+)
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
 from unet_trainer.loading.augmentation import Augmentation
+from unet_trainer.loading.checked_file import ContentDamage
 from unet_trainer.loading.pixel_cache import PixelCache
 
 Key = tuple[int, int]  # epoch, index
@@ -37,11 +48,23 @@ class Batch(NamedTuple):
     cut_boxes: torch.Tensor | None = None  # N,4: see cutmix
 
 
+class FileState(NamedTuple):
+    """Of a file when it was scanned: its stamp, and a digest of its content."""
+
+    stamp: tuple[int, ...] = ()
+    digest: str = ""
+
+
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned."""
+    """Height and width of both files when they were scanned; and what tells whether their content has changed since."""
 
     image: Size
     mask: Size
+    image_state: FileState = FileState()
+    mask_state: FileState = FileState()
+
+
+IMAGE_CHANGED, MASK_CHANGED, CACHE_DAMAGED = 1, 2, 4  # flags in SegmentationDataset.noticed
 
 
 class SegmentationDataset:
@@ -69,6 +92,9 @@ class SegmentationDataset:
         self.mask_sizes = self._native_mask_sizes()  # of each pair; None: masks have the size of the samples
         self._largest_mask = None if self.mask_sizes is None else _enclosing(self.mask_sizes)
         self.cache: PixelCache | None = None
+        # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
+        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(pairs))), np.uint8)
+        self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
 
     def __len__(self) -> int:
@@ -94,7 +120,7 @@ class SegmentationDataset:
         """A sample and the seconds that reading and augmenting took."""
         epoch, index = key
         started = time.perf_counter()
-        image, mask = self.tiling.extract(*self._pixels(self.tiling.pair_index(index)), epoch, index)
+        image, mask = self._extract(epoch, index)
         was_read = time.perf_counter()  # resizing counts as reading: a cache avoids both
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
@@ -107,9 +133,19 @@ class SegmentationDataset:
         clone.augmentation = copy.deepcopy(self.augmentation)
         return clone
 
+    def _extract(self, epoch: int, index: int) -> tuple[Pixels, Pixels]:
+        pair = self.tiling.pair_index(index)
+        if self.cache is not None and pair < len(self.cache):
+            try:
+                image, mask = self.cache.pair(pair)
+                if isinstance(self.tiling, WholeImages):  # others take a part, and only that is read
+                    image, mask = np.asarray(image), np.asarray(mask)
+                return self.tiling.extract(image, mask, epoch, index)
+            except ContentDamage:  # the files are as good, and slower
+                self.noticed[pair] |= CACHE_DAMAGED
+        return self.tiling.extract(*self._pixels(pair), epoch, index)
+
     def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
-        if self.cache is not None and index < len(self.cache):
-            return self.cache.pair(index)
         last = self._last_read
         if last is not None and last[0] == index:
             return last[1:]
@@ -117,6 +153,18 @@ class SegmentationDataset:
         if isinstance(self.tiling, Tiles):
             self._last_read = (index, image, mask)
         return image, mask
+
+    def take_noticed(self, flag: int) -> list[int]:
+        """The pairs of which this was noticed, each once."""
+        found = np.flatnonzero(self.noticed & ~self._taken & flag)
+        self._taken[found] |= flag
+        return found.tolist()
+
+    def take_first(self, flag: int) -> bool:
+        """Whether this was noticed of any pair; true once."""
+        found = bool((self.noticed & ~self._taken & flag).any())
+        self._taken |= flag if found else 0
+        return found
 
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
@@ -128,21 +176,31 @@ class SegmentationDataset:
         pair = self.pairs[index]
         # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
+        known = self.sizes[index]
         path = pair.image
         try:
-            image, size = read_image_and_size(path, min_side)
+            image, size = decode_image_and_size(self._content(index, path, known.image_state, IMAGE_CHANGED), min_side)
             path = pair.mask
-            mask = self.coding.encode(read_mask(path))
+            data = self._content(index, path, known.mask_state, MASK_CHANGED)
+            refuse_bomb(data, known.mask)
+            mask = self.coding.encode(decode_mask(data))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
-        if mask.shape != self.sizes[index].mask or (mask == UNKNOWN).any():
+        if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{pair.mask}: changed since the run began")
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
-        if size != self.sizes[index].image or not has_kind:
+        if size != known.image or not has_kind:
             raise DataError(f"{pair.image}: changed since the run began")
         if self.resize_masks:
             mask = resize_mask(mask, size)
         return self.image_spec.to_batch(image), mask
+
+    def _content(self, index: int, path: Path, known: FileState, flag: int) -> bytes:
+        """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
+        data, stamp = read_with_stamp(path)
+        if known.stamp and tuple(stamp) != known.stamp and content_digest(data) != known.digest:
+            self.noticed[index] |= flag
+        return data
 
 
 def _enclosing(sizes: Sequence[Size]) -> Size:
@@ -151,30 +209,53 @@ def _enclosing(sizes: Sequence[Size]) -> Size:
 
 
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples."""
+    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples.
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool, num_parts: int = 1) -> None:
+    The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the next
+    batch_size × world_size samples of it, and each process its slice of them, so all have the same number of batches. Else `own`
+    holds the samples of this process.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        num_parts: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        own: Sequence[int] | None = None,
+    ) -> None:
         self.num_samples = num_samples
         self.num_parts = num_parts
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle  # training: shuffled, without the last partial batch, so that shapes are static
+        self.rank = rank
+        self.world_size = world_size
+        self.own = np.arange(num_samples) if own is None else np.asarray(own, np.int64)
         self._last: tuple[int, np.ndarray] | None = None  # epoch and its order, of the last call
 
     def __len__(self) -> int:
-        num_samples = self.num_samples // self.num_parts
-        return num_samples // self.batch_size if self.shuffle else -(-num_samples // self.batch_size)
+        if self.shuffle:
+            return self.num_samples // self.num_parts // (self.batch_size * self.world_size)
+        return -(-len(self.own) // self.batch_size)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
         """The samples of one batch of an epoch."""
         if self._last is None or self._last[0] != epoch:
             self._last = epoch, self._order(epoch)
-        order = self._last[1][batch * self.batch_size : (batch + 1) * self.batch_size]
-        return [(epoch, int(index)) for index in order]
+        start = self.number_of(batch) * self.batch_size
+        return [(epoch, int(index)) for index in self._last[1][start : start + self.batch_size]]
+
+    def number_of(self, batch: int) -> int:
+        """Of this process's batch, among those of all processes."""
+        return batch * self.world_size + self.rank if self.shuffle else batch
 
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
-            return np.arange(self.num_samples)
+            return self.own
         one_pass, part = divmod(epoch, self.num_parts)
         order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.num_samples)
         length = self.num_samples // self.num_parts

@@ -13,6 +13,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.system.distributed import Launch
 from unet_trainer.system.resources import count_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,6 +29,19 @@ class Numerics:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, DTYPES[self.number_format], enabled=self.number_format != "float32")
+
+
+def local_device(name: str, launch: Launch) -> str:
+    """The device of this process: with several on a machine, cuda is the GPU of its number; more processes than GPUs share them."""
+    if not launch.is_torchrun or name not in ("auto", "cuda"):
+        if launch.local_world_size > 1 and name.startswith("cuda:"):
+            raise UserError(
+                f"device: {name} is one GPU for {launch.local_world_size} processes; need cuda, which gives each its own"
+            )
+        return name
+    if not torch.cuda.is_available():
+        return "cpu" if name == "auto" else name
+    return f"cuda:{launch.local_rank % torch.cuda.device_count()}"
 
 
 def choose_device(name: str) -> torch.device:

@@ -202,7 +202,7 @@ def draw_picture(
             *encode_photo(fit_image(display, shown), quality),
             class_layer(resize_mask(truth, shown), spec.id_colours),
             class_layer(resize_mask(ids, shown), spec.id_colours),
-            error_layer(error_kinds(truth, ids, shown, has_background=spec.num_classes == 1)),
+            error_layer(error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1)),
         )
         if picture.num_bytes <= max_bytes:
             break

@@ -20,9 +20,8 @@ from unet_trainer.reports.comparison_page import render_comparison
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import page_policy
 from unet_trainer.reports.run_report import NO_PICTURES, SAMPLES, gallery_or_reason, render_report
-from unet_trainer.runs.run_folder import BEST, SETTINGS
+from unet_trainer.runs.run_folder import BEST, SETTINGS, VAL_SCORES
 from unet_trainer.runs.run_summary import RUN_FILES, RunSummary, read_run_summary
-from unet_trainer.runs.val_scores import VAL_SCORES
 from unet_trainer.system.folder_lock import is_locked
 from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
 

@@ -19,10 +19,10 @@ from unet_trainer.reports.number_texts import count, moment
 from unet_trainer.reports.page import fill_page, layout
 from unet_trainer.reports.score_sections import class_section, confusion_section, distribution_figure, headline, state_pill
 from unet_trainer.reports.score_statistics import set_scores
+from unet_trainer.runs.run_folder import REPORT
 from unet_trainer.runs.run_summary import RunSummary, read_run_summary
 from unet_trainer.system.atomic_files import write_bytes_atomically
 
-REPORT = "report.html"
 SAMPLES = "samples"
 MAX_BYTES = 5_000_000
 NO_PICTURES = Gallery()

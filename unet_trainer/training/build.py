@@ -20,8 +20,9 @@ from unet_trainer.config.training_choices import (
     choose_encoder_lr_factor,
     choose_learning_rate,
 )
+from unet_trainer.datasets.build_report import build_dataset_report
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
@@ -32,9 +33,10 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import Batch, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import Batch, FileState, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.loading.reading_threads import ReadTimeout
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.deep_supervision import add_auxiliary_heads
 from unet_trainer.model.ema import Ema
@@ -49,7 +51,8 @@ from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.resources import count_cores
+from unet_trainer.system.distributed import ALONE, Launch, Processes
+from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import EarlyStopping
@@ -66,8 +69,9 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
     if config.encoder != "auto":
         check_encoder_name(config.encoder)  # before minutes are spent on reading
-    if is_demo_dir(config.data_dir) and ensure_demo(Path(config.data_dir)):
-        console.say(f"Made the demo dataset in {config.data_dir}")
+    if is_demo_dir(config.data_dir) and not Path(config.data_dir).exists():
+        console.say(f"Making the demo dataset in {config.data_dir} ...")
+        ensure_demo(Path(config.data_dir))
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
     try:
         return build_dataset_report(config, console, earlier).checked()
@@ -97,12 +101,16 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     return dataclasses.replace(earlier, rule=f"as the run began, {table}", num_classes=number, class_names=names)
 
 
-def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[SegmentationDataset, SegmentationDataset]:
+def build_datasets(
+    config: ResolvedConfig, dataset: CheckedDataset, num_processes: int = 1
+) -> tuple[SegmentationDataset, SegmentationDataset]:
     """The samples for training and for validation."""
     train_tiling, val_tiling = _build_tilings(config, dataset)
-    most = len(train_tiling) // config.epoch_parts
+    most = len(train_tiling) // config.epoch_parts // num_processes
     if most < config.batch_size:
-        raise UserError(f"batch_size: {config.batch_size} is more than the {most} training images; need at most {most}")
+        images = f"{len(train_tiling) // config.epoch_parts} training images"
+        images += f" of {num_processes} processes" if num_processes > 1 else ""
+        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need at most {most}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
     train_dataset, val_dataset = (
         SegmentationDataset(
@@ -120,12 +128,18 @@ def build_datasets(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Seg
     return train_dataset, val_dataset
 
 
-def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console) -> Loaders:
-    train_dataset, val_dataset = build_datasets(config, dataset)
+def build_loaders(
+    config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console, processes: Processes = ALONE
+) -> Loaders:
+    """The processes of a machine divide its workers; a cache on disk is written by the first of them."""
+    launch = processes.launch
+    train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
-        _fill_caches(config, (train_dataset, val_dataset), console)
-    pool = WorkerPool(config.num_workers, device) if config.num_workers else None
-    build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout)
+        with processes.in_turn("cache") if config.cache == "disk" else contextlib.nullcontext():
+            _fill_caches(config, (train_dataset, val_dataset), console, launch.local_world_size)
+    num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
+    pool = WorkerPool(num_workers, device) if num_workers else None
+    build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
     return Loaders(
         build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix),
         build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
@@ -135,7 +149,10 @@ def build_loaders(config: ResolvedConfig, dataset: CheckedDataset, device: torch
 
 def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize]:
     images, masks = dataset.facts_of(pairs)
-    return [PairSize(image.size, mask.size) for image, mask in zip(images, masks, strict=True)]
+    return [
+        PairSize(image.size, mask.size, FileState(image.stamp, image.digest), FileState(mask.stamp, mask.digest))
+        for image, mask in zip(images, masks, strict=True)
+    ]
 
 
 def _eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
@@ -161,9 +178,11 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
     return crops, tile_images([image.size for image in val_images], size)
 
 
-def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console) -> None:
-    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch."""
+def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, num_sharing: int = 1) -> None:
+    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch. `num_sharing`:
+    processes that take memory of this machine at the same time."""
     num_cached = num_bytes = 0
+    limit = free_host_memory() // num_sharing if config.cache == "ram" and num_sharing > 1 else None
     folder = Path(config.checkpoint_dir) / ".cache"
     for dataset in datasets:
         spec, tiling = dataset.image_spec, dataset.tiling
@@ -172,19 +191,25 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
-            dataset.cache = fill_cache(
-                [(*size, spec.channels) for size in sizes],
-                1 if spec.is_8bit else 4,
-                dataset.decode,
-                "ram" if config.cache == "ram" else "disk",
-                folder,
-                stamp,
-                count_cores(),
-                bar.tick,
-                mask_sizes=dataset.mask_sizes,
-            )
+            try:
+                dataset.cache = fill_cache(
+                    [(*size, spec.channels) for size in sizes],
+                    1 if spec.is_8bit else 4,
+                    dataset.decode,
+                    "ram" if config.cache == "ram" else "disk",
+                    folder,
+                    stamp,
+                    count_cores(),
+                    bar.tick,
+                    limit=limit,
+                    mask_sizes=dataset.mask_sizes,
+                    timeout=config.worker_timeout,
+                )
+            except ReadTimeout:
+                took = f"{config.worker_timeout:g} s (worker_timeout)"
+                raise UserError(f"cache: no pair of {config.data_dir} was read in {took}; is the disk there?") from None
         num_cached += len(dataset.cache)
-        num_bytes += dataset.cache.content.numel()
+        num_bytes += dataset.cache.num_bytes
     num_pairs = sum(len(dataset.pairs) for dataset in datasets)
     where = "memory" if config.cache == "ram" else str(folder)
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
@@ -193,11 +218,17 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
 
 
 def build_components_with_weights(
-    settings: Settings, spec: SegmenterSpec, device: torch.device, num_batches: int, console: Console, resumes: bool = False
+    settings: Settings,
+    spec: SegmenterSpec,
+    device: torch.device,
+    num_batches: int,
+    console: Console,
+    resumes: bool = False,
+    launch: Launch = ALONE.launch,
 ) -> Components:
     """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random ones."""
     try:
-        return build_components(settings.taken, spec, device, num_batches, console, resumes)
+        return build_components(settings.taken, spec, device, num_batches, console, resumes, launch)
     except Exception as error:  # what is not the fault of the weights is raised again below
         if settings.asked.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
             raise
@@ -208,10 +239,10 @@ def build_components_with_weights(
         settings.change(factor_reason, encoder_lr_factor=factor)
     if settings.asked.learning_rate == "auto":
         config = settings.taken
-        effective = config.batch_size * config.accumulation_steps
+        effective = config.batch_size * config.accumulation_steps * (1 if config.scale_lr else launch.world_size)
         rate, rate_reason = choose_learning_rate(config.optimizer, effective, is_pretrained=False)
         settings.change(rate_reason, learning_rate=rate)
-    components = build_components(settings.taken, spec, device, num_batches, console)
+    components = build_components(settings.taken, spec, device, num_batches, console, launch=launch)
     console.note(f"encoder_weights: {reason}")
     return components
 
@@ -223,6 +254,7 @@ def build_components(
     num_batches: int,
     console: Console,
     resumes: bool = False,
+    launch: Launch = ALONE.launch,
 ) -> Components:
     """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none."""
     if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
@@ -232,6 +264,10 @@ def build_components(
     network = build_network(spec, None if resumes else config.encoder_weights)
     if config.deep_supervision:
         add_auxiliary_heads(network, config.num_classes)
+    if config.sync_batchnorm and launch.world_size > 1:
+        if device.type != "cuda":
+            raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
+        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
@@ -244,12 +280,20 @@ def build_components(
         early_stopping=EarlyStopping(config.monitor != "val_loss", config.early_stopping_min_delta),
         ema=ema,
         metrics=EpochMetrics(config.num_classes, device),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        is_in_job=launch.is_torchrun,
     )
+    if config.scale_lr:
+        state.learning_rate.peak *= launch.world_size
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
     weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
     console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
-    effective = f"{config.batch_size} × {config.accumulation_steps} = {config.batch_size * config.accumulation_steps} effective"
-    console.fact("Batch", f"{effective}, {counted(num_batches, 'batch', 'batches')} an epoch")
+    factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
+    effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
+    effective += f" ({launch.world_size} processes)" if launch.world_size > 1 else ""
+    scaled = f"; learning rate {config.learning_rate:g} × {launch.world_size} (scale_lr)" if config.scale_lr else ""
+    console.fact("Batch", f"{effective}, {counted(num_batches, 'batch', 'batches')} an epoch{scaled}")
     return Components(
         state=state,
         train_step=TrainStep(
@@ -273,7 +317,9 @@ def build_components(
     )
 
 
-def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console) -> None:
+def try_components(
+    settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Processes = ALONE
+) -> None:
     """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
     before the run has a folder. Raises UserError or TrainingFailed."""
 
@@ -290,7 +336,7 @@ def try_components(settings: Settings, components: Components, loaders: Loaders,
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
             raise UserError(f"the model cannot run with {described}: {first_line(error)[:300]}") from None
 
-    fit_into_memory(try_once, settings, components, console, "nothing was begun")
+    fit_into_memory(try_once, settings, components, console, "nothing was begun", processes)
 
 
 def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> str | None:
@@ -299,7 +345,14 @@ def compile_components_once(config: ResolvedConfig, components: Components, load
     return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
 
 
-def compile_components(settings: Settings, components: Components, loaders: Loaders | None, console: Console, saved: str) -> None:
+def compile_components(
+    settings: Settings,
+    components: Components,
+    loaders: Loaders | None,
+    console: Console,
+    saved: str,
+    processes: Processes = ALONE,
+) -> None:
     """Compiles the steps of every phase before the first epoch; if that fails, warns and leaves them uncompiled."""
 
     def compile_once() -> None:
@@ -308,19 +361,29 @@ def compile_components(settings: Settings, components: Components, loaders: Load
             console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
             settings.change(f"compiling failed ({failure})", compile_model=False)
 
-    fit_into_memory(compile_once, settings, components, console, saved)
+    fit_into_memory(compile_once, settings, components, console, saved, processes)
 
 
-def fit_into_memory(attempt: Callable[[], None], settings: Settings, components: Components, console: Console, saved: str) -> None:
-    """Repeats the attempt with smaller parts of a batch while memory runs out and on_oom allows it."""
+def fit_into_memory(
+    attempt: Callable[[], None],
+    settings: Settings,
+    components: Components,
+    console: Console,
+    saved: str,
+    processes: Processes = ALONE,
+) -> None:
+    """Repeats the attempt with smaller parts of a batch while memory runs out, of any process, and on_oom allows it."""
     while True:
+        own_reason = None
         try:
             attempt()
-            return
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            reason = first_line(error)
+            own_reason = first_line(error)
+        reason = next((one for one in processes.gather(own_reason) if one is not None), None)
+        if reason is None:
+            return
         # Not in the handler, where the error still holds the memory of the step.
         components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
         release_device_memory(components.numerics.device, settings.taken.compile_model)

@@ -63,7 +63,7 @@ class _Case:
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the run."""
-        batches = max(1, int(self.num_samples * self.taken.repeats) // self.taken.batch_size)
+        batches = max(1, int(self.num_samples * self.taken.repeats) // (self.taken.batch_size * self.hardware.num_processes))
         return self.taken.num_epochs * math.ceil(batches / self.taken.accumulation_steps)
 
     @property

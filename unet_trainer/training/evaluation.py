@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import Loader
@@ -18,6 +21,7 @@ from unet_trainer.model.metrics import Scores, class_counts, compute_scores, con
 from unet_trainer.model.native_resolution import native_confusion_matrices, resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
+from unet_trainer.system.distributed import ALONE, Processes
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
@@ -111,7 +115,8 @@ class EvalStep:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite; `loss` is NaN then.
+    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite, of this process or else of another (-1);
+    `loss` is NaN then.
 
     `sample_counts`: samples,K,3 on the device, as metrics.class_counts has them.
     """
@@ -128,8 +133,10 @@ def evaluate(
     loader: Loader,
     on_batch: Callable[[EvalMetrics], object] = lambda metrics: None,
     is_stopping: Callable[[], bool] = lambda: False,
+    processes: Processes = ALONE,
 ) -> Evaluation:
-    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass."""
+    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass. Each process of a job evaluates
+    its own images, and all have the result of the whole set."""
     started = time.perf_counter()
     metrics = step.new_metrics()
     step.segmenter.eval()
@@ -138,11 +145,41 @@ def evaluate(
             step(batch, metrics)
             on_batch(metrics)
     first_bad = int(metrics.first_bad)  # waits for the device
-    is_finite = first_bad < 0
+    counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
+    found = EvalSums(metrics.loss_sums.cpu(), metrics.matrix, counts, loader.batches.own[: len(counts)], first_bad < 0)
+    if not processes.is_alone:
+        found = add_up(processes.gather(found.on_host()))
+    own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
-        loss=metrics.loss.from_sums(metrics.loss_sums.cpu()) if is_finite else math.nan,
-        scores=compute_scores(metrics.matrix, metrics.num_classes),
-        first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,
-        sample_counts=torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)]),
+        loss=metrics.loss.from_sums(found.loss_sums) if found.is_finite else math.nan,
+        scores=compute_scores(found.matrix, metrics.num_classes),
+        first_bad_batch=None if found.is_finite else own_bad_batch,
+        sample_counts=found.sample_counts,
         seconds=time.perf_counter() - started,
+    )
+
+
+class EvalSums(NamedTuple):
+    """What one process has found, or all of them."""
+
+    loss_sums: torch.Tensor
+    matrix: torch.Tensor
+    sample_counts: torch.Tensor  # samples,K,3
+    samples: NDArray[np.int64]  # their numbers in the set
+    is_finite: bool
+
+    def on_host(self) -> EvalSums:
+        return self._replace(matrix=self.matrix.cpu(), sample_counts=self.sample_counts.cpu())
+
+
+def add_up(parts: Sequence[EvalSums]) -> EvalSums:
+    """Of the whole set: counts are whole numbers, so the sum does not depend on who counted what."""
+    samples = np.concatenate([part.samples for part in parts])
+    counts = torch.cat([part.sample_counts for part in parts])
+    return EvalSums(
+        torch.stack([part.loss_sums for part in parts]).sum(0),
+        torch.stack([part.matrix for part in parts]).sum(0),
+        counts[torch.from_numpy(np.argsort(samples))],
+        np.sort(samples),
+        all(part.is_finite for part in parts),
     )

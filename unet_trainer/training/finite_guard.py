@@ -49,6 +49,7 @@ class FiniteGuard:
         self.is_saved = False  # the snapshots hold the buffers as they are
         self.first_batch_of_step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
+        self.peers_are_finite = torch.ones((), dtype=torch.bool, device=device)  # losses and buffers of all other processes
         self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad_batch = torch.zeros((), dtype=torch.int64, device=device)
@@ -58,6 +59,7 @@ class FiniteGuard:
         """Forgets the step under way and all bad steps; the buffers may have other values from here on."""
         self.is_saved = False
         self.losses_are_finite.fill_(True)
+        self.peers_are_finite.fill_(True)
         for counter in (self.num_bad_in_a_row, self.most_in_a_row, self.first_bad_batch):
             counter.zero_()
         self.reader.clear()
@@ -73,12 +75,25 @@ class FiniteGuard:
     def add_loss(self, loss: torch.Tensor) -> None:
         self.losses_are_finite &= torch.isfinite(loss)
 
+    def faults(self) -> torch.Tensor:
+        """What the other processes have to know of this one's step, on the device: losses and buffers that are not finite, 0 or 1
+        each. Gradients need not be told: their average is not finite either."""
+        buffers_are_finite = torch.ones_like(self.losses_are_finite)
+        for snapshot in self.snapshots:
+            buffers_are_finite = buffers_are_finite & torch.isfinite(snapshot.concatenated()).all()
+        return torch.stack([~self.losses_are_finite, ~buffers_are_finite]).float()
+
+    def take_faults(self, faults: torch.Tensor) -> None:
+        """Those of all processes, averaged: the next judgement is the same on each of them."""
+        self.losses_are_finite.copy_(faults[0] == 0)
+        self.peers_are_finite.copy_(faults[1] == 0)
+
     def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether the step is good, and whether a bad one counts as NaN; restores the buffers if it is bad.
 
         Gradients that overflow float16 do not count while the loss scale can still fall.
         """
-        is_good = self.losses_are_finite & torch.isfinite(gradient_norm)
+        is_good = self.losses_are_finite & self.peers_are_finite & torch.isfinite(gradient_norm)
         current = [snapshot.concatenated() for snapshot in self.snapshots]
         for values in current:
             is_good = is_good & torch.isfinite(values).all()
@@ -90,6 +105,7 @@ class FiniteGuard:
         self.first_bad_batch.copy_(torch.where(is_first, self.first_batch_of_step, self.first_bad_batch))
         torch.maximum(self.most_in_a_row, self.num_bad_in_a_row, out=self.most_in_a_row)
         self.losses_are_finite.fill_(True)
+        self.peers_are_finite.fill_(True)
         return is_good, is_nan
 
     def poll(self) -> None:

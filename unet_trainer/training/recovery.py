@@ -3,7 +3,7 @@
 `Recovery` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
 rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
 epoch again from the position of the state. Everything else saves the state and ends the run: a dead worker, a signal, a file that
-became unreadable, a bug.
+became unreadable, a bug. The processes of a torchrun job agree on the cause first, so that all do the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.system.console import first_line
+from unet_trainer.system.distributed import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import restoring_model
 from unet_trainer.training.diagnosis import explain
+from unet_trainer.training.joint_failure import agree_on_failure
+from unet_trainer.training.joint_start import share_state
 from unet_trainer.training.out_of_memory import can_shrink, is_out_of_memory, release_device_memory, shrink
 from unet_trainer.training.resume_messages import describe_position
 from unet_trainer.training.run import Run
@@ -39,8 +42,22 @@ class Recovery:
         """True when the loop may go on."""
         if error is None:
             return False
-        if isinstance(error, TrainingFailed) or not isinstance(error, Exception | Interrupted):
-            return False  # saved where it was raised; or a second Ctrl-C, which waits for nothing
+        if isinstance(error, PeerLost) or not isinstance(error, Exception | Interrupted):
+            return False  # there is nobody to agree with; or a second Ctrl-C, which waits for nothing
+        if self.run.processes.is_alone:
+            return self._handle(error)
+        components = self.run.components
+        cause = agree_on_failure(error, self.run.processes, components.train_step, components.state)
+        if self._handle(cause):
+            return True
+        if cause is not error:
+            raise cause from None
+        return False
+
+    def _handle(self, error: BaseException) -> bool:
+        """True when the loop may go on, False when the error ends the run."""
+        if isinstance(error, TrainingFailed):
+            return False  # saved where it was raised
         if isinstance(error, NonFinite):
             roll_back(self.run, error)
             return True
@@ -48,14 +65,15 @@ class Recovery:
             _clear_frames(error)
             handle_out_of_memory(self.run, first_line(error))
             return True
-        if isinstance(error, Interrupted | UserError | WorkerError):
+        if isinstance(error, Interrupted | UserError | WorkerError | PeerFailed):
             save_on_failure(self.run)
         else:  # a bug: an error while saving must not hide it
             with contextlib.suppress(Exception):
                 save_on_failure(self.run)
-        saved = self.run.checkpointer.describe_saved()
+        saved = _describe_saved(self.run)
         if isinstance(error, WorkerError):
-            raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {saved}") from None
+            ideas = "Try fewer num_workers, or num_workers=0" if self.run.config.num_workers else "See whether the disk is there"
+            raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
         if isinstance(error, UserError):  # a file that became unreadable
             raise UserError(f"{error}; {saved}") from None
         return False
@@ -69,19 +87,35 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def save_on_failure(run: Run) -> None:
-    run.checkpointer.save_on_failure(state_is_whole=not run.components.train_step.mid_accumulation)
+    is_whole = not run.components.train_step.mid_accumulation
+    if is_whole:
+        run.state.gather_ranks(run.processes)
+    run.checkpointer.save_on_failure(state_is_whole=is_whole)
+
+
+def _describe_saved(run: Run) -> str:
+    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends all when one ends."""
+    return run.processes.broadcast(run.checkpointer.describe_saved())
+
+
+def restore_last(run: Run) -> None:
+    """The last saved state, on all processes."""
+    run.checkpointer.restore_last()
+    share_state(run.state, run.processes)
+    run.components.train_step.abandon_group()
+    run.state.gather_ranks(run.processes)
 
 
 def roll_back(run: Run, error: NonFinite) -> None:
     """Restores the last saved state with a lower learning rate; the second time, training ends."""
     state, config, checkpointer = run.state, run.config, run.checkpointer
-    where = _locate(run, error)
+    found = run.processes.gather(_locate(run, error))  # the batch of one process may be the bad one
+    where = next((text for text in found if text != str(error)), found[0])
     if config.on_nan == "stop" or state.num_rollbacks:
         checkpointer.save_on_failure(state_is_whole=False)
         ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if config.use_amp else [])
-        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {checkpointer.describe_saved()}") from None
-    checkpointer.restore_last()
-    run.components.train_step.abandon_group()
+        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {_describe_saved(run)}") from None
+    restore_last(run)
     state.num_rollbacks += 1
     state.learning_rate.factor *= ROLLBACK_FACTOR
     run.events.add("rollback", epoch=state.epoch, batch=state.batch, text=where)
@@ -93,6 +127,8 @@ def _locate(run: Run, error: NonFinite) -> str:
     """Where the numbers went bad: step, files, layer, term of the loss."""
     components, loaders = run.components, run.loaders
     num_batches = len(loaders.train)
+    if error.val_batch == -1:
+        return str(error)  # another process has it
     if error.val_batch is not None:
         segmenter, loader, epoch, batches = components.state.eval_segmenter, loaders.val, 0, [error.val_batch]
         place = f"in epoch {components.state.epoch + 1}"
@@ -123,14 +159,15 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     """Goes on with smaller parts of a batch from the last consistent state, or saves and raises TrainingFailed."""
     components, checkpointer = run.components, run.checkpointer
     is_whole = not components.train_step.mid_accumulation
+    if is_whole:
+        run.state.gather_ranks(run.processes)
     if not can_shrink(run.config):
         checkpointer.save_on_failure(is_whole)
     device = components.numerics.device
-    components.set_num_parts(shrink(run.settings, reason, device, run.console, checkpointer.describe_saved()))
+    components.set_num_parts(shrink(run.settings, reason, device, run.console, _describe_saved(run)))
     release_device_memory(device, run.config.compile_model)
     if not is_whole:
-        checkpointer.restore_last()
-        components.train_step.abandon_group()
+        restore_last(run)
     run.events.add("shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason)
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()

@@ -15,11 +15,14 @@ from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.reports.run_report import REPORT, write_report
-from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.event_log import EventLog, finite
+from unet_trainer.runs.following_checkpointer import AnyCheckpointer
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.runs.run_summary import read_epoch
+from unet_trainer.runs.tracker_queue import TrackerQueue
 from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.distributed import ALONE, Processes
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask
@@ -27,7 +30,9 @@ from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import counts_against_patience
 from unet_trainer.training.epoch_records import epoch_facts, val_scores_csv
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.state import TrainState
+from unet_trainer.training.out_of_memory import peak_memory_gib
+from unet_trainer.training.rank_state import average_statistics
+from unet_trainer.training.state import EpochMetrics, TrainState
 
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
@@ -41,7 +46,7 @@ class Run:
     settings: Settings
     loaders: Loaders
     components: Components
-    checkpointer: Checkpointer
+    checkpointer: AnyCheckpointer
     console: Console
     signals: Signals
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
@@ -50,7 +55,10 @@ class Run:
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
+    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
+    trackers: list[TrackerQueue] = field(default_factory=list)
     has_report: bool = False
+    processes: Processes = ALONE  # that share the work
 
     @property
     def config(self) -> ResolvedConfig:
@@ -75,15 +83,45 @@ class Run:
                 self.worker_error = error
         if batch is not None:
             return batch
-        if not self.components.train_step.mid_accumulation:
+        step = self.components.train_step
+        if not step.mid_accumulation and not (step.sync is not None and step.sync.num_owed):
             self._raise_if_ending()
-        return self.loaders.train.read(self.state.epoch, index)
+        return self.loaders.train.read(self.state.epoch, index, self.signals.is_stopping)
+
+    def begin_step(self, batch: int) -> None:
+        """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
+        saves. From here on each owes the others its part of the step, in a large job of the next few."""
+        sync = self.components.train_step.sync
+        if sync is None or sync.num_owed:
+            return
+        is_due = self.processes.agree(self.checkpointer.is_due())
+        if is_due:
+            self.state.gather_ranks(self.processes)
+        num_left = -(-(len(self.loaders.train) - batch) // self.config.accumulation_steps)
+        sync.num_owed = min(sync.steps_per_vote, num_left)
+        if is_due:
+            self.checkpointer.save_state()
 
     def between_steps(self) -> None:
-        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device."""
+        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device. In a job that
+        happens when the next step begins: here the others would not learn of it."""
         self.components.train_step.guard.poll()
-        self._raise_if_ending()
-        self.checkpointer.save_if_due()
+        if self.processes.is_alone:
+            self._raise_if_ending()
+            self.checkpointer.save_if_due()
+
+    def end_training(self) -> EpochMetrics:
+        """Of all processes, once an epoch is trained; they have the same batch norm statistics from here on."""
+        metrics = self.state.metrics.summed(self.processes)
+        average_statistics(self.state, self.processes)
+        if not self.processes.is_alone:
+            self.components.train_step.guard.is_saved = False  # it has the statistics from before
+        return metrics
+
+    def peak_memory_gib(self) -> tuple[float, float]:
+        """Allocated and reserved, summed over all processes."""
+        peaks = self.processes.gather(peak_memory_gib(self.components.numerics.device))
+        return sum(allocated for allocated, _ in peaks), sum(reserved for _, reserved in peaks)
 
     def _raise_if_ending(self) -> None:
         self.signals.check()
@@ -142,7 +180,12 @@ class Run:
             self.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
-        self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
+        self.state.gather_ranks(self.processes)
+        if self.processes.is_main:
+            facts = epoch_facts(row, found, improved, self.times, self.config)
+            self.events.add("epoch", **facts)
+            for tracker in self.trackers:
+                tracker.log(read_epoch(finite(facts)))
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
@@ -175,13 +218,19 @@ class Run:
         """The epoch's line; how many pieces workers failed to read; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
+        for tracker in self.trackers:
+            if (problem := tracker.take_problem()) is not None:
+                self.console.warn(problem)
         num_failed, reason = self.loaders.take_failures()
         if num_failed:
             self.console.warn(
                 f"workers could not fill {counted(num_failed, 'part')} of a batch in this epoch ({reason}); "
                 "the training process read them instead, which is slower"
             )
-        if self.times is None or self.was_advised or self.state.epoch < 2:  # the first epoch starts the workers
+        for notice in self.loaders.take_notices():
+            self.console.warn(notice)
+        in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
+        if self.times is None or self.was_advised or self.state.epoch < 2 or in_job:  # the first epoch starts the workers
             return
         advice = advise(self.times, count_cores(), self.config.cache, on_cpu=not on_gpu)
         if advice is not None:

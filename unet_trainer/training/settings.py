@@ -27,9 +27,11 @@ from unet_trainer.model.precision import (
     choose_device,
     cpu_computes_bfloat16,
     inspect_hardware,
+    local_device,
 )
 from unet_trainer.model.pretrained import choose_encoder_weights
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.findings import Finding
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.config_review import review
@@ -39,16 +41,23 @@ MAX_HINTS = 3
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 
 
-def build_hardware(config: Config, console: Console) -> HardwareFacts:
-    """The device that the config names, ready to compute."""
-    device = choose_device(config.device)
+def build_hardware(config: Config, console: Console, launch: Launch = ALONE.launch) -> HardwareFacts:
+    """The device that the config names, ready to compute; under torchrun this process's own."""
+    device = choose_device(local_device(config.device, launch))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
     hardware = inspect_hardware(device)
     host_memory = free_host_memory()
     free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
     is_slow = device.type == "cpu" and not cpu_computes_bfloat16()
-    hardware = dataclasses.replace(hardware, free_memory=free_memory, host_memory=host_memory, has_slow_bfloat16=is_slow)
+    hardware = dataclasses.replace(
+        hardware,
+        free_memory=free_memory,
+        host_memory=host_memory,
+        has_slow_bfloat16=is_slow,
+        num_processes=launch.world_size,
+        num_local_processes=launch.local_world_size,
+    )
     cores = f", {counted(hardware.num_cores, 'core')}" if device.type == "cpu" else ""
     console.fact("Device", f"{device} ({hardware.name}{cores}), torch {torch.__version__}")
     return hardware

@@ -14,9 +14,12 @@ from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
+from unet_trainer.runs.checkpoint_content import check_fits
 from unet_trainer.runs.history import Row
+from unet_trainer.system.distributed import Processes
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.early_stopping import EarlyStopping
+from unet_trainer.training.rank_state import RankState, load_rank_state, rank_state, sum_totals
 
 
 class EpochMetrics:
@@ -71,6 +74,15 @@ class EpochMetrics:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
         return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
 
+    def summed(self, processes: Processes) -> EpochMetrics:
+        """Those of all processes, on the host. Waits for the device."""
+        if processes.is_alone:
+            return self
+        own = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in self.state_dict().items()}
+        total = EpochMetrics(self.num_classes, torch.device("cpu"))
+        total.load_state_dict(sum_totals(processes.gather(own)))
+        return total
+
     def scores(self) -> Scores:
         """Waits for the device."""
         return compute_scores(self.matrix, self.num_classes)
@@ -114,6 +126,10 @@ class TrainState:
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
+    rank: int = 0  # of this process in a torchrun job
+    world_size: int = 1
+    is_in_job: bool = False  # started by torchrun
+    ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
     @property
     def eval_segmenter(self) -> Segmenter:
@@ -153,6 +169,7 @@ class TrainState:
             "train_seconds": self.train_seconds,
             "wait_seconds": self.wait_seconds,
             "num_rollbacks": self.num_rollbacks,
+            **({} if self.ranks is None else {"ranks": self.ranks}),
             # The generators that a run draws from. Samples have their own, made from (seed, epoch, index).
             "random_state": torch.get_rng_state(),
             "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -163,6 +180,8 @@ class TrainState:
         groups = self.optimizer.param_groups
         if len(saved_groups) == len(groups):
             return [saved["params"] for saved in saved_groups]
+        if not saved_groups:
+            raise ValueError("optimizer.param_groups is empty")
         # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
         factor = saved_groups[0].get("lr_factor", 1.0)
         then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
@@ -170,11 +189,55 @@ class TrainState:
         number_of = dict(zip(then, saved, strict=True))
         return [[number_of[parameter] for parameter in group["params"]] for group in groups]
 
+    def check_fits(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError unless the tensors of a state have the shapes of this model, which torch checks of some alone."""
+        own = network_weights(self.segmenter)
+        hint = "; was timm or segmentation-models-pytorch changed since?"
+        try:
+            check_fits("its model", state["model"], own)
+            if self.ema is not None and state["ema"]:
+                check_fits("its average", state["ema"]["model"], own)
+        except ValueError as error:
+            raise ValueError(f"{error}{hint}") from None
+        totals = self.metrics.state_dict()
+        names = [name for name, value in totals.items() if torch.is_tensor(value)]
+        check_fits("totals", {name: state["totals"][name] for name in names}, {name: totals[name] for name in names})
+        check_fits("the state", {"random_state": state["random_state"]}, {"random_state": torch.get_rng_state()})
+        num_ids = len(self.metrics.matrix)
+        num_scores = 1 if self.metrics.num_classes == 1 else num_ids
+        if state["progress"]["best_epoch"] and len(state["per_class_iou"]) != num_scores:
+            raise ValueError(f"per_class_iou has {len(state['per_class_iou'])} values, for {num_scores} classes")
+        confusion = state.get("confusion", [])
+        if confusion and [len(row) for row in confusion] != [num_ids] * num_ids:
+            raise ValueError(f"confusion is no table of {num_ids} × {num_ids}")
+
+    def _check_optimizer(self, saved: Mapping[int, Any], numbers: Sequence[Sequence[int]]) -> None:
+        """Raises ValueError unless each parameter's state has its shape: torch would fail in the first step."""
+        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
+            if len(group["params"]) != len(params):
+                raise ValueError(f"optimizer.param_groups has {len(params)} parameters, for {len(group['params'])} of the model")
+            for parameter, number in zip(group["params"], params, strict=True):
+                if number in saved:
+                    self._check_moments(saved[number], parameter, f"optimizer.state[{number}]")
+
+    def _check_moments(self, saved: Mapping[str, Any], parameter: torch.Tensor, place: str) -> None:
+        moments = ("momentum_buffer",) if isinstance(self.optimizer, torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
+        for name in moments:
+            value = saved.get(name)
+            if not torch.is_tensor(value) or value.shape != parameter.shape:
+                found = f"has {tuple(value.shape)}" if torch.is_tensor(value) else "is no tensor"
+                raise ValueError(f"{place}.{name} {found}; its parameter has {tuple(parameter.shape)}")
+        if "exp_avg" in moments and not (torch.is_tensor(step := saved.get("step")) and step.numel() == 1 and float(step) >= 0):
+            raise ValueError(f"{place}.step is no number of steps")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError for a state of another model, before anything of it is loaded."""
+        self.check_fits(state)
         load_network_weights(self.segmenter, state["model"])
         # Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
         # optimizer needs its step counts on the device.
         numbers = self._numbers_of_parameters(state["optimizer"]["param_groups"])
+        self._check_optimizer(state["optimizer"]["state"], numbers)
         groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
@@ -198,6 +261,14 @@ class TrainState:
         self.train_seconds = state["train_seconds"]
         self.wait_seconds = state["wait_seconds"]
         self.num_rollbacks = state["num_rollbacks"]
-        torch.set_rng_state(state["random_state"])
+        torch.set_rng_state(state["random_state"].clone())  # torch reads a view from the start of its memory
         if state["cuda_random_state"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random_state"], self.device)
+            torch.cuda.set_rng_state(state["cuda_random_state"].clone(), self.device)
+        ranks = state.get("ranks")
+        self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
+        load_rank_state(self, ranks)
+
+    def gather_ranks(self, processes: Processes) -> None:
+        """Before a save. Waits for the device."""
+        if not processes.is_alone:
+            self.ranks = processes.gather(rank_state(self))

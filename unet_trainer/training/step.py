@@ -6,7 +6,8 @@ When the state may be checkpointed: weights, statistics and counts are consisten
 while `mid_accumulation` is False.
 
 Where gradients live: with one micro-batch a group, in the memory of the backward pass, which under CUDA graphs is the same at
-every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and added to.
+every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and added to. Under
+torchrun they are averaged over all processes once a group, after its last backward pass and outside of recorded graphs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.cuda_graphs import DirectLauncher, Launcher
 from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard
+from unet_trainer.training.gradient_sync import GradientSync
 from unet_trainer.training.state import EpochMetrics
 
 # N,H,W,C images, N,H,W masks and, for part of a batch, the masks of the whole batch → loss, confusion matrix
@@ -75,6 +77,7 @@ class TrainStep:
     num_parts: int = 1  # micro-batches that a batch goes through the model in
     max_bad_steps: int = MAX_BAD_STEPS
     launcher: Launcher = field(default_factory=DirectLauncher)  # of the work after the backward pass
+    sync: GradientSync | None = None  # with the other processes of a job; None: there are none, or the steps are trials
     mid_accumulation: bool = field(default=False, init=False)
     group_size: int = field(default=1, init=False)
     parameters: list[torch.nn.Parameter] = field(init=False)
@@ -151,6 +154,8 @@ class TrainStep:
             factor = group.get("lr_factor", 1.0)
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.sync is not None:
+            self.sync.average(self.guard)
         key = _addresses([*metrics.tensors(), *gradients])
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())

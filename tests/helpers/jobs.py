@@ -1,0 +1,221 @@
+"""Jobs of several processes: forked like torchrun would start them, without the seconds that imports take; or by torchrun itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from helpers.killed_runs import HANG_SECONDS, TESTS, _be_quiet, start
+from helpers.project import ROOT
+from helpers.runs import words
+
+SCRIPT = Path(__file__)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class ForkedJob:
+    """`faults`: rank → fault, as `install` takes them. Each process writes rankN.log and rankN.json into the folder."""
+
+    def __init__(self, settings, folder, world_size=2, faults=None, network="small", ranks_per_vote=64):
+        self.folder = Path(folder)
+        self.folder.mkdir(exist_ok=True)
+        port = str(free_port())
+        self.processes = []
+        for rank in range(world_size):
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
+            environment = {name: str(value) for name, value in numbers.items()}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            fault = (faults or {}).get(rank)
+            self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network, ranks_per_vote))
+
+    def finish(self):
+        """Exit codes by rank."""
+        deadline = time.monotonic() + HANG_SECONDS
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        hanging = [process for process in self.processes if process.exitcode is None]
+        for process in hanging:
+            process.kill()
+        assert not hanging, f"a process hangs\n{self.said()}"
+        return [process.exitcode for process in self.processes]
+
+    def kill(self, rank):
+        os.kill(self.processes[rank].pid, signal.SIGKILL)
+
+    def log(self, rank):
+        file = self.folder / f"rank{rank}.log"
+        return file.read_text() if file.exists() else ""
+
+    def said(self):
+        return "\n".join(self.log(rank) for rank in range(len(self.processes)))
+
+    def records(self, rank):
+        """Of each epoch: a digest of the parameters and statistics, and confusion matrices."""
+        return [json.loads(line) for line in (self.folder / f"rank{rank}.json").read_text().splitlines()]
+
+
+def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
+    os.environ.update(environment)
+    rank = environment["RANK"]
+    _be_quiet(f"{folder}/rank{rank}.log")
+    install(fault, f"{folder}/rank{rank}.json", network)
+    from train_unet import main
+    from unet_trainer.training import gradient_sync
+
+    gradient_sync.RANKS_PER_VOTE = ranks_per_vote
+    from unet_trainer.system.signals import exit_process
+
+    exit_process(main(words(settings)))
+
+
+def install(fault, records, network):
+    """In a process that is to train: a network, what is noted of each epoch, and a fault `kind@batch`, of batches begun."""
+    from helpers.steps import SmallNetwork
+    from unet_trainer.training import build
+    from unet_trainer.training.run import Run
+    from unet_trainer.training.step import TrainStep
+
+    if network == "small":
+        build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
+    elif network == "plain":  # no batch norm: the gradient of a batch is the mean of its images' gradients
+        build.build_network = lambda spec, weights: plain_network()
+    judge = Run.judge
+
+    def noted(self, row, scores):
+        improved = judge(self, row, scores)
+        with Path(records).open("a") as file:
+            note = {"digest": digest(self.state), "confusion": scores.confusion, "alone": evaluate_alone(self)}
+            file.write(json.dumps(note) + "\n")
+        return improved
+
+    Run.judge = noted
+    if fault is None:
+        return
+    kind, _, at = fault.partition("@")
+    take, count = TrainStep.__call__, [0]
+
+    def faulty(self, batch, metrics):
+        if self.sync is not None:  # else it is a trial
+            count[0] += 1
+            if count[0] == int(at):
+                batch = FAULTS[kind](self, batch)
+        return take(self, batch, metrics)
+
+    TrainStep.__call__ = faulty
+
+
+def _spoil(step, batch):
+    images = batch.images.float()
+    images[:] = float("nan")
+    return batch._replace(images=images)
+
+
+def _raise(error):
+    def fault(step, batch):
+        raise error
+
+    return fault
+
+
+def _hang(step, batch):
+    time.sleep(3600)
+
+
+def _die(step, batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_in_one_process(step, batch):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return batch
+
+
+FAULTS = {
+    "nan": _spoil,
+    "bug": _raise(ZeroDivisionError("a bug")),
+    "memory": _raise(MemoryError("out of memory, says the test")),
+    "hang": _hang,
+    "die": _die,
+    "stop": _stop_in_one_process,
+}
+
+
+def plain_network():
+    import torch
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = torch.nn.Conv2d(3, 4, 3, padding=1)
+            self.decoder = torch.nn.ReLU()
+            self.segmentation_head = torch.nn.Sequential(torch.nn.Conv2d(4, 1, 1))
+
+        def forward(self, pixels):
+            return self.segmentation_head(self.decoder(self.encoder(pixels)))
+
+    return Plain()
+
+
+def digest(state):
+    import hashlib
+
+    total = hashlib.sha256()
+    modules = [state.segmenter, *([] if state.ema is None else [state.ema.segmenter])]
+    for module in modules:
+        for tensor in module.state_dict().values():
+            total.update(tensor.cpu().numpy().tobytes())
+    for entry in state.optimizer.state.values():
+        for value in entry.values():
+            total.update(value.cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
+def evaluate_alone(run):
+    """The confusion matrix of the whole validation set, counted by this process alone."""
+    from unet_trainer.loading.loader import Loader
+    from unet_trainer.training.evaluation import evaluate
+
+    loader = Loader(run.loaders.val.dataset, run.loaders.val.batches.batch_size, shuffle=False)
+    return evaluate(run.components.eval_step, loader).scores.confusion
+
+
+def torchrun(settings, *options, log, fault="", records="", network="small"):
+    """torchrun with this file as its script; the fault is of the first start only: `rank:kind@batch`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "JOB_FAULT": fault}
+    environment |= {"JOB_RECORDS": str(records or Path(log).with_suffix("")), "JOB_NETWORK": network}
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), *words(settings)]
+    with Path(log).open("ab") as file:
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def end(process):
+    """Its exit code; a torchrun that hangs takes its workers with it."""
+    try:
+        return process.wait(HANG_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+if __name__ == "__main__":
+    from train_unet import main
+    from unet_trainer.system.signals import exit_process
+
+    rank, _, wanted = os.environ["JOB_FAULT"].partition(":")
+    is_hit = rank == os.environ["RANK"] and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    import torch
+
+    torch.set_num_threads(1)
+    install(wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", os.environ["JOB_NETWORK"])
+    exit_process(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""What a process is told by torchrun, what one alone agrees on, and what processes tell each other through the store.
+
+Jobs that train are in tests/test_torchrun.py.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from unittest import mock
+
+import pytest
+import torch
+
+from helpers.jobs import free_port
+from unet_trainer.system import distributed
+from unet_trainer.system.distributed import ALONE, Job, Launch, PeerFailed, PeerLost, choose_backend, current, read_launch
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchrun_tells_each_process_its_place():
+    assert read_launch(TORCHRUN) == Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, is_torchrun=True)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_process_that_torchrun_has_not_started_is_alone(missing):
+    assert read_launch({name: value for name, value in TORCHRUN.items() if name != missing}) == Launch()
+    assert read_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == Launch()
+
+
+def test_one_process_agrees_with_itself_and_loads_nothing():
+    tensor = torch.ones(2)
+    ALONE.average(tensor)
+    ALONE.connect(torch.device("cpu"), 1)
+    with ALONE.in_turn("dataset"):
+        assert ALONE.share("name", lambda: 3) == 3
+    assert (ALONE.is_main, ALONE.is_alone, ALONE.launch.world_size) == (True, True, 1)
+    assert (ALONE.agree(), ALONE.agree(True)) == (False, True)
+    assert (ALONE.gather(1), ALONE.meet(2), ALONE.broadcast(3)) == ([1], [2], 3)
+    assert ALONE.report_failure("a reason", 2)
+    assert tensor.tolist() == [1, 1]
+    assert not torch.distributed.is_initialized()
+    assert current() is ALONE
+
+
+@pytest.mark.parametrize(
+    ("device", "local_world_size", "num_gpus", "backend"),
+    [("cpu", 4, 0, "gloo"), ("cuda:0", 1, 1, "nccl"), ("cuda:3", 4, 4, "nccl"), ("cuda:0", 2, 1, "gloo")],
+)
+def test_nccl_unless_processes_share_a_gpu(device, local_world_size, num_gpus, backend, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    assert choose_backend(torch.device(device), local_world_size) == backend
+
+
+@pytest.fixture
+def make_job(monkeypatch):
+    """Jobs of one start, as threads: each has a rank and a connection of its own to a store that lies in this process."""
+    monkeypatch.setattr(distributed, "BEAT_SECONDS", 0.1)
+    port = free_port()
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    made = []
+
+    def make(rank, world_size=2, local_world_size=None):
+        local = local_world_size or world_size
+        job = Job(Launch(rank, world_size, rank % local, local, rank // local, True))
+        made.append(job)
+        return job
+
+    def rendezvous(url, timeout):
+        yield torch.distributed.TCPStore("127.0.0.1", port, is_master=False), 0, 1
+
+    with mock.patch("torch.distributed.rendezvous", rendezvous):
+        yield make
+        for job in made:
+            job.close()
+    del store
+
+
+def in_threads(*calls):
+    """What each call returns or raises."""
+    outcomes = [None] * len(calls)
+
+    def run(index, call):
+        try:
+            outcomes[index] = call()
+        except Exception as error:  # asserted on by the test
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "it hangs"
+    return outcomes
+
+
+def test_what_rank_0_makes_is_everybodys_and_made_once(make_job):
+    calls = []
+    jobs = [make_job(rank, 3) for rank in range(3)]
+
+    def make():
+        calls.append(1)
+        return {"value": 7}
+
+    assert in_threads(*(lambda job=job: job.share("it", make) for job in jobs)) == [{"value": 7}] * 3
+    assert len(calls) == 1
+
+
+def test_a_second_start_with_the_same_store_reads_nothing_of_the_first(make_job):
+    """torchrun keeps the store when it restarts a job."""
+    for value in ("first", "second"):
+        jobs = [make_job(0), make_job(1)]
+        assert in_threads(*(lambda job=job, value=value: job.share("it", lambda: value) for job in jobs)) == [value] * 2
+
+
+def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(make_job):
+    order = []
+    jobs = [make_job(rank, 4, 2) for rank in range(4)]
+
+    def read(job):
+        with job.in_turn("dataset"):
+            time.sleep(0.05)
+            order.append(job.launch.rank)
+
+    assert in_threads(*(lambda job=job: read(job) for job in jobs)) == [None] * 4
+    assert order[0] == 0
+    assert order.index(3) > order.index(2)
+
+
+def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
+    first, second = make_job(0), make_job(1)
+
+    def fail():
+        time.sleep(0.2)
+        return first.report_failure("data_dir: nothing there", 2)
+
+    spoke, error = in_threads(fail, lambda: second.share("it", lambda: 0))
+    assert spoke is True
+    assert isinstance(error, PeerFailed)
+    assert (str(error), error.exit_code) == ("rank 0: data_dir: nothing there", 2)
+    assert second.report_failure("something else", 3) is False
+    assert first.report_failure("data_dir: nothing there, in other words", 2) is True  # it is still the one that speaks
+
+
+def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatch):
+    monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
+    first, second = make_job(0), make_job(1)
+
+    def stay_silent():
+        first._connected_store()
+        first._has_ended_start.set()  # its thread stops, as in a process that was stopped
+
+    _, error = in_threads(stay_silent, lambda: second.share("it", lambda: 0))
+    assert isinstance(error, PeerLost)
+    assert str(error).startswith(f"no sign of life from rank 0 (process {os.getpid()} on ")
+
+
+def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):
+    monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
+    (error,) = in_threads(lambda: make_job(0, 3)._connected_store())
+    assert str(error) == "only 1 of 3 processes have started within 0.5 s"
+    (error,) = in_threads(lambda: make_job(1, 3)._connected_store())
+    assert str(error) == "rank 0 has not answered within 0.5 s; did it start?"

@@ -1,0 +1,255 @@
+"""Jobs of several processes: they train as one would, and whatever happens to one of them, all know and none hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.jobs import ForkedJob, end, free_port, torchrun
+from helpers.killed_runs import wait_until
+from helpers.runs import timeless_rows, weights_digest
+from unet_trainer.datasets.demo import write_demo
+from unet_trainer.runs.checkpoint_file import read_run
+from unet_trainer.runs.event_log import read_events
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """16 train and 5 validate: an odd number, so that two processes validate 3 and 2."""
+    folder = tmp_path_factory.mktemp("job") / "data"
+    write_demo(folder, num_images=21, side=64)
+    return folder
+
+
+@pytest.fixture
+def config(tiny_config, data):
+    settings = {"data_dir": str(data), "val_fraction": 0.25, "batch_size": 2, "resume": "auto", "run_name": "run", "num_epochs": 2}
+    return {**tiny_config, **settings, "ema_decay": 0.9, "process_timeout": 60}
+
+
+def folder_of(config, name="run"):
+    return Path(config["checkpoint_dir"]) / name
+
+
+def test_two_processes_have_the_same_bits_and_count_each_image_once(config, tmp_path):
+    """With a worker process each."""
+    job = ForkedJob({**config, "num_workers": 2}, tmp_path / "job")
+    assert job.finish() == [0, 0], job.said()
+    first, second = job.records(0), job.records(1)
+    assert len(first) == 2
+    assert [one["digest"] for one in first] == [one["digest"] for one in second]
+    for record in (*first, *second):
+        assert record["confusion"] == record["alone"]  # of all 5 images, at the same weights
+    assert "4 effective (2 processes), 4 batches an epoch" in job.log(0)
+    assert "2 on 1 machine, gradients averaged by gloo" in job.log(0)
+    assert job.log(1) == ""  # rank 0 speaks
+    scores = (folder_of(config) / "val_scores.csv").read_text().splitlines()
+    assert len(scores) == 1 + 5
+
+
+def test_two_processes_of_batch_2_train_as_one_of_batch_4(config, tmp_path):
+    """Without batch norm and augmentation, and with a loss that is a mean over pixels. Accumulation averages once a group."""
+    plain = {**config, "augmentation": "none", "loss": {"bce": 1.0}, "optimizer": "sgd", "learning_rate": 0.1, "ema_decay": None}
+    plain["accumulation_steps"] = 2
+    one = ForkedJob({**plain, "batch_size": 4, "run_name": "one"}, tmp_path / "one", world_size=1, network="plain")
+    two = ForkedJob({**plain, "run_name": "two"}, tmp_path / "two", network="plain")
+    assert one.finish() == [0], one.said()
+    assert two.finish() == [0, 0], two.said()
+    alone, shared = (read_run(folder_of(config, name), print) for name in ("one", "two"))
+    for name, tensor in alone["model"].items():
+        torch.testing.assert_close(shared["model"][name], tensor, rtol=1e-4, atol=1e-6)
+    assert [len(content["ranks"]) for content in (alone, shared)] == [1, 2]
+    for ours, theirs in zip(shared["history"], alone["history"], strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-3)
+
+
+def test_numbers_that_are_not_finite_on_one_process_skip_the_step_on_all(config, tmp_path):
+    job = ForkedJob(config, tmp_path / "job", faults={1: "nan@3"})
+    assert job.finish() == [0, 0], job.said()
+    first, second = job.records(0), job.records(1)
+    assert [one["digest"] for one in first] == [one["digest"] for one in second]
+    events = [event for event in read_events(folder_of(config)) if event["kind"] == "epoch"]
+    assert [(event["skipped_steps"], event["nan_steps"]) for event in events] == [(1, 1), (0, 0)]
+
+
+def test_a_process_that_stays_not_finite_takes_all_back_and_its_images_are_named(config, tmp_path):
+    """on_nan: stop; the bad batch is one of rank 1's."""
+    job = ForkedJob({**config, "on_nan": "stop"}, tmp_path / "job", faults={1: "nan@6"})
+    assert job.finish() == [3, 3]
+    assert len(re.findall("^Error: ", job.said(), re.M)) == 1
+    assert "a step was not finite" in job.said()
+    assert "Traceback" not in job.said()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_others_and_is_named(rank, config, tmp_path):
+    job = ForkedJob({**config, "num_epochs": 500}, tmp_path / "job")
+    wait_until(lambda: "Epoch 1/500" in job.log(0))
+    job.kill(rank)
+    codes = job.finish()
+    assert codes[rank] == -signal.SIGKILL
+    assert codes[1 - rank] == 3
+    (line,) = re.findall("^Error: (.*)", job.said(), re.M)
+    # Without torchrun the store lies in rank 0: when that is gone, nobody can be named.
+    assert line.startswith(
+        f"rank 1 (process {job.processes[1].pid} on " if rank else "the first machine of the job cannot be reached"
+    )
+    assert "Traceback" not in job.said()
+
+
+def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(config, tmp_path):
+    settings = {**config, "checkpoint_minutes": 1e-6}
+    job = ForkedJob(settings, tmp_path / "job", faults={1: "bug@6"})
+    assert job.finish() == [1, 1]
+    assert job.said().count("Traceback (most recent call last)") == 1
+    assert "ZeroDivisionError: a bug" in job.log(1)
+    assert "Error: rank 1: a bug" in (folder_of(config) / "train.log").read_text()
+    content = read_run(folder_of(config), print)
+    assert (1, 0) <= (content["epoch"], content["batch"]) <= (1, 1)  # the step under way is not in it
+
+
+def test_memory_that_runs_out_in_one_process_makes_all_take_smaller_parts(config, tmp_path):
+    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory@3"})
+    assert job.finish() == [0, 0], job.said()
+    assert job.said().count("goes through the model in 2 parts") == 1
+    first, second = job.records(0), job.records(1)
+    assert [one["digest"] for one in first] == [one["digest"] for one in second]
+
+
+def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
+    job = ForkedJob({**config, "process_timeout": 5}, tmp_path / "job", faults={1: "hang@3"})
+    job.processes[0].join(100)
+    assert job.processes[0].exitcode == 3, job.said()
+    assert f"rank 1 (process {job.processes[1].pid} on " in job.log(0)
+    assert "does not answer" in job.log(0)
+    job.kill(1)
+    job.finish()
+
+
+def test_a_signal_to_one_process_saves_and_ends_all_and_the_bits_are_as_if_it_had_not_come(config, tmp_path):
+    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight")
+    assert straight.finish() == [0, 0], straight.said()
+    job = ForkedJob(config, tmp_path / "job", faults={1: "stop@3"})
+    assert job.finish() == [143, 143], job.said()
+    assert len(re.findall("^Error: interrupted by SIGTERM", job.said(), re.M)) == 1
+    content = read_run(folder_of(config), print)
+    assert (content["epoch"], content["batch"]) == (0, 3)  # within an epoch
+    again = ForkedJob(config, tmp_path / "again")
+    assert again.finish() == [0, 0], again.said()
+    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
+    assert timeless_rows(folder_of(config)) == timeless_rows(folder_of(config, "straight"))
+    assert [one["digest"] for one in again.records(1)] == [one["digest"] for one in straight.records(1)]
+
+
+def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, tmp_path):
+    job = ForkedJob(config, tmp_path / "job", faults={0: "stop@3"})
+    assert job.finish() == [143, 143], job.said()
+    alone = ForkedJob({**config, "scale_lr": True}, tmp_path / "alone", world_size=1)
+    assert alone.finish() == [0], alone.said()
+    assert "2 processes → 1. The effective batch is 2 instead of 4, and so is the learning rate (scale_lr)" in alone.log(0)
+    assert "Resuming after batch 6 of epoch 1" in alone.log(0)  # 12 samples: 3 batches of 4, or 6 of 2
+    rows = (folder_of(config) / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize("fault", ["stop@2", "bug@2"])
+def test_a_job_that_agrees_before_every_other_step_only_ends_together_too(fault, config, tmp_path):
+    """As one of 65 processes and more: rank 1 fails in the second of two steps that it has agreed to."""
+    job = ForkedJob({**config, "num_epochs": 3}, tmp_path / "job", faults={1: fault}, ranks_per_vote=1)
+    assert job.finish() == ([143, 143] if fault == "stop@2" else [1, 1]), job.said()
+    content = read_run(folder_of(config), print)
+    assert (content["epoch"], content["batch"]) == ((0, 2) if fault == "stop@2" else (0, 0))
+    again = ForkedJob({**config, "num_epochs": 3}, tmp_path / "again", ranks_per_vote=1)
+    assert again.finish() == [0, 0], again.said()
+    assert [one["digest"] for one in again.records(0)] == [one["digest"] for one in again.records(1)]
+
+
+def test_a_wrong_config_is_told_once(config, tmp_path):
+    job = ForkedJob({**config, "learning_rate": "fast"}, tmp_path / "job")
+    assert job.finish() == [2, 2]
+    assert len(re.findall("^Error: ", job.said(), re.M)) == 1
+
+
+def test_torchrun_restarts_a_killed_job_and_the_result_is_identical(config, tmp_path):
+    """Two machines' worth of processes under one agent; rank 1 is killed in the second epoch of the first start."""
+    settings = {**config, "checkpoint_minutes": 1e-6}
+    straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
+    assert straight.finish() == [0, 0], straight.said()
+    log = tmp_path / "job.log"
+    options = ("--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
+    job = torchrun(settings, *options, log=log, fault="1:die@6", records=tmp_path / "job")
+    assert end(job) == 0, log.read_text()
+    assert "Resuming after" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
+    assert weights_digest(folder_of(config), "best.pt") == weights_digest(folder_of(config, "straight"), "best.pt")
+
+
+def wait_for_epoch(folder, number):
+    wait_until(lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch"))
+
+
+def test_sigterm_to_torchrun_saves_and_exits(config, tmp_path):
+    log = tmp_path / "job.log"
+    job = torchrun({**config, "num_epochs": 500}, "--nproc-per-node=2", f"--master-port={free_port()}", log=log)
+    wait_for_epoch(folder_of(config), 2)
+    os.kill(job.pid, signal.SIGTERM)
+    assert end(job) != 0
+    said = log.read_text()
+    assert said.count("Error: interrupted by SIGTERM") == 1, said
+    assert "Interrupted. To go on where the state was saved" in said
+    content = read_run(folder_of(config), print)
+    assert len(content["ranks"]) == 2
+    assert content["epoch"] >= 2
+
+
+@pytest.mark.soak
+def test_two_torchrun_agents_are_two_machines(config, tmp_path):
+    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight")
+    assert straight.finish() == [0, 0], straight.said()
+    port = free_port()
+    options = ("--nnodes=2", "--nproc-per-node=1", f"--master-port={port}", "--master-addr=127.0.0.1")
+    logs = [tmp_path / f"machine{number}.log" for number in range(2)]
+    agents = [torchrun(config, *options, f"--node-rank={number}", log=log) for number, log in enumerate(logs)]
+    said = [(end(agent), log.read_text()) for agent, log in zip(agents, logs, strict=True)]
+    assert [code for code, _ in said] == [0, 0], said
+    assert "2 on 2 machines" in said[0][1]
+    assert "Epoch" not in said[1][1]
+    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_a_process_killed_at_any_moment_changes_no_bit(seed, config, tmp_path):
+    """Either of two, at a random moment from the start on; a second start goes on."""
+    settings = {**config, "checkpoint_minutes": 1e-6, "num_epochs": 4, "num_workers": 2 * (seed % 2)}
+    straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
+    assert straight.finish() == [0, 0], straight.said()
+    chooser = random.Random(seed)
+    for number in range(3):
+        job = ForkedJob(settings, tmp_path / f"job{number}")
+        time.sleep(chooser.uniform(0.1, 8))
+        job.kill(chooser.randrange(2))
+        codes = job.finish()
+        assert set(codes) <= {0, 3, -signal.SIGKILL}, job.said()
+        assert "Traceback" not in job.said()
+    last = ForkedJob(settings, tmp_path / "last")
+    assert last.finish() == [0, 0], last.said()
+    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
+    assert timeless_rows(folder_of(config)) == timeless_rows(folder_of(config, "straight"))
+
+
+def test_events_of_a_job_are_written_once(config, tmp_path):
+    job = ForkedJob({**config, "num_epochs": 1}, tmp_path / "job")
+    assert job.finish() == [0, 0], job.said()
+    kinds = [json.loads(line)["kind"] for line in (folder_of(config) / "events.jsonl").read_text().splitlines()]
+    assert [kind for kind in kinds if kind not in ("note", "warning")] == ["start", "ready", "epoch", "end"]

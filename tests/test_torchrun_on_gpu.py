@@ -1,0 +1,48 @@
+"""Jobs on a GPU: one process with NCCL, and two that share it, compiled in bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.jobs import end, torchrun
+
+pytestmark = pytest.mark.gpu
+
+COMPILED = {"device": "cuda", "use_amp": True, "amp_dtype": "bfloat16", "compile_model": True, "image_size": 64, "ema_decay": 0.9}
+
+
+@pytest.fixture
+def config(tiny_config):
+    return {**tiny_config, **COMPILED, "batch_size": 2, "num_workers": 2, "run_name": "run", "num_epochs": 3}
+
+
+def records(tmp_path, rank):
+    return [json.loads(line) for line in (tmp_path / f"job.rank{rank}").read_text().splitlines()]
+
+
+def test_one_process_with_nccl_trains_compiled(config, tmp_path):
+    """The averaged gradients go through NCCL between replayed graphs."""
+    log = tmp_path / "job.log"
+    assert end(torchrun(config, "--nproc-per-node=1", "--standalone", log=log, network="unet")) == 0, log.read_text()
+    said = log.read_text()
+    assert "1 on 1 machine, gradients averaged by nccl" in said
+    assert "✓ Compiled in" in said
+    assert "compiling failed" not in said
+    assert all(record["confusion"] == record["alone"] for record in records(tmp_path, 0))
+
+
+def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):
+    """With gloo: NCCL refuses two processes on one GPU."""
+    log = tmp_path / "job.log"
+    assert end(torchrun(config, "--nproc-per-node=2", "--standalone", log=log, network="unet")) == 0, log.read_text()
+    said = log.read_text()
+    assert "Warning: 2 processes share 1 GPU: gradients go through the host (gloo)" in said
+    assert "compiling failed" not in said
+    first, second = records(tmp_path, 0), records(tmp_path, 1)
+    assert len(first) == 3
+    assert [record["digest"] for record in first] == [record["digest"] for record in second]
+    assert all(record["confusion"] == record["alone"] for record in (*first, *second))
+    assert (Path(config["checkpoint_dir"]) / "run" / "best.pt").exists()

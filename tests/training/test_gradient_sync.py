@@ -1,0 +1,116 @@
+"""Gradients and faults, averaged over made-up processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.steps import make_batch, make_step, plain_segmenter, take_step
+from unet_trainer.system.distributed import Alone, Launch, PeerLost
+from unet_trainer.training.gradient_sync import GradientSync
+
+
+class Pair(Alone):
+    """Two processes, of which the other one has these numbers in its buffer."""
+
+    is_alone = False
+
+    def __init__(self, other=None, digest=None):
+        self.other = other
+        self.digest = digest
+        self.num_averages = 0
+
+    def average(self, tensor):
+        self.num_averages += 1
+        tensor.copy_((tensor + self.other) / 2)
+
+    def gather(self, value):
+        return [value, self.digest or value]
+
+
+@pytest.fixture
+def step():
+    return make_step(plain_segmenter())
+
+
+def other_buffer(step, value=0.0, faults=(0.0, 0.0)):
+    buffer = torch.full((sum(parameter.numel() for parameter in step.parameters) + 2,), value)
+    buffer[-2:] = torch.tensor(faults)
+    return buffer
+
+
+def test_a_step_takes_the_average_of_the_gradients(step):
+    alone = make_step(plain_segmenter())
+    before = [parameter.detach().clone() for parameter in step.parameters]
+    take_step(alone, make_batch(2), learning_rate=0.1)
+    step.sync = GradientSync(Pair(other_buffer(step)), step.parameters)  # the other one's gradients are 0
+    take_step(step, make_batch(2), learning_rate=0.1)
+    for start, half, whole in zip(before, step.parameters, alone.parameters, strict=True):
+        torch.testing.assert_close(half - start, (whole - start) / 2)
+
+
+def test_gradients_in_channels_last_are_averaged_element_by_element(step):
+    """The network is in channels_last: buffer views have the strides of the parameters."""
+    sync = GradientSync(Pair(other_buffer(step)), step.parameters)
+    weight = step.parameters[0]
+    weight.grad = torch.arange(weight.numel(), dtype=torch.float32).reshape(weight.shape).to(memory_format=torch.channels_last)
+    expected = weight.grad.clone() / 2
+    sync.average(step.guard)
+    assert torch.equal(weight.grad, expected)
+
+
+def test_accumulated_gradients_are_averaged_once_a_group(step):
+    pair = Pair(other_buffer(step))
+    step.sync = GradientSync(pair, step.parameters)
+    take_step(step, make_batch(2), make_batch(2, seed=1), make_batch(2, seed=2))
+    assert pair.num_averages == 1
+
+
+@pytest.mark.parametrize("faults", [(0.5, 0.0), (0.0, 0.5)], ids=["a loss", "a statistic"])
+def test_a_fault_of_another_process_skips_the_step_here(step, faults):
+    """The average of a flag over two processes is a half."""
+    before = [parameter.detach().clone() for parameter in step.parameters]
+    buffer = other_buffer(step, faults=[2 * fault for fault in faults])
+    step.sync = GradientSync(Pair(buffer), step.parameters)
+    metrics = take_step(step, make_batch(2))
+    assert all(torch.equal(one, two) for one, two in zip(before, step.parameters, strict=True))
+    assert int(metrics.num_skipped) == 1
+    step.sync.processes.other = other_buffer(step)  # and it is forgotten after the step
+    assert int(take_step(step, make_batch(2)).num_skipped) == 0
+
+
+def test_gradients_of_another_process_that_are_not_finite_skip_the_step_here(step):
+    step.sync = GradientSync(Pair(other_buffer(step, float("nan"))), step.parameters)
+    assert int(take_step(step, make_batch(2)).num_skipped) == 1
+
+
+def test_a_frozen_parameter_has_no_gradient_and_gets_none(step):
+    step.parameters[0].requires_grad_(False)
+    step.sync = GradientSync(Pair(other_buffer(step, 1.0)), step.parameters)
+    take_step(step, make_batch(2))
+    assert step.parameters[0].grad is None
+
+
+def test_what_is_owed_is_given_once_and_with_a_fault(step):
+    pair = Pair(other_buffer(step))
+    sync = GradientSync(pair, step.parameters)
+    sync.average_in_vain()
+    assert pair.num_averages == 0  # nobody waits
+    sync.num_owed = 2  # of two steps that were agreed to
+    sync.average_in_vain()
+    sync.average_in_vain()
+    assert pair.num_averages == 2
+    assert (sync.faults > 0).all()
+
+
+@pytest.mark.parametrize(("world_size", "expected"), [(1, 1), (2, 1), (64, 1), (65, 2), (512, 8)])
+def test_a_large_job_agrees_less_often(step, world_size, expected):
+    pair = Pair()
+    pair.launch = Launch(world_size=world_size, is_torchrun=True)
+    assert GradientSync(pair, step.parameters).steps_per_vote == expected
+
+
+def test_another_layout_in_memory_is_refused(step):
+    GradientSync(Pair(), step.parameters).check_layout()
+    with pytest.raises(PeerLost, match="lay out the model differently"):
+        GradientSync(Pair(digest="of another layout"), step.parameters).check_layout()

@@ -1,0 +1,210 @@
+"""How processes begin together, each function by itself; whole jobs are in tests/test_torchrun.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+import torch
+
+from helpers.steps import make_batch, make_settings, small_components, take_step, weights
+from unet_trainer.config.errors import UserError
+from unet_trainer.runs.checkpoint_file import write_checkpoint
+from unet_trainer.system.console import Console
+from unet_trainer.system.distributed import Alone, Launch
+from unet_trainer.training import joint_start
+from unet_trainer.training.joint_start import (
+    adapt_to_world_size,
+    begin_sync,
+    check_same_dataset,
+    connect,
+    read_earlier,
+    say_job,
+    share_state,
+    take_settings,
+)
+
+
+class Told(Alone):
+    """Rank 1 of two; rank 0 has shared these values."""
+
+    is_alone = False
+    is_main = False
+    launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
+
+    def __init__(self, **shared):
+        self.shared = shared
+
+    def share(self, name, make):
+        return self.shared[name]
+
+    def broadcast(self, value):
+        return self.shared["state"]
+
+
+class First(Alone):
+    """Rank 0 of two."""
+
+    is_alone = False
+    launch = Launch(world_size=2, local_world_size=2, is_torchrun=True)
+
+    def broadcast(self, value):
+        self.sent = value
+        return value
+
+
+@pytest.fixture
+def console():
+    return Console(io.StringIO())
+
+
+def said(console):
+    return console.stream.getvalue()
+
+
+def test_a_plain_process_says_nothing_of_a_job(console):
+    say_job(Alone(), torch.device("cpu"), 0, None, console)
+    assert said(console) == ""
+
+
+def test_a_job_says_who_takes_part_and_that_a_restart_would_begin_anew(console):
+    job = First()
+    job.launch = Launch(world_size=8, local_world_size=4, is_torchrun=True)
+    say_job(job, torch.device("cpu"), 3, None, console)
+    assert "8 on 2 machines, gradients averaged by gloo" in said(console)
+    assert "only with resume=auto it goes on where it was" in said(console)
+    say_job(job, torch.device("cpu"), 3, "auto", again := Console(io.StringIO()))
+    assert "Note" not in said(again)
+
+
+def test_processes_that_share_a_gpu_are_warned(console, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    say_job(First(), torch.device("cuda", 0), 0, None, console)
+    assert "Warning: 2 processes share 1 GPU: gradients go through the host (gloo)" in said(console)
+
+
+def test_rank_0_reads_the_checkpoint_and_the_others_get_its_facts(tmp_path):
+    components = small_components()
+    content = {**components.state.state_dict(), "config": {"seed": 1}, "decisions": {}, "split": {"train": [], "val": []}}
+    write_checkpoint(tmp_path / "last.pt", content)
+    read = read_earlier(Alone(), tmp_path / "last.pt", print)
+    assert read["world_size"] == 1
+    assert "model" in read
+    assert read_earlier(Told(checkpoint={"world_size": 4, "config": {}}), tmp_path / "nothing", print) == {
+        "world_size": 4,
+        "config": {},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    train: tuple = ()
+    val: tuple = ()
+
+
+@dataclasses.dataclass
+class Dataset:
+    split: Split = dataclasses.field(default_factory=Split)
+    image_spec: int = 0
+    coding: object = None
+
+    def __post_init__(self):
+        self.coding = type("Coding", (), {"to_dict": lambda self: {}})()
+
+
+def test_other_files_on_another_machine_are_refused():
+    check_same_dataset(Alone(), Dataset(), "data/mine")
+    told = Told(**{"dataset digest": ("another", {"train": 8, "val": 2})})
+    with pytest.raises(UserError, match=r"data_dir: data/mine on .* is not what rank 0 has there \(0 images train and 0 validate"):
+        check_same_dataset(told, Dataset(), "data/mine")
+
+
+def test_settings_are_those_of_rank_0_with_the_own_device():
+    settings = make_settings()
+    taken = take_settings(Told(settings=settings), "settings", lambda: None, torch.device("cuda", 1))
+    assert taken.taken.device == "cuda:1"
+    assert take_settings(Alone(), "settings", lambda: settings, torch.device("cpu")) is settings
+
+
+def test_workers_are_forked_before_the_processes_connect():
+    calls = []
+
+    class Pool:
+        def start(self):
+            calls.append("fork")
+
+    class Connecting(First):
+        def connect(self, device, timeout):
+            calls.append(("connect", device.type, timeout))
+
+    loaders = type("Loaders", (), {"pool": Pool()})()
+    connect(Connecting(), loaders, torch.device("cpu"), 900)
+    assert calls == ["fork", ("connect", "cpu", 900)]
+    calls.clear()
+    connect(Alone(), loaders, torch.device("cpu"), 900)  # the workers of a plain process start later, with the first epoch
+    assert calls == []
+
+
+def test_the_state_of_rank_0_is_sent_whole():
+    first, second = small_components(ema_decay=0.9), small_components(ema_decay=0.9, seed=5)
+    second.state.rank, second.state.world_size = 1, 2
+    take_step(first.train_step, make_batch(2))
+    first.state.epoch = 3
+    sender = First()
+    share_state(first.state, sender)
+    share_state(second.state, Told(state=sender.sent))
+    assert torch.equal(weights(first.state.segmenter), weights(second.state.segmenter))
+    assert torch.equal(weights(first.state.ema.segmenter), weights(second.state.ema.segmenter))
+    assert second.state.epoch == 3
+    assert second.state.optimizer.state_dict()["state"].keys() == first.state.optimizer.state_dict()["state"].keys()
+
+
+def test_steps_are_taken_together_from_a_moment_on():
+    components = small_components()
+    begin_sync(components, Alone())
+    assert components.train_step.sync is None
+    begin_sync(components, First())
+    assert components.train_step.sync is not None
+    assert len(components.state.ranks) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "expected"),
+    [(2, 3, 6), (2, 0, 0), (3, 1, 3)],
+)
+def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, expected, console):
+    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one."""
+    components = small_components()
+    components.state.batch = batch
+    config = dataclasses.replace(make_settings().taken, batch_size=2)
+    adapt_to_world_size(config, before, Launch(), components.state, console)
+    assert components.state.batch == expected
+    assert f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays" in said(console)
+    assert "The order of the samples stays that of the seed" in said(console)
+
+
+def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
+    components = small_components()
+    components.state.batch = 3
+    config = dataclasses.replace(make_settings().taken, batch_size=2)
+    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
+    assert components.state.batch == 0
+    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in said(console)
+
+
+def test_the_same_number_of_processes_says_nothing(console):
+    adapt_to_world_size(make_settings().taken, 1, Launch(), small_components().state, console)
+    assert said(console) == ""
+
+
+def test_only_rank_0_looks_for_pretrained_weights(monkeypatch, console):
+    built = []
+    settings = make_settings()
+    monkeypatch.setattr(joint_start, "build_components_with_weights", lambda *a: built.append(("with weights", a[5])) or "first")
+    monkeypatch.setattr(joint_start, "build_components", lambda *a: built.append(("without", a[5])) or "other")
+    device = torch.device("cpu")
+    assert joint_start.build_joint_components(First(), settings, None, device, 4, console, False) == (settings, "first")
+    told = Told(**{"settings with weights": settings})
+    assert joint_start.build_joint_components(told, settings, None, device, 4, console, False)[1] == "other"
+    assert built == [("with weights", False), ("without", True)]

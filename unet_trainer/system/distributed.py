@@ -1,0 +1,459 @@
+"""The processes of a torchrun job: which one this is, what they tell each other and what they agree on. A plain python process is
+alone: it agrees with itself.
+
+Two channels connect them. The store, torchrun's own, is there from the start. It carries small values while each process still
+works by itself: which run is resumed, who reads the dataset first, what is taken. The groups are there from `connect` on, after
+the worker processes were forked (NCCL is not fork-safe): gloo between the hosts, and NCCL or gloo for gradients.
+
+Every exchange between the hosts begins with an agreement, the sum of a flag "I have failed". A process that fails takes part in
+the next agreement, whatever the others were about to exchange, and all learn of it at the same point (PeerFailed). A process that
+is killed or hangs breaks the exchange instead: the others end, with one message that names it (PeerLost).
+
+Imports torch only under torchrun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+Value = TypeVar("Value")
+
+START_SECONDS = 300  # within which all processes of a job have to appear
+BEAT_SECONDS = 5  # between signs of life while one process works and the others wait for it
+SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
+POLL_SECONDS = 0.05
+SURVIVOR_SECONDS = 5  # in which those that are left report, so that the missing ones can be named
+EXIT_LOST = 3
+
+
+class PeerFailed(RuntimeError):
+    """Another process has failed and says why; this one ends with the same exit code and says nothing."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class PeerLost(RuntimeError):
+    """A process of the job was killed, hangs or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells a process of its place."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    is_torchrun: bool = False
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
+    given = os.environ if environment is None else environment
+    if any(name not in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")):
+        return Launch()
+    rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
+    return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
+
+
+class Processes(Protocol):
+    """What a run needs of the processes that share its work."""
+
+    launch: Launch
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 writes and speaks."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Without torchrun: nothing is exchanged."""
+
+    def share(self, name: str, make: Callable[[], Value]) -> Value:
+        """What rank 0 makes. Before and after `connect`; each name once in a run."""
+
+    def in_turn(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
+
+    def connect(self, device: torch.device, timeout: float) -> None: ...
+
+    def agree(self, wanted: bool = False) -> bool:
+        """Whether any process wants it; raises PeerFailed if one has failed."""
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank, on each of them."""
+
+    def broadcast(self, value: Value) -> Value:
+        """Rank 0's value."""
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """In place, on its device; the same bits on all processes."""
+
+    def fail(self) -> None:
+        """Tells the others, at their next agreement, that this process has failed."""
+
+    def meet(self, value: Value) -> list[Value]:
+        """As gather, after a failure: all processes have learned of it."""
+
+    def report_failure(self, text: str, exit_code: int) -> bool:
+        """Tells what ended this process; True for the first that does: it speaks for all."""
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """One process, without torchrun."""
+
+    launch = Launch()
+    is_main = True
+    is_alone = True
+
+    def share(self, name: str, make: Callable[[], Value]) -> Value:
+        return make()
+
+    def in_turn(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def connect(self, device: torch.device, timeout: float) -> None:
+        """There is nobody."""
+
+    def agree(self, wanted: bool = False) -> bool:
+        return wanted
+
+    def gather(self, value: Value) -> list[Value]:
+        return [value]
+
+    def broadcast(self, value: Value) -> Value:
+        return value
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """It is the average."""
+
+    def fail(self) -> None:
+        """Nobody waits."""
+
+    def meet(self, value: Value) -> list[Value]:
+        return [value]
+
+    def report_failure(self, text: str, exit_code: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+ALONE = Alone()
+
+
+class Job:
+    """The processes that torchrun has started, one or many."""
+
+    is_alone = False
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.is_lost = False  # an exchange has failed: the groups are of no use any more
+        self._store: Any = None
+        self._control: Any = None  # gloo, between the hosts
+        self._beats: dict[int, tuple[int, float]] = {}  # rank: its last sign of life, and when it was new
+        self._has_ended_start = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def is_main(self) -> bool:
+        return self.launch.rank == 0
+
+    # The store.
+
+    def _connected_store(self) -> Any:
+        if self._store is None:
+            import torch.distributed as dist
+
+            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
+            self._store = dist.PrefixStore(self._find_attempt(store), store)
+            self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
+            threading.Thread(target=self._beat, daemon=True).start()
+        return self._store
+
+    def _find_attempt(self, store: Any) -> str:
+        """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
+        and restart counts need not be the same on all machines: rank 0 counts, and answers whoever says hello."""
+        rank, world_size = self.launch.rank, self.launch.world_size
+        deadline = time.monotonic() + START_SECONDS
+        if rank > 0:
+            token = uuid.uuid4().hex
+            store.set(f"hello/{rank}", token)
+            while not store.check([f"answer/{token}"]):
+                if time.monotonic() > deadline:
+                    raise PeerLost(f"rank 0 has not answered within {START_SECONDS} s; did it start?")
+                time.sleep(POLL_SECONDS)
+            attempt = store.get(f"answer/{token}").decode()
+            store.add(f"greeted/{attempt}", 1)
+            return attempt
+        attempt = f"start {store.add('starts', 1)}"
+        answered: dict[int, bytes] = {}
+        while store.add(f"greeted/{attempt}", 0) < world_size - 1:
+            for peer in range(1, world_size):
+                if store.check([f"hello/{peer}"]) and (greeting := store.get(f"hello/{peer}")) != answered.get(peer):
+                    store.set(f"answer/{greeting.decode()}", attempt)
+                    answered[peer] = greeting
+            if time.monotonic() > deadline:
+                raise PeerLost(f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s")
+            time.sleep(POLL_SECONDS)
+        return attempt
+
+    def _beat(self) -> None:
+        number = 0
+        with contextlib.suppress(Exception):  # the store is gone: whoever waits finds out
+            while True:
+                number += 1
+                with self._lock:
+                    self._store.set(f"beat/{self.launch.rank}", str(number))
+                if self._has_ended_start.wait(BEAT_SECONDS):
+                    return
+
+    def _set(self, name: str, value: bytes | str) -> None:
+        with self._store_errors(), self._lock:
+            self._store.set(name, value)
+
+    def _wait(self, name: str, rank: int) -> bytes:
+        """A value that this rank sets. Raises PeerFailed if a process fails, PeerLost if the rank shows no sign of life."""
+        with self._store_errors():
+            while True:
+                with self._lock:
+                    if self._store.check([name]):
+                        return self._store.get(name)
+                self._raise_if_reported()
+                self._expect_sign_of_life(rank)
+                time.sleep(POLL_SECONDS)
+
+    def _expect_sign_of_life(self, rank: int) -> None:
+        with self._lock:
+            name = f"beat/{rank}"
+            beat = int(self._store.get(name)) if self._store.check([name]) else 0
+        seen, since = self._beats.get(rank, (-1, 0.0))
+        if beat != seen:
+            self._beats[rank] = beat, time.monotonic()
+        elif time.monotonic() - since > SILENT_SECONDS:
+            raise PeerLost(f"no sign of life from {self._describe(rank)} for {SILENT_SECONDS} s")
+
+    @contextlib.contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        import torch.distributed as dist
+
+        self._connected_store()
+        try:
+            yield
+        except dist.DistError as error:
+            self.is_lost = True
+            raise PeerLost(f"the first machine of the job cannot be reached any more ({_first_words(error)})") from None
+
+    def _raise_if_reported(self) -> None:
+        with self._lock:
+            if not self._store.check(["failure"]):
+                return
+            rank, text, exit_code = pickle.loads(self._store.get("failure"))
+        raise PeerFailed(f"rank {rank}: {text}", exit_code)
+
+    def share(self, name: str, make: Callable[[], Value]) -> Value:
+        if not self.is_main:
+            return pickle.loads(self._wait(f"shared/{name}", rank=0))
+        value = make()
+        self._set(f"shared/{name}", pickle.dumps(value))
+        return value
+
+    @contextlib.contextmanager
+    def in_turn(self, name: str) -> Iterator[None]:
+        launch = self.launch
+        if launch.rank > 0:
+            self._wait(f"{name}/first", rank=0)
+        if launch.local_rank > 0 and launch.node > 0:
+            self._wait(f"{name}/node {launch.node}", rank=launch.rank - launch.local_rank)
+        yield
+        if launch.rank == 0:
+            self._set(f"{name}/first", "done")
+        elif launch.local_rank == 0:
+            self._set(f"{name}/node {launch.node}", "done")
+
+    def report_failure(self, text: str, exit_code: int) -> bool:
+        mine = pickle.dumps((self.launch.rank, text, exit_code))
+        try:
+            store = self._connected_store()
+            with self._lock:
+                stored = mine if not store.check(["failure"]) and store.add("failures", 1) == 1 else None
+                if stored is not None:
+                    store.set("failure", mine)
+                    return True
+                return bool(store.check(["failure"])) and pickle.loads(store.get("failure"))[0] == self.launch.rank
+        except Exception:  # the store is gone, with the machine or the process that held it: better twice than never
+            return True
+
+    # The groups.
+
+    def connect(self, device: torch.device, timeout: float) -> None:
+        """Waits for all processes on the store first: a group that waits knows nothing of failures."""
+        import torch.distributed as dist
+
+        self._set(f"ready/{self.launch.rank}", "yes")
+        for rank in range(self.launch.world_size):
+            self._wait(f"ready/{rank}", rank)
+        backend = choose_backend(device, self.launch.local_world_size)
+        limit = timedelta(seconds=timeout)
+        with self._exchange("connecting"):
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("gradients", self._store),
+                rank=self.launch.rank,
+                world_size=self.launch.world_size,
+                timeout=limit,
+                device_id=device if backend == "nccl" else None,
+            )
+            self._control = dist.new_group(backend="gloo", timeout=limit)
+        self._has_ended_start.set()
+
+    @contextlib.contextmanager
+    def _exchange(self, what: str) -> Iterator[None]:
+        """Errors of gloo and NCCL become PeerFailed, if a process has told why it ended, or PeerLost."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, PeerFailed | PeerLost):
+                raise
+            self.is_lost = True
+            try:
+                text = self._describe_loss(what, error)
+            except PeerFailed:
+                raise
+            except Exception:  # the store is gone, with the machine that held it
+                text = f"the first machine of the job cannot be reached any more ({_first_words(error)})"
+            raise PeerLost(text) from None
+
+    def _describe_loss(self, what: str, error: Exception) -> str:
+        """Those that are left report; the others are the missing ones. Raises PeerFailed if one of those has told why it ended."""
+        hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        with self._lock:
+            self._store.set(f"survivor/{self.launch.rank}", "yes")
+        missing = list(range(self.launch.world_size))
+        deadline = time.monotonic() + SURVIVOR_SECONDS * (2 if hangs else 1)
+        while missing and time.monotonic() < deadline:
+            self._raise_if_reported()
+            with self._lock:
+                missing = [rank for rank in missing if not self._store.check([f"survivor/{rank}"])]
+            time.sleep(POLL_SECONDS)
+        if not missing:
+            return f"the connection between the processes broke while {what} ({_first_words(error)})"
+        who = ", ".join(self._describe(rank) for rank in missing[:4]) + (", ..." if len(missing) > 4 else "")
+        verb = "does not answer" if hangs else "has ended"
+        return f"{who} {verb}, so all others end too; what it said last, and torchrun's report, tell why"
+
+    def _describe(self, rank: int) -> str:
+        with self._lock:
+            known = self._store.check([f"who/{rank}"])
+            return f"rank {rank} ({self._store.get(f'who/{rank}').decode()})" if known else f"rank {rank}"
+
+    def _sum_flags(self, failed: bool, wanted: bool) -> tuple[int, int]:
+        import torch
+        import torch.distributed as dist
+
+        flags = torch.tensor([failed, wanted], dtype=torch.int64)
+        with self._exchange("agreeing"):
+            dist.all_reduce(flags, group=self._control)
+        num_failed, num_wanted = flags.tolist()
+        return num_failed, num_wanted
+
+    def agree(self, wanted: bool = False) -> bool:
+        num_failed, num_wanted = self._sum_flags(False, wanted)
+        if num_failed:
+            raise PeerFailed("another process has failed", EXIT_LOST)
+        return num_wanted > 0
+
+    def fail(self) -> None:
+        self._sum_flags(True, False)
+
+    def meet(self, value: Value) -> list[Value]:
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.launch.world_size
+        with self._exchange("meeting"):
+            dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def gather(self, value: Value) -> list[Value]:
+        self.agree()
+        return self.meet(value)
+
+    def broadcast(self, value: Value) -> Value:
+        import torch.distributed as dist
+
+        self.agree()
+        values: list[Any] = [value if self.is_main else None]
+        with self._exchange("sharing"):
+            dist.broadcast_object_list(values, src=0, group=self._control)
+        return values[0]
+
+    def average(self, tensor: torch.Tensor) -> None:
+        import torch.distributed as dist
+
+        with self._exchange("averaging gradients"):
+            if dist.get_backend() == "nccl":
+                dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+            else:
+                dist.all_reduce(tensor)
+                tensor /= self.launch.world_size
+
+    def close(self) -> None:
+        """Leaves the groups; after a failed exchange they are left to the end of the process, since leaving could wait for ever."""
+        import torch.distributed as dist
+
+        self._has_ended_start.set()
+        if dist.is_initialized() and not self.is_lost:
+            dist.destroy_process_group()
+        self._control = None
+
+
+def choose_backend(device: torch.device, local_world_size: int) -> str:
+    """NCCL, unless processes share a GPU, which it refuses."""
+    import torch
+
+    return "nccl" if device.type == "cuda" and local_world_size <= torch.cuda.device_count() else "gloo"
+
+
+def _first_words(error: Exception) -> str:
+    """Of the errors of gloo and NCCL, which go on with addresses and advice."""
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text.rpartition("] ")[2][:160] or text[:160]
+
+
+@lru_cache
+def _job(launch: Launch) -> Job:
+    return Job(launch)
+
+
+def current() -> Processes:
+    """Those of this job."""
+    launch = read_launch()
+    return _job(launch) if launch.is_torchrun else ALONE
+
+
+def is_broken() -> bool:
+    """Whether an exchange has failed: the interpreter's end could then wait for a process that is gone."""
+    launch = read_launch()
+    return launch.is_torchrun and _job(launch).is_lost
