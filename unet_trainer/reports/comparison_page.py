@@ -56,19 +56,10 @@ def verdict(difference: Difference | None) -> str:
 
 
 def _run_section(found: Comparison, links: bool) -> Html:
-    rows = [_run_row(index, run, found, links) for index, run in enumerate(found.runs)]
-    header = [
-        "run",
-        "state",
-        "IoU",
-        "",
-        "95 % interval",
-        "difference to the first",
-        "best epoch",
-        "time in epochs",
-        "images/s",
-        "GPU memory",
-    ]
+    header = ["run", "state", "IoU", "", "95 % interval", "difference to the first", "best epoch", "time", "images/s", "GPU memory"]
+    rows = [_run_row(index, run, links) for index, run in enumerate(found.runs)]
+    if all(run.memory_gib is None for run in found.runs):
+        header, rows = header[:-1], [row[:-1] for row in rows]
     return section(
         "runs",
         "Runs",
@@ -77,11 +68,11 @@ def _run_section(found: Comparison, links: bool) -> Html:
     )
 
 
-def _run_row(index: int, run: ComparedRun, found: Comparison, links: bool) -> list[Child]:
-    summary = run.summary
+def _run_row(index: int, run: ComparedRun, links: bool) -> list[Child]:
+    summary, difference = run.summary, run.difference
     name: Child = element("a", run.name, href=f"run/{index}/") if links else run.name
     ends = run.scores.interval if run.scores is not None else None
-    best = summary.best
+    best, words = summary.best, element("span", verdict(difference), class_="muted small")
     planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
     return [
         [swatch(index % NUM_COLOURS), name],
@@ -89,10 +80,10 @@ def _run_row(index: int, run: ComparedRun, found: Comparison, links: bool) -> li
         element("strong", score(run.iou)),
         None if run.iou is None else scale(run.iou, ends, None, index % NUM_COLOURS),
         NONE if ends is None else f"{score(ends[0], 3)} – {score(ends[1], 3)}",
-        [difference_text(run.difference), element("br"), element("span", verdict(run.difference), class_="muted small")]
-        if run.difference is not None
-        else NONE,
-        NONE if best is None else f"{best.number}, {len(summary.epochs)}{planned} done",
+        NONE if difference is None else [difference_text(difference), element("br"), words],
+        NONE
+        if best is None
+        else [best.number, element("br"), element("span", f"{len(summary.epochs)}{planned} done", class_="muted small")],
         duration(run.seconds),
         rate(run.images_per_second),
         NONE if run.memory_gib is None else f"{run.memory_gib:.2f} GiB",
