@@ -158,8 +158,8 @@ def build_dataset_report(config: Config, console: Console, found: FoundPairs | N
     """Finds the pairs (unless they are given), reads every file, and decides kind, coding and split. Raises DataError if no pairs
     can be found."""
     cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    found = found or find_dataset(config, console)
-    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
+    pairs = found or find_dataset(config, console)
+    report = read_every_pair(pairs, config.resize_masks, cache, console, config.worker_timeout)
     if not report.pairs:
         return report
     _choose_kind(report, config)
