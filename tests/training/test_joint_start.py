@@ -12,7 +12,7 @@ from helpers.steps import make_batch, make_settings, small_components, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.system.console import Console
-from unet_trainer.system.distributed import Alone, Launch
+from unet_trainer.system.processes import Alone, Launch
 from unet_trainer.training import joint_start
 from unet_trainer.training.joint_start import (
     adapt_to_world_size,

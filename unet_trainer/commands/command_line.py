@@ -22,7 +22,8 @@ from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.run_folder import find_run, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.distributed import current
+from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted
 
 CONFIG_SUFFIXES = (".yaml", ".yml")

@@ -11,7 +11,7 @@ import torch
 from unet_trainer.loading.cutmix import cut_boxes
 from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, SegmentationDataset
 from unet_trainer.loading.worker_pool import WorkerPool
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.processes import Launch
 
 
 class Loader:

@@ -21,7 +21,8 @@ from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.resume_checks import split_names
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import Launch, Processes, choose_backend
+from unet_trainer.system.distributed import choose_backend
+from unet_trainer.system.processes import Launch, Processes
 from unet_trainer.training.build import build_components, build_components_with_weights
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.gradient_sync import GradientSync

@@ -19,7 +19,7 @@ from unet_trainer.runs.following_checkpointer import AnyCheckpointer
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import ALONE, Processes
+from unet_trainer.system.processes import ALONE, Processes
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask

@@ -29,7 +29,7 @@ from unet_trainer.runs.resume_checks import compare_configs, compare_splits, kee
 from unet_trainer.runs.run_folder import find_resume_source, has_checkpoint, start_folder
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import Processes
+from unet_trainer.system.processes import Processes
 from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.build import build_dataset, build_loaders, compile_components, try_components
 from unet_trainer.training.joint_start import (
