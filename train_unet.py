@@ -4,8 +4,9 @@
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
+    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong, and the settings that train
+                                                            (--write FILE: as a config, --json FILE: for programs)
     torchrun --nproc-per-node=8 train_unet.py CONFIG ...    the same on several GPUs or machines: docs/scaling.md
-    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong (--json FILE: for programs)
     python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
                                                             (--step: the step alone, without a loader)
     python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
@@ -13,6 +14,10 @@
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
     python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
     python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
+    python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
+    python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
+    python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on
+    python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -116,6 +121,8 @@ def train(
     from unet_trainer.training.session import Session
 
     with Session() as session:
+        session.console.say("U-Net trainer")  # torch takes seconds to import
+
         from unet_trainer.training.recovery import Recovery
         from unet_trainer.training.result import report
         from unet_trainer.training.setup import set_up

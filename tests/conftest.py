@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
             build = "unet_trainer.training.build.build_network"
             patch.setattr(build, lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
         yield
+
+
+@pytest.fixture(autouse=True)
+def reports_without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write their report without loading best.pt and predicting: a second for each run of the suite."""
+    if "unet_trainer.training.run" in sys.modules:
+        write = sys.modules["unet_trainer.reports.run_report"].write_report
+        monkeypatch.setattr("unet_trainer.training.run.write_report", lambda folder, *_: write(folder, with_pictures=False))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

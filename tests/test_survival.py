@@ -13,7 +13,7 @@ import pytest
 from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once, train_until_done, wait_until
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.runs.checkpoint_file import read_run
-from unet_trainer.system.atomic_files import DRAFTS
+from unet_trainer.system.atomic_files import DRAFT
 
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
 BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}
@@ -48,7 +48,7 @@ def assert_same(folder, straight):
     assert weights_digest(folder) == weights_digest(straight)
     assert weights_digest(folder, "best.pt") == weights_digest(straight, "best.pt")
     assert timeless_rows(folder) == timeless_rows(straight)
-    assert not list(folder.glob(DRAFTS)), "a draft was left behind"
+    assert not [path for path in folder.rglob(".*") if DRAFT.fullmatch(path.name)], "a draft was left behind"
 
 
 def test_a_crash_at_every_moment_of_a_save_loses_nothing(config, tmp_path):

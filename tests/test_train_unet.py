@@ -606,7 +606,7 @@ def add_pairs(folder, count):
 def test_the_split_is_written_down_and_can_be_used_as_split_file(tiny_config, tiny_data):
     run = train(tiny_config, num_epochs=1)
     lines = (run.run_dir / "split.csv").read_text().splitlines()
-    assert lines[0] == "image,mask,split,group,name"
+    assert lines[0] == "image,mask,split,group,name,content"
     assert "images/cells_000.jpg,masks/cells_000.png," in "\n".join(lines)
     train_names, val_names = parts_of(run.run_dir)
     assert (len(train_names), len(val_names)) == (10, 2)

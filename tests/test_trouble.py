@@ -188,14 +188,11 @@ def test_a_full_disk_does_not_end_a_run_that_is_to_continue(tiny_config, monkeyp
 
 def test_a_folder_that_became_read_only_is_told_in_one_sentence(tiny_config, monkeypatch, capsys):
     run = train(tiny_config, num_epochs=1)
-    real = Path.open
 
-    def read_only(path, mode="r", *arguments, **options):
-        if path.parent == run.run_dir and set(mode) & set("wax+"):
-            raise OSError(30, "Read-only file system", str(path))
-        return real(path, mode, *arguments, **options)
+    def read_only(path):
+        raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr("unet_trainer.system.console._open_log", read_only)
     assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 2
     error = capsys.readouterr().err
     assert error == f"Error: {run.run_dir / 'train.log'} cannot be written to (Read-only file system); a run needs its folder\n"
@@ -308,7 +305,7 @@ def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_fil
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    (run.run_dir / ".last.pt.x.tmp").touch()
+    (run.run_dir / ".last.pt.x2345678.tmp").touch()
     assert main(["--resume", str(last)]) == 2
     assert capsys.readouterr().err == f"Error: {last} is damaged: its bytes do not match its digest\n"
     assert main(["--resume", str(run.run_dir)]) == 0
@@ -316,7 +313,7 @@ def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_fil
     assert f"Warning: {last} is damaged: its bytes do not match its digest; going on from {run.run_dir / 'previous.pt'}" in said
     assert "Resuming after epoch 1; " in said
     assert weights_digest(run.run_dir) == before
-    assert not (run.run_dir / ".last.pt.x.tmp").exists()
+    assert not (run.run_dir / ".last.pt.x2345678.tmp").exists()
 
 
 def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights(tiny_config, monkeypatch, capsys):
@@ -397,6 +394,17 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
     assert "Traceback" not in "\n".join(said)
 
 
+def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(tiny_config, tmp_path):
+    log = tmp_path / "log"
+    process = start(train_once, {**tiny_config, "compile_model": True}, log)
+    wait_until(lambda: log.exists() and "Compiling the step" in log.read_text())
+    time.sleep(0.5)  # within the compiler
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 143
+    assert log.read_text().splitlines()[-2:] == ["Interrupted before anything was saved", "Error: interrupted by SIGTERM"]
+
+
 def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
     settings = {**tiny_config, "run_name": "run"}
     command = [sys.executable, str(ROOT / "train_unet.py"), *words(settings)]
@@ -414,20 +422,22 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
 
 @pytest.mark.real_network
 def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
-    settings = words({**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"})
+    config = {**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"}
+    settings = words(config)
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     monkeypatch.setattr("unet_trainer.system.folder_lock.WAIT_SECONDS", 0.5)
     with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
         while "Epoch 1/" not in child.stdout.readline():
             assert child.poll() is None
-        (folder / ".last.pt.x.tmp").touch()
+        (folder / ".last.pt.x2345678.tmp").touch()
         assert main(settings) == 2
         said = capsys.readouterr()
         owner = f"{folder} is in use: process {child.pid} on {socket.gethostname()} trains there"
         assert said.err == f"Error: {owner}; end it first, or choose another run_name\n"
         assert f"Note: {owner}; waiting for its end" in said.out
-        assert (folder / ".last.pt.x.tmp").exists()  # the other's, perhaps
+        assert (folder / ".last.pt.x2345678.tmp").exists()  # the other's, perhaps
         child.terminate()
         child.communicate(timeout=60)
     assert child.returncode == 143
-    assert main([*settings, f"num_epochs={read_last(folder / 'last.pt')['epoch'] + 1}", "early_stopping_patience=null"]) == 0
+    one_more = {"num_epochs": read_last(folder / "last.pt")["epoch"] + 1, "early_stopping_patience": None}
+    assert main(words({**config, **one_more})) == 0

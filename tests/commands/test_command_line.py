@@ -54,7 +54,7 @@ def answer(capsys, *arguments):
 def trained(monkeypatch):
     """The configs that main would train, without training them."""
     configs = []
-    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[]))[1])
+    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[], missing=[]))[1])
     return configs
 
 
@@ -65,7 +65,8 @@ def runs(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "last.pt").touch()
-        (folder / "config.yaml").write_text(f"run_name: {name}\nbatch_size: 3\n")
+        (folder / "config.yaml").write_text(f"# Settings of this run.\nrun_name: {name}\nbatch_size: 3\n")
+        (folder / "split.csv").touch()
         written = time.time() - age
         os.utime(folder / "last.pt", (written, written))
     return tmp_path
@@ -133,7 +134,7 @@ def test_sigint_during_the_first_imports_is_exit_code_130_without_a_traceback(tm
 
 
 def test_sigint_in_a_command_is_exit_code_130_with_one_message(tmp_path):
-    assert interrupt_during_import("numpy", tmp_path, "check") == (130, "Error: interrupted\n")
+    assert interrupt_during_import("numpy", tmp_path, "check") == (130, "Error: interrupted by SIGINT\n")
 
 
 def test_help_shows_the_ways_to_call():
@@ -402,7 +403,19 @@ def test_a_misplaced_or_misspelled_word_is_answered_with_the_right_form(argument
 
 
 def test_every_command_is_a_module_that_exists():
-    assert set(COMMANDS) == {"check", "bench", "doctor", "evaluate", "predict", "export", "try"}
+    assert set(COMMANDS) == {
+        "check",
+        "bench",
+        "doctor",
+        "evaluate",
+        "predict",
+        "export",
+        "try",
+        "runs",
+        "report",
+        "watch",
+        "compare",
+    }
     for name, module in COMMANDS.items():
         assert importlib.util.find_spec(module) is not None, name
 
@@ -439,7 +452,7 @@ def test_a_command_takes_a_config_file_named_like_another(tmp_path, monkeypatch)
     (tmp_path / "bench").write_text("batch_size: 3\n")
     seen = []
     monkeypatch.setattr(
-        "unet_trainer.commands.data_check.check_data", lambda config, console, json_file: seen.append(config) or True
+        "unet_trainer.commands.data_check.check_data", lambda config, console, json_file, write: seen.append(config) or True
     )
     assert main(["check", "bench"]) == 0
     assert [config.batch_size for config in seen] == [3]
@@ -466,3 +479,48 @@ def test_commands_are_not_for_several_processes(monkeypatch, capsys):
     monkeypatch.setattr(Job, "report_failure", lambda self, text, exit_code: True)
     assert main(["check"]) == 2
     assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", ""], "--config: got an empty name; name one, or leave --config out"),
+        (["--config="], "--config: got an empty name; name one, or leave --config out"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "--config: given 2 times; need it once"),
+        (["--resume", ""], "--resume: got an empty name; name one, or leave --resume out"),
+        (["--resume", "a", "--resume", "b"], "--resume: given 2 times; need it once"),
+        (["--resume", "a", "resume=b"], "--resume and resume=b say the same twice; leave one of them out"),
+        ([""], "got an empty word; need a config file or key=value (is a variable of the shell not set?)"),
+        (["check", ""], "got an empty word; need a config file or key=value (is a variable of the shell not set?)"),
+        (["evaluate", "a", "data_dir=b", "data_dir=c"], "data_dir: given twice; leave one of them out"),
+        (["try", "a", "data_dir=b", "data_dir=c"], "data_dir: given twice; leave one of them out"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_empty_or_given_twice_is_an_error(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"Error: {message}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["bench"], ["doctor"]], ids=str)
+def test_a_key_given_twice_is_an_error_of_every_command(command, capsys):
+    assert main([*command, "batch_size=2", "batch_size=3"]) == 2
+    assert "batch_size: given twice, '2' and '3'; leave one of them out" in capsys.readouterr().err
+
+
+def test_an_error_of_the_machine_is_a_sentence_and_a_bug_is_not(monkeypatch, capsys):
+    def fail(error):
+        def command(arguments, script):
+            raise error
+
+        monkeypatch.setattr("unet_trainer.commands.check.main", command)
+
+    fail(PermissionError(13, "Permission denied", "/data"))
+    assert main(["check"]) == 2
+    assert capsys.readouterr().err == "Error: /data: Permission denied\n"
+    fail(RuntimeError("can't start new thread"))
+    assert main(["check"]) == 2
+    assert "no more processes or threads may be started" in capsys.readouterr().err
+    fail(FileNotFoundError(2, "No such file or directory", "ours"))
+    with pytest.raises(FileNotFoundError):
+        main(["check"])

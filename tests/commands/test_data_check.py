@@ -6,8 +6,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
-from itertools import pairwise
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,11 +18,10 @@ import yaml
 from helpers.annotated import annotate_masks
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from train_unet import main, train
-from unet_trainer.commands import data_check
-from unet_trainer.commands.data_check import check_data
+from unet_trainer.commands.data_check import check_data, names_inside
+from unet_trainer.commands.data_pictures import sheet_name
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets import scan
-from unet_trainer.images.overlays import CELL
 from unet_trainer.system import forked_map
 from unet_trainer.system.console import Console
 
@@ -32,7 +32,8 @@ def check(data, tmp_path, capsys):
 
     def run(*words):
         report = tmp_path / "report.json"
-        words = [f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "num_classes=4", *words, "--json", str(report)]
+        classes = [] if any(word.startswith("num_classes=") for word in words) else ["num_classes=4"]
+        words = [f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", *classes, *words, "--json", str(report)]
         code = main(["check", *words])
         captured = capsys.readouterr()
         assert captured.err == ""
@@ -58,11 +59,16 @@ def test_annotations_are_checked_like_masks_and_the_settings_train(tiny_data, tm
     said = capsys.readouterr().out
     assert "Pairs:      12 (annotations.json (COCO), drawn as masks, classes by category id)\n" in said
     assert "      cat         " in said
-    assert f"Pictures:   {checkpoints / 'check/mine.png'}" in said
+    assert f"Pictures:   {checkpoints / 'check' / sheet_name(data)}" in said
     lines = json.loads(report.read_text())["config"]
-    assert sorted(lines[1:]) == ["class_names: [background, cat, dog]", "mask_values: [0, 1, 2]", "num_classes: 3"]
-    settings = {**yaml.safe_load("\n".join(lines)), "checkpoint_dir": str(checkpoints)}
-    assert check_data(load_config(settings), Console(io.StringIO()), None)
+    assert lines == [
+        f"data_dir: {data}",
+        "num_classes: 3",
+        "class_names: [background, cat, dog]",
+        "mask_values: [0, 1, 2]",
+        f"checkpoint_dir: {checkpoints}",
+    ]
+    assert check_data(load_config(yaml.safe_load("\n".join(lines))), Console(io.StringIO()))
     assert class_share(report, "cat") > 0.01
 
 
@@ -76,7 +82,7 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert code == 0
     pixels = 10 * HEIGHT * WIDTH
     for part in (
-        f"Dataset {data}\n",
+        "Dataset my data\n",
         "  Pairs:      10 (images/ + masks/, same names)\n",
         "  Images:     8-bit RGB; 48×40\n",
         "(ImageNet's, for 8-bit RGB)\n",
@@ -84,8 +90,8 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
         f"      class 2         2  {80 / pixels:8.3%} of pixels, in 2 of 10 masks\n",
         f"      class 3         3  {6 / pixels:8.3%} of pixels, in 1 of 10 masks\n",
         "  Split:      8 train, 2 val (images/ + masks/, same names; val_fraction 0.2, seed 42)\n",
-        f"  Pictures:   {tmp_path / 'runs/check/my_data.png'} (the rarest classes first)\n",
-        "Nothing stands in the way of training. The settings for this data:\n",
+        f"  Pictures:   {tmp_path / 'runs/check' / sheet_name(data)} (the rarest classes first)\n",
+        "Nothing stands in the way of training. The settings for this data (--write FILE writes them as a config):\n",
     ):
         assert part in said
     assert report["ok"] is True
@@ -96,58 +102,9 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
     assert (report["problems"], report["questions"], report["notices"]) == ([], [], [])
     assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    assert report["contact_sheet"] == str(tmp_path / "runs/check/my_data.png")
+    assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))
     assert report["data_dir"] == str(data)
     assert report["rule"] == "images/ + masks/, same names"
-
-
-def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(check, data, tmp_path, monkeypatch):
-    shown, real = [], data_check.contact_sheet
-    monkeypatch.setattr(
-        data_check,
-        "contact_sheet",
-        lambda pictures, labels: shown.append((pictures, labels)) or real(pictures, labels),
-    )
-    check()
-    ((pictures, labels),) = shown
-    assert labels[:3] == ["5: class 3", "2: class 2", "0: class 1"]
-    assert sorted(label.partition(":")[0] for label in labels) == [f"{index}" for index in range(10)]
-    assert pictures[0][1].tolist() == ids_of(5).tolist()
-    file = tmp_path / "runs/check/my_data.png"
-    assert file.read_bytes().startswith(b"\x89PNG")
-    sheet = cv2.imread(str(file))
-    height, width = sheet.shape[:2]
-    assert 3 * CELL * HEIGHT // WIDTH < height < 3 * (CELL * HEIGHT // WIDTH + 50)  # ten pairs, four in a row
-    assert 4 * 2 * CELL < width < 4 * 2 * (CELL + 20)
-    assert len(np.unique(sheet)) > 100
-
-
-def test_the_contact_sheet_shows_pairs_with_much_of_a_class_and_with_little(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "many"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
-    for index in range(48):
-        mask = np.zeros((64, 64), np.uint8)
-        mask[: index + 1, :8] = 255
-        cv2.imwrite(str(folder / f"images/{index}.png"), np.full((64, 64, 3), index, np.uint8))
-        cv2.imwrite(str(folder / f"masks/{index}.png"), mask)
-    shown = []
-    monkeypatch.setattr(data_check, "contact_sheet", lambda pictures, labels: shown.extend(labels) or pictures[0][0])
-    assert main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
-    numbers = [int(label.partition(":")[0]) for label in shown]
-    assert (len(numbers), numbers[0], numbers[-1]) == (24, 47, 0)
-    assert max(before - after for before, after in pairwise(numbers)) <= 3
-
-
-def test_the_contact_sheet_shows_24_pairs_at_most(tmp_path, capsys):
-    folder = tmp_path / "many"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
-    for index in range(30):
-        cv2.imwrite(str(folder / f"images/{index}.png"), np.full((32, 32, 3), index, np.uint8))
-        cv2.imwrite(str(folder / f"masks/{index}.png"), ids_of(0)[:32, :32])
-    assert main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
-    assert cv2.imread(str(tmp_path / "runs/check/many.png")).shape[0] < 6 * (CELL + 50)
 
 
 def test_the_config_lines_train_as_they_are(check, tiny_config, tmp_path):
@@ -160,7 +117,9 @@ def test_the_config_lines_train_as_they_are(check, tiny_config, tmp_path):
         "num_classes": 4,
         "mask_values": [0, 1, 2, 3],
         "ignore_value": 200,
+        "checkpoint_dir": str(tmp_path / "runs"),
     }
+    assert report["settings"] == settings
     small = {name: value for name, value in tiny_config.items() if name not in (*settings, "class_weights")}
     file = tmp_path / "mine.yaml"
     file.write_text("\n".join([*report["config"], *(f"{name}: {json.dumps(value)}" for name, value in small.items())]))
@@ -168,7 +127,7 @@ def test_the_config_lines_train_as_they_are(check, tiny_config, tmp_path):
     assert len(load_config(result.run_dir / "config.yaml").class_weights) == 4
 
 
-def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data):
+def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, tmp_path):
     for path in (data / "masks").iterdir():
         cv2.imwrite(str(path), cv2.resize(cv2.imread(str(path), cv2.IMREAD_UNCHANGED), None, fx=0.5, fy=0.5, interpolation=0))
     (data / "masks").rename(data / "truth-a")
@@ -181,6 +140,7 @@ def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data):
         "resize_masks": True,
         "num_classes": 1,
         "mask_values": "nonzero",
+        "checkpoint_dir": str(tmp_path / "runs"),
     }
     assert load_config(yaml.safe_load("\n".join(report["config"]))).resize_masks is True
 
@@ -192,7 +152,7 @@ def test_images_far_larger_than_image_size_are_advised_to_be_cropped(check, data
     lines = check("image_size=32", "fit=resize")[2]["config"]
     assert [line for line in lines if line.startswith("fit")] == ["fit: crop  # the images are larger than image_size: 32×32"]
     lines = check("image_size=64", "fit=resize")[2]["config"]  # 8000 pixels, less than 2.25 × 4096
-    assert [line for line in lines if line.startswith("fit")] == ['fit: "resize"']
+    assert [line for line in lines if line.startswith("fit")] == ["fit: resize"]
     assert not any("fit" in line for line in check("image_size=32")[2]["config"])  # left to auto
 
 
@@ -212,36 +172,48 @@ def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(chec
         ("sizes", 1),
     ]
     for problem in report["problems"]:
-        assert f"{len(problem['lines'])} {problem['title']}:\n  {problem['lines'][0]}\n  Fix: {problem['fix']}\n" in said
-    assert "This data cannot be trained on yet: 3 problems with files, 0 open questions.\n" in said
-    assert "Once they are settled, with these settings:\n" in said
+        title, line = (text.replace(f"{data}/", "") for text in (problem["title"], problem["lines"][0]))
+        assert f"{title}:\n  Fix: {problem['fix']}\n  {line}\n" in said
+    assert (
+        "This data cannot be trained on yet: 2 problems with files, and 1 decision is yours; the likely answer is taken in these "
+        "settings, and in what is said above. With the files mended, they train as they are (--write FILE writes them as a config):\n"
+    ) in said
+    assert "unpaired: skip  # 1 image without a mask in masks" in report["config"]
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (9, 6, 1)
 
 
-def test_a_question_that_only_the_user_can_answer_is_asked_with_its_lines(check):
+def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_beside_the_other_answers(check, tmp_path):
     code, said, report = check("num_classes=1")
     assert code == 2
     (question,) = report["questions"]
-    assert question in said
-    assert question.endswith("    num_classes: 4")
-    assert report["choices"] == [
+    assert question["text"] in said
+    assert question["choices"] == [
         {"meaning": "any value but 0 is foreground", "settings": {"num_classes": 1, "mask_values": "nonzero"}},
         {"meaning": "ids of 4 classes", "settings": {"num_classes": 4}},
     ]
-    assert report["config"][1:] == ["num_classes: 1", "mask_values: nonzero"]
-    assert "0 problems with files, 1 open question.\n" in said
-    assert (report["classes"], report["contact_sheet"], report["problems"]) == ([], None, [])
+    assert report["config"][1:] == [
+        "# any value but 0 is foreground",
+        "num_classes: 1",
+        "mask_values: nonzero",
+        "# or in their place: ids of 4 classes",
+        "#   num_classes: 4",
+        f"checkpoint_dir: {tmp_path / 'runs'}",
+    ]
+    assert said.endswith("".join(f"  {line}\n" for line in report["config"]))
+    assert "This data cannot be trained on yet: 1 decision is yours; the likely answer is taken in these settings, and in" in said
+    assert [row["name"] for row in report["classes"]] == ["background", "foreground"]  # as if it were answered
+    assert (Path(report["contact_sheet"]).is_file(), report["problems"]) == (True, [])
 
 
-def test_fifty_files_of_a_kind_are_shown_and_the_json_has_all(check, data):
+def test_ten_files_of_a_kind_are_shown_and_the_json_has_all(check, data):
     for index in range(60):
         (data / f"images/bad{index:02d}.png").touch()
         shutil.copy(data / "masks/0.png", data / f"masks/bad{index:02d}.png")
     code, said, report = check()
     assert code == 2
     assert len(report["problems"][0]["lines"]) == 60
-    assert said.count("the file is empty") == 50
-    assert "  … and 10 more\n" in said
+    assert said.count("the file is empty") == 10
+    assert "  … and 50 more (--json FILE lists them)\n" in said
 
 
 # Effects on the data and on the training after it
@@ -275,7 +247,7 @@ def test_a_class_without_pixels_is_noted_and_given_settings_are_repeated(check):
     code, said, _ = check("num_classes=6", "num_folds=3", "fold=2", "fit=crop", "image_size=32")
     assert code == 0
     assert "Note: no pixel of class 4, class 5 in any mask; is num_classes or mask_values right?" in said
-    assert '\n  num_folds: 3\n  fold: 2\n  fit: "crop"\n' in said
+    assert "\n  num_folds: 3\n  fold: 2\n  image_size: 32\n  fit: crop\n" in said
 
 
 def test_masks_without_a_foreground_give_exit_code_2(check, data):
@@ -284,14 +256,16 @@ def test_masks_without_a_foreground_give_exit_code_2(check, data):
     code, said, report = check("num_classes=auto")
     assert code == 2
     assert "there is nothing to learn: every pixel of all 10 masks is 0;" in said
-    assert not any("mask_values" in line for line in report["config"])
+    assert (report["config"], report["settings"]) == ([], None)
+    assert said.endswith("This data cannot be trained on, and no settings change that.\n")
+    assert Path(report["contact_sheet"]).is_file()  # the masks are to be looked at
 
 
 def test_the_number_of_classes_is_found_and_said_with_its_reason(check):
     code, said, report = check("num_classes=auto")
     assert code == 0
     assert "  Classes:    num_classes: 4 (the masks hold ids 0 to 3)\n" in said
-    assert report["config"][1:] == ["num_classes: 4", "mask_values: [0, 1, 2, 3]"]
+    assert report["config"][1:-1] == ["num_classes: 4", "mask_values: [0, 1, 2, 3]"]
     assert "Classes:" not in check()[1]  # it was given
 
 
@@ -309,12 +283,17 @@ def test_every_value_of_the_masks_is_in_the_json(check, data):
 
 
 @pytest.mark.parametrize(
-    ("num_problems", "said"), [(0, "0 problems with files, 1 open question."), (1, "1 problem with files, 1 open question.")]
+    ("num_bad", "said"),
+    [
+        (0, "This data cannot be trained on yet: 1 decision is yours; "),
+        (1, "This data cannot be trained on yet: 1 problem with files, and 1 decision is yours; "),
+        (2, "This data cannot be trained on yet: 2 problems with files, and 1 decision is yours; "),
+    ],
 )
-def test_problems_and_questions_are_counted(num_problems, said, check, data):
-    for index in range(num_problems):
+def test_problems_and_decisions_are_counted(num_bad, said, check, data):
+    for index in range(num_bad):
         (data / f"images/{index}.png").write_bytes(b"")
-    assert f"This data cannot be trained on yet: {said}\n" in check("num_classes=1")[1]
+    assert said in check("num_classes=1")[1]
 
 
 # Layouts
@@ -326,12 +305,10 @@ def test_test_data_and_what_to_skip_are_in_the_report_and_in_the_lines_to_paste(
         shutil.copy(next((data / folder).iterdir()), data / "test" / folder / "90.png")
     sorted((data / "masks").iterdir())[-1].unlink()
     code, said, report = check()
-    assert (code, report["num_test"], report["advised"]) == (2, 1, {})
+    assert (code, report["num_test"]) == (2, 1)
     assert ", 1 test kept for evaluate (" in said
-    assert 'unpaired: "skip"' in report["config"]
-    code, said, report = check(
-        *(line.replace(": ", "=").replace('"', "") for line in report["config"] if line.startswith("unpaired"))
-    )
+    assert "unpaired: skip  # 1 image without a mask in masks" in report["config"]
+    code, said, report = check("unpaired=skip")
     assert (code, report["num_train"] + report["num_val"]) == (0, 9)
 
 
@@ -348,9 +325,94 @@ def test_names_of_classes_are_in_the_lines_to_paste(tmp_path, capsys):
             assert cv2.imwrite(str(data / f"masks/{name}/{index}.png"), mask)
     words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}"]
     assert main(words) == 0
-    lines = capsys.readouterr().out.rpartition("The settings for this data:\n")[2]
+    lines = capsys.readouterr().out.rpartition("(--write FILE writes them as a config):\n")[2]
     pasted = yaml.safe_load(lines)
     assert (pasted["num_classes"], pasted["class_names"]) == (3, ["background", "sea", "whale"])
     (tmp_path / "mine.yaml").write_text("\n".join(line.strip() for line in lines.splitlines()))
     assert main(["check", str(tmp_path / "mine.yaml"), f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
     assert "whale" in capsys.readouterr().out
+
+
+# Paths and numbers
+
+
+def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(check, data):
+    for index in range(4):
+        cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
+    (data / "masks/9.png").unlink()
+    (data / "images/8.png").write_bytes(b"")
+    _, said, _ = check()
+    assert "  masks/0.png: 24×20, its image images/0.png is 48×40\n" in said
+    assert "  images/8.png: the file is empty\n" in said
+    assert said.count(str(data)) == 1  # data_dir of the settings
+    paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
+    assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "text", "shorter"),
+    [
+        ("/a/b", "/a/b/images/1.png = /a/b/images/2.png", "images/1.png = images/2.png"),
+        ("/a/b", "2 folders in /a/b could hold", "2 folders in data_dir could hold"),
+        ("/a/b", "/a/bc/1.png, /x/a/b/1.png", "/a/bc/1.png, /x/a/b/1.png"),
+        ("b", "b/images/1.png in sub/b/1.png", "images/1.png in sub/b/1.png"),
+        (".", "images/1.png: v. 2", "images/1.png: v. 2"),
+        ("/a/b(c", "'/a/b(c/x'", "'x'"),
+    ],
+)
+def test_a_path_is_shown_as_seen_from_data_dir(data_dir, text, shorter):
+    assert names_inside(Path(data_dir))(text) == shorter
+
+
+def test_what_is_one_is_singular(check, data):
+    (data / "images/8.png").write_bytes(b"")
+    (data / "masks/9.png").unlink()
+    cv2.imwrite(str(data / "masks/4.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
+    _, said, _ = check("num_classes=1")
+    assert not re.findall(r"(?<![\d.])1 (?:images|masks|pairs|files|problems|decisions|values|sizes|classes|groups|sets)\b", said)
+    assert "1 mask of another size than its image:\n" in said
+
+
+# --write
+
+
+@pytest.mark.usefixtures("small_network")
+def test_the_config_that_check_writes_trains_as_it_is(data, tiny_config, tmp_path, capsys):
+    small = {name: value for name, value in tiny_config.items() if name not in ("data_dir", "num_classes", "mask_values")}
+    base, mine = tmp_path / "small.yaml", tmp_path / "mine.yaml"
+    base.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in {**small, "num_epochs": 1}.items()))
+    assert main(["check", str(base), f"data_dir={data}", "num_classes=1", "--write", str(mine)]) == 2
+    said = capsys.readouterr().out
+    assert said.endswith(f"\nWritten. It trains as it is: python train_unet.py {mine}\n")
+    assert mine.read_text().startswith(
+        f"# python train_unet.py {mine}\n# Written by check for my data; edit it as you like.\n\ndata_dir: {data}\n"
+    )
+    assert main([str(mine)]) == 0
+    assert main(["check", str(mine)]) == 0
+
+
+def test_a_file_that_is_there_is_not_overwritten(data, tmp_path, capsys):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("seed: 7\n")
+    assert main(["check", f"data_dir={data}", "--write", str(mine)]) == 2
+    assert capsys.readouterr().err == f"Error: --write: {mine} exists; name another file, or remove it\n"
+    assert mine.read_text() == "seed: 7\n"
+
+
+def test_where_files_have_to_be_mended_the_config_is_written_and_it_is_said(data, tmp_path, capsys):
+    good = (data / "images/8.png").read_bytes()
+    (data / "images/8.png").write_bytes(b"")
+    words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}"]
+    assert main([*words, "--write", str(tmp_path / "mine.yaml")]) == 2
+    assert "\nWritten. Once the files are mended, it trains as it is: python train_unet.py " in capsys.readouterr().out
+    (data / "images/8.png").write_bytes(good)
+    assert main(["check", str(tmp_path / "mine.yaml")]) == 0
+
+
+def test_without_settings_nothing_is_written(data, tmp_path, capsys):
+    for index in range(10):
+        cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT, WIDTH), np.uint8))
+    words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}"]
+    assert main([*words, "--write", str(tmp_path / "mine.yaml")]) == 2
+    assert capsys.readouterr().out.endswith("--write: nothing was written, since there are no settings for this data.\n")
+    assert not (tmp_path / "mine.yaml").exists()

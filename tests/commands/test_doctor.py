@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from train_unet import main
 from unet_trainer.commands import doctor, machine_facts
 from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value
 from unet_trainer.commands.machine_facts import CompileFacts, DiskFacts, MachineFacts, NvidiaFacts, TorchFacts
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.training import step_probe
@@ -116,13 +118,23 @@ def test_a_file_that_is_not_doctors_is_not_overwritten(machine, tmp_path, capsys
     assert machine == []  # answered before anything is measured
 
 
+def test_a_pipe_or_a_link_is_no_file_that_could_be_lost(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "new.yaml")
+    for name in ("pipe", "link"):
+        doctor.check_may_write(tmp_path / name)
+    (tmp_path / "new.yaml").touch()
+    with pytest.raises(UserError, match=r"--write: .*link exists; name another file"):
+        doctor.check_may_write(tmp_path / "link")
+
+
 def test_a_file_that_cannot_be_written_is_one_message(machine, tiny_config, tmp_path, capsys):
     assert run(*words(tiny_config), "--write", tmp_path / "no/where") == 2
     assert capsys.readouterr().err == f"Error: --write: there is no folder {tmp_path / 'no'}\n"
     assert machine == []  # answered before anything is measured
     assert run(*words(tiny_config), "--json", tmp_path / "no/where") == 2
-    message = f"Error: --json: {tmp_path / 'no/where'} cannot be written (No such file or directory)\n"
-    assert capsys.readouterr().err == message
+    assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'}\n"
+    assert machine == []
 
 
 def test_without_data_there_is_the_machine_alone(machine, tmp_path, capsys):
@@ -151,7 +163,7 @@ def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(m
     cv2.imwrite(str(first), np.zeros((10, 64), np.uint8))
     assert run(*words({**tiny_config, "data_dir": str(data)})) == 2
     out = capsys.readouterr().out
-    assert "✗ Files       1 masks of another size than their images:" in out
+    assert "✗ Files       1 mask of another size than its image:" in out
     assert "→ an image and its mask must have the same size" in out
     assert f"All of it: python train_unet.py check data_dir={data}" in out
     assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")

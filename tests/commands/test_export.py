@@ -131,6 +131,19 @@ def test_an_export_lies_beside_its_checkpoint_unless_told(tmp_path):
     assert names == {"onnx": "model.onnx", "pt2": "model.pt2", "smp": "model_smp", "torchscript": "model.torchscript"}
 
 
+def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
+    """A run folder from elsewhere could have any. The file then replaces the link."""
+    (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")
+    assert choose_target(None, "onnx", tmp_path / "best.pt") == tmp_path / "model.onnx"
+
+
+def test_links_that_lead_to_each_other_are_told(tmp_path):
+    (tmp_path / "a.onnx").symlink_to("b.onnx")
+    (tmp_path / "b.onnx").symlink_to("a.onnx")
+    with pytest.raises(UserError, match=r"--out: .*a\.onnx cannot be written \(Too many levels of symbolic links\)"):
+        choose_target(tmp_path / "a.onnx", "onnx", tmp_path / "best.pt")
+
+
 def test_a_link_is_written_through(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "model.onnx").symlink_to(tmp_path / "there/real.onnx")

@@ -241,7 +241,7 @@ def test_a_disk_that_is_full_is_told(here, capsys, monkeypatch):
 
     monkeypatch.setattr(PredictionStream, "run", fail)
     assert main(["predict", "binary", "images", "--out", "out"]) == 2
-    assert "--out: out cannot be written to (No space left on device); 0 images done" in capsys.readouterr().err
+    assert "--out: out cannot be written to (No space left on device; make room); 0 images done" in capsys.readouterr().err
 
 
 def test_ctrl_c_says_how_to_go_on(here, capsys, monkeypatch):

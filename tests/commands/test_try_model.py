@@ -13,23 +13,19 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from helpers.brightness_engine import bright_predictor
 from helpers.image_bytes import cv2_bytes
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from helpers.try_page import parse_result
 from train_unet import main
 from unet_trainer.commands import try_model
-from unet_trainer.commands.try_model import open_browser, read_words, serve
+from unet_trainer.commands.try_model import read_words
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.try_server import TryServer
-from unet_trainer.system.console import Console
 
 # Runs the script as `python train_unet.py` does, and reports every file that is opened for writing once the address was printed.
 WATCH_WRITING = """
@@ -167,74 +163,7 @@ def test_words_are_a_model_and_a_folder(tmp_path, monkeypatch):
         read_words(["lr=2"])
 
 
-# The browser
-
-
-class Window:
-    """Of webbrowser's kind that opens a window and returns."""
-
-    def __init__(self):
-        self.opened = []
-
-    def open(self, url):
-        self.opened.append(url)
-        return True
-
-
-@pytest.fixture
-def desktop(monkeypatch):
-    """A terminal on a desktop with a browser."""
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(try_model, "sys", SimpleNamespace(platform="linux", stdout=SimpleNamespace(isatty=lambda: True)))
-    window = Window()
-    monkeypatch.setattr(webbrowser, "get", lambda: window)
-    return window
-
-
-def test_on_a_desktop_the_page_is_opened(desktop):
-    assert open_browser("http://127.0.0.1:1/") is True
-    assert desktop.opened == ["http://127.0.0.1:1/"]
-
-
-@pytest.mark.parametrize(("name", "value"), [("DISPLAY", ""), ("SSH_CONNECTION", "10.0.0.1 5 10.0.0.2 22")])
-def test_without_a_screen_of_ones_own_it_is_not(desktop, monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    assert open_browser("http://127.0.0.1:1/") is False
-    assert desktop.opened == []
-
-
-def test_a_text_browser_is_not_started(desktop, monkeypatch):
-    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("w3m"))
-    assert open_browser("http://127.0.0.1:1/") is False
-
-
-def test_output_that_is_read_by_a_program_opens_nothing(desktop, monkeypatch):
-    monkeypatch.setattr(try_model.sys, "stdout", SimpleNamespace(isatty=lambda: False))
-    assert open_browser("http://127.0.0.1:1/") is False
-
-
-def test_no_browser_is_no_error(desktop, monkeypatch):
-    def get():
-        raise webbrowser.Error("could not locate runnable browser")
-
-    monkeypatch.setattr(webbrowser, "get", get)
-    assert open_browser("http://127.0.0.1:1/") is False
-
-
 # Serving
-
-
-def test_an_image_that_is_being_computed_does_not_delay_the_end(monkeypatch, capsys):
-    server = TryServer(("127.0.0.1", 0), bright_predictor(), [])
-    monkeypatch.setattr(server, "serve_forever", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(TryServer, "is_busy", True)
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    assert serve(server, Console()) == 0
-    assert codes == [0]
-    assert capsys.readouterr().out == "\nStopped.\n"
 
 
 def test_the_command_serves_writes_nothing_and_ends_with_ctrl_c(place):

@@ -159,7 +159,7 @@ def test_key_that_is_not_text_is_an_unknown_key():
         ("batch_size", "16 images", "got '16 images'; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("batch_size", [8], "got [8]; need a whole number from 1 to 65536, e.g. 8, or auto"),
         ("batch_size", True, "got True; need a whole number from 1 to 65536, e.g. 8, or auto"),
-        ("seed", False, "got False; need a whole number of at least 0, e.g. 42"),
+        ("seed", False, "got False; need a whole number from 0 to 2147483648, e.g. 42"),
         ("num_classes", 255, "got 255; need a whole number from 1 to 254, e.g. 1, or auto"),
         ("val_fraction", 1, "got 1; need a number above 0 and below 1, e.g. 0.2"),
         ("weight_decay", -1, "got -1; need a number at least 0, e.g. 1e-4, or auto"),
@@ -519,9 +519,20 @@ def test_impossible_file_name_is_answered(tmp_path):
 # Overrides
 
 
-def test_overrides_win_over_the_file_and_the_last_one_wins(load_text):
-    config = load_text("batch_size: 4\nseed: 1\n", ["batch_size=16", "learning_rate=1e-4", "batch_size=32"])
-    assert config == Config(batch_size=32, seed=1, learning_rate=1e-4)
+def test_overrides_win_over_the_file(load_text):
+    config = load_text("batch_size: 4\nseed: 1\n", ["batch_size=16", "learning_rate=1e-4"])
+    assert config == Config(batch_size=16, seed=1, learning_rate=1e-4)
+
+
+def test_a_key_that_is_given_twice_on_the_command_line_is_an_error(load_text):
+    with pytest.raises(ConfigError, match=r"batch_size: given twice, '16' and '32'; leave one of them out"):
+        load_text("batch_size: 4\n", ["batch_size=16", "learning_rate=1e-4", "batch_size=32"])
+
+
+def test_the_upper_limit_of_the_seed_is_named(load_text):
+    assert load_text("seed: 2147483648\n").seed == 2**31
+    with pytest.raises(ConfigError, match=r"seed: got '2147483649'; need a whole number from 0 to 2147483648, e\.g\. 42"):
+        load_text("seed: 2147483649\n")
 
 
 @pytest.mark.parametrize(

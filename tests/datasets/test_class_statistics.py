@@ -11,6 +11,7 @@ from unet_trainer.datasets.class_statistics import (
     class_shares,
     class_table,
     describe_classes,
+    has_background,
     ignored_share,
     total_counts,
     value_table,
@@ -106,3 +107,18 @@ def test_merged_values_and_several_ignored_ones_are_described():
 def test_values_of_no_class_that_count_nowhere_are_described(options, said):
     masks = masks_of({0: 7, 200: 1, 9: 1, 100: 1})
     assert describe_classes(masks, given_coding((0, 200), **options), ("no", "yes")).endswith(f" of pixels; {said}")
+
+
+@pytest.mark.parametrize(
+    ("names", "shares", "is_background"),
+    [
+        (["background", "cell"], [0.1, 0.9], True),
+        (["_background_", "cell", "wall"], [0.1, 0.5, 0.4], True),
+        (["Unlabeled", "road", "car"], [0.1, 0.5, 0.4], True),
+        (["sky", "road", "car"], [0.8, 0.1, 0.1], False),
+        (["class 0", "class 1", "class 2"], [0.2, 0.5, 0.3], False),
+        (["class 0", "class 1", "class 2"], [0.6, 0.1, 0.3], True),
+    ],
+)
+def test_class_0_is_the_background_by_its_name_or_where_it_has_none_by_its_share(names, shares, is_background):
+    assert has_background(names, shares) is is_background

@@ -220,10 +220,10 @@ def test_a_box_among_outlines_is_refused_with_its_entry_and_the_others_are_found
     found = folder.find()
     assert [pair.name for pair in found.pairs] == ["a"]
     assert found.blocking_message == (
-        "1 annotations that cannot be used:\n"
+        "1 annotation that cannot be used:\n"
+        "  Fix: correct these entries, or their image files, or remove them\n"
         "  coco.json, image 'b.png': annotation 2: a box without an outline, and a box is no mask; draw its outline, "
-        "or remove it\n"
-        "  Fix: correct these entries, or their image files, or remove them"
+        "or remove it"
     )
 
 

@@ -201,8 +201,16 @@ def test_masks_saved_as_jpeg_are_shown_by_their_main_colours():
     counts = {0: 8000, 1: 500, 2: 100, RED: 600, RED - 0x020000: 50, BLUE: 500, COLOUR + 0x800000: 9}
     question = ask(masks_of(*[counts] * 4, is_lossy=True))
     assert "  #ff0000: 6.66% of pixels, with 1 value close to it, in 4 of 4 masks\n" in str(question)
-    assert "#800000" not in str(question)
-    assert settings_of(question) == [{"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}]
+    assert "  #800000: " not in str(question)
+    assert settings_of(question)[0] == {"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}
+    assert question.choices[0].meaning.startswith("a class for each of the 3 most frequent, ")
+
+
+def test_of_masks_saved_as_jpeg_without_soft_edges_every_colour_is_a_class():
+    """The last of them was taken for an edge, since no rarer one follows."""
+    question = ask(masks_of(*[{0: 8600, 1: 90, BLUE: 530, GREEN: 440, RED: 390}] * 4, is_lossy=True))
+    colours = (0, (0, 0, 255), (0, 255, 0), (255, 0, 0))
+    assert settings_of(question)[0] == {"num_classes": 4, "mask_values": colours}
 
 
 def test_photographs_are_named_for_what_they_are():

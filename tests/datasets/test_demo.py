@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.coding_choice import choose_classes
@@ -93,8 +94,10 @@ def test_the_folder_is_readable_for_other_users(tmp_path, three_images):
     assert (tmp_path / "demo").stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error):
+@pytest.mark.parametrize(
+    ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), UserError)]
+)
+def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error, raised):
     written = []
 
     def write_four(path, pixels):
@@ -104,10 +107,35 @@ def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypat
         path.write_bytes(b"x")
 
     monkeypatch.setattr(demo, "write_image", write_four)
-    with pytest.raises(type(error)):
+    with pytest.raises(raised):
         ensure_demo(tmp_path / "demo")
     assert len(written) == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_that_another_process_is_filling_is_left_alone(tmp_path, three_images):
+    dead, alive = tmp_path / ".demo-dead", tmp_path / ".demo-alive"
+    for draft in (dead, alive):
+        (draft / "images").mkdir(parents=True)
+    handle = demo._lock(alive)
+    if handle is None:
+        pytest.skip("folders cannot be locked here")
+    assert ensure_demo(tmp_path / "demo")
+    os.close(handle)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".demo-alive", "demo"]
+
+
+def test_a_demo_that_cannot_be_made_is_told_with_the_reason(tmp_path, three_images, monkeypatch):
+    (tmp_path / "data").touch()
+    with pytest.raises(UserError, match=r"data_dir: .*data/demo cannot be made; .*data is no folder"):
+        ensure_demo(tmp_path / "data" / "demo")
+
+    def refuse(**options):
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".demo-x"))
+
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", refuse)
+    with pytest.raises(UserError, match=r"data_dir: .*new/demo, the demo, cannot be made \(Permission denied\)$"):
+        ensure_demo(tmp_path / "new" / "demo")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders
+from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders, walk
 
 
 def touch(root, *names):
@@ -62,3 +62,19 @@ def test_images_in_the_folder_itself_are_told_from_those_below(tmp_path):
 def test_a_folder_that_is_not_there_has_no_files(tmp_path):
     assert list_files(tmp_path / "nothing") == []
     assert subfolders(tmp_path / "nothing") == []
+
+
+def test_all_searches_of_a_dataset_leave_out_what_this_program_writes(tmp_path):
+    """Images, annotations and files of unknown kinds are found by the same walk."""
+    ours = (
+        "checkpoints/.scan/0.json",
+        "checkpoints/run/evaluation/evaluation.json",
+        "old/config.yaml",
+        "old/split.csv",
+        "old/x.json",
+    )
+    touch(tmp_path, "a.png", "notes.json", ".hidden/b.json", "sub/c.dcm", "sub/.d.png", *ours)
+    assert [(here.relative_to(tmp_path).as_posix(), names) for here, names in walk(tmp_path)] == [
+        (".", ["a.png", "notes.json"]),
+        ("sub", ["c.dcm"]),
+    ]

@@ -679,8 +679,8 @@ def test_unpaired_files_are_listed_beside_the_pairs(tmp_path):
     assert found.blocking_message.startswith("images and masks do not pair up:\n")
     fix = "add the partner, or set mask_suffix, image_dir and mask_dir so that they pair up; unpaired: skip leaves them out"
     assert [(problem.kind, problem.title, problem.lines, problem.fix) for problem in found.problems] == [
-        ("no_mask", f"images without a mask in {masks}", (str(images / "c.png"), str(images / "d.png")), fix),
-        ("no_image", f"masks without an image in {images}", (str(masks / "e.png"),), fix),
+        ("no_mask", f"2 images without a mask in {masks}", (str(images / "c.png"), str(images / "d.png")), fix),
+        ("no_image", f"1 mask without an image in {images}", (str(masks / "e.png"),), fix),
     ]
 
 

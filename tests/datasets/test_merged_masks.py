@@ -167,6 +167,17 @@ def test_what_was_counted_is_said_at_the_next_start_too(tmp_path, write):
         assert merging.notices()[0].startswith("1 pixels in 1 of 1 masks")
 
 
+@pytest.mark.parametrize("damage", ["{", "[]", '{"m": 3}', '{"m": {"overlap": "many"}}'])
+def test_what_was_counted_is_counted_again_where_the_table_is_damaged(damage, tmp_path, write):
+    parts = MaskParts(IMAGE, (("a", write("a.png", [[1, 1, 0]])), ("b", write("b.png", [[0, 1, 0]]))))
+    for _ in range(2):
+        merged = merger(tmp_path, "a", "b")
+        merged.merge("m", parts)
+        merged.save()
+        assert [notice.split(" masks")[0] for notice in merged.notices()] == ["1 pixels in 1 of 1"]
+        merged._path.write_text(damage)
+
+
 def test_greys_are_cut_in_the_middle_and_said(tmp_path, write):
     parts = MaskParts(IMAGE, (("sea", write("s.png", [[0, 3, 120, 130, 250, 255]])),))
     merging = merger(tmp_path, "sea")

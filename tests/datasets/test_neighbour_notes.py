@@ -6,10 +6,11 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
+from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.name_patterns import find_groupings, find_left_and_right
 from unet_trainer.datasets.neighbour_notes import describe_neighbours, describe_neighbours_across
 from unet_trainer.datasets.neighbours import Likeness, Neighbours
-from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.splits import split_pairs
 
 VIDEOS = [f"train/000{video}TP_{number:06d}.png" for video in range(5) for number in range(6690, 6990, 30)]

@@ -16,7 +16,7 @@ from unet_trainer.datasets.pairing import (
     unpaired_problems,
     ways_out,
 )
-from unet_trainer.datasets.problems import Question
+from unet_trainer.datasets.problems import Choice, Question
 from unet_trainer.images.image_files import DataError
 
 
@@ -60,14 +60,14 @@ def test_a_mark_and_a_shared_name_in_one_folder_are_asked_for(tmp_path):
     touch(tmp_path, "a.jpg", "a.png", "a_mask.png")
     with pytest.raises(Question, match="cannot tell images from masks") as raised:
         collect_files([Folders(tmp_path, tmp_path)], "")
-    assert raised.value.choices == ({"mask_suffix": ".png"},)
+    assert raised.value.choices == (Choice("", {"mask_suffix": ".png"}),)
 
 
 def test_several_marks_are_offered_as_they_are_written(tmp_path):
     touch(tmp_path, "a.jpg", "a_GT.png", "a_Seg.png")
     with pytest.raises(Question) as raised:
         collect_files([Folders(tmp_path, tmp_path)], "")
-    assert raised.value.choices == ({"mask_suffix": "_GT"}, {"mask_suffix": "_Seg"})
+    assert [choice.settings for choice in raised.value.choices] == [{"mask_suffix": "_GT"}, {"mask_suffix": "_Seg"}]
     assert collected(tmp_path, Folders(tmp_path, tmp_path), mask_suffix="_Seg") == (["a.jpg"], ["a_Seg.png"])
 
 
@@ -93,7 +93,7 @@ def test_skipping_is_offered_only_where_pairs_are_left():
     assert ways_out(1, "3 images without a mask")[1] == []
     text, choices = ways_out(148, "352 images without a mask")
     assert (choices, text.endswith("to train on the 148 pairs and leave out 352 images without a mask")) == (
-        [{"unpaired": "skip"}],
+        [Choice("", {"unpaired": "skip"})],
         True,
     )
 

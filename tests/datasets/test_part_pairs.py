@@ -90,7 +90,7 @@ def test_a_damaged_file_of_an_object_is_named_by_the_users_path(data, find):
     bad.write_bytes(b"")
     found = find()
     assert len(found.pairs) == 2
-    assert found.blocking_message == f"1 files that cannot be used:\n  {bad}: the file is empty\n  Fix: repair these files"
+    assert found.blocking_message == f"1 file that cannot be used:\n  Fix: repair these files\n  {bad}: the file is empty"
     assert found.problems[0].lines == (f"{bad}: the file is empty",)
 
 
@@ -170,8 +170,8 @@ def test_masks_of_several_readers_are_not_merged(data, find):
         "  mask_dir: masks/annotator1\n  # or\n  mask_dir: masks/annotator2\n  # or\n"
         "  num_classes: 3\n  class_names: [background, annotator1, annotator2]"
     )
-    assert len(find(**raised.value.choices[0]).pairs) == 3
-    assert find(**raised.value.choices[2]).num_classes == 3
+    assert len(find(**raised.value.choices[0].settings).pairs) == 3
+    assert find(**raised.value.choices[2].settings).num_classes == 3
 
 
 def test_folders_that_mark_the_same_pixels_are_asked_for(data, find):

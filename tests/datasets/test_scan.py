@@ -570,3 +570,30 @@ def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_
         source.rename(target)
     assert scan.file_stamp(one) != before
     assert scan.file_stamp(one) == scan.file_stamp(one)
+
+
+@pytest.mark.parametrize("role", ["image", "mask"])
+@pytest.mark.parametrize("damage", ["missing", None, "text", [], {}, -0.5, [None], {"a": "b"}], ids=str)
+def test_a_damaged_entry_of_the_cache_is_read_anew(role, damage, tmp_path):
+    """Each field in turn, and the entry itself: never a traceback, and never other facts than those of the file."""
+    pair = make_pair(tmp_path, "a", mask_of(0, 1, 2))
+    cache_file = tmp_path / "cache.json"
+    expected = scan_pairs([pair], 1, cache=ScanCache(cache_file))
+    content = json.loads(cache_file.read_text())
+    (key,) = (key for key in content["files"] if key.startswith(role))
+    stamp, facts = content["files"][key]
+    entries = [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
+    if damage != "missing":
+        kept = ["palette"] if damage == {} else []  # an empty one could be
+        kept += [field for field in facts if type(facts[field]) is type(damage) and not isinstance(damage, list | dict)]
+        entries = [[stamp, {**facts, field: damage}] for field in facts if field not in kept and facts[field] != damage]
+        entries += [damage, [stamp, damage], [damage, facts]]
+    for entry in entries:
+        cache = ScanCache(None)
+        cache.known = {**content["files"], key: entry}
+        found = getattr(cache, f"find_{role}")(getattr(pair, role), stamp)
+        optional = {"structure", "palette"}  # may be null
+        assert found is None or (damage is None and optional & {field for field in facts if entry[1].get(field) is None}), entry
+    content["files"][key] = entries[0]
+    cache_file.write_text(json.dumps(content))
+    assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected

@@ -211,7 +211,7 @@ def test_a_written_split_is_read_back_as_the_same_pairs(data):
     train = (pair(data, "a", "train", "p1"), pair(data, "e f", "train"), pair(data, "g,h", "train", 'a "quoted", group'))
     val = (pair(data, "b", "val", "p2"),)
     text = split_csv_text(train, val, data)
-    assert text.splitlines()[:2] == ["image,mask,split,group,name", "images/a.png,masks/a.png,train,p1,images/a"]
+    assert text.splitlines()[:2] == ["image,mask,split,group,name,content", "images/a.png,masks/a.png,train,p1,images/a,"]
     assert read(data, text).pairs == train + val
 
 
@@ -260,7 +260,7 @@ def test_names_and_parts_are_those_of_the_written_split(data):
 
 def test_files_outside_data_dir_are_written_with_their_whole_path(data, tmp_path):
     outside = Pair("x", Path("/elsewhere/x.png"), Path("/elsewhere/x_mask.png"))
-    assert split_csv_text([outside], [], tmp_path).splitlines()[1] == "/elsewhere/x.png,/elsewhere/x_mask.png,train,,x"
+    assert split_csv_text([outside], [], tmp_path).splitlines()[1] == "/elsewhere/x.png,/elsewhere/x_mask.png,train,,x,"
 
 
 # Through the config

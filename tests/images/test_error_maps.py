@@ -19,7 +19,7 @@ from unet_trainer.images.error_maps import (
     sample_sheet,
 )
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.images.overlays import COLOURS, IGNORED_COLOUR
+from unet_trainer.images.overlays import COLOURS, HEADER, IGNORED_COLOUR
 
 NAMES = ("background", "cell")
 
@@ -38,26 +38,26 @@ def ids(text):
 
 def test_found_missed_and_false_pixels_have_their_colours():
     truth, predicted = ids("0011x"), ids("01011")
-    shown = error_map(grey(1, 5), truth, predicted, (1, 5), has_background=True)
+    shown = error_map(grey(1, 5), truth, predicted, (1, 5), is_binary=True)
     dimmed = (35, 35, 35)
     assert [tuple(pixel) for pixel in shown[0].tolist()] == [dimmed, FALSE_COLOUR, MISSED_COLOUR, RIGHT_COLOUR, IGNORED_COLOUR]
 
 
 def test_of_many_classes_all_that_is_wrong_has_one_colour():
-    shown = error_map(grey(1, 4), ids("0121"), ids("0112"), (1, 4), has_background=False)
+    shown = error_map(grey(1, 4), ids("0121"), ids("0112"), (1, 4), is_binary=False)
     assert [tuple(pixel) for pixel in shown[0].tolist()] == [(35, 35, 35), (35, 35, 35), WRONG_COLOUR, WRONG_COLOUR]
 
 
 def test_a_single_wrong_pixel_is_seen_in_an_image_that_is_made_much_smaller():
     truth, predicted = np.zeros((900, 1200), np.uint8), np.zeros((900, 1200), np.uint8)
     predicted[417, 633] = 1
-    shown = error_map(grey(900, 1200), truth, predicted, (90, 120), has_background=True)
+    shown = error_map(grey(900, 1200), truth, predicted, (90, 120), is_binary=True)
     assert [place.tolist() for place in np.nonzero((shown == np.array(FALSE_COLOUR)).all(2))] == [[41], [63]]
 
 
 def test_where_both_kinds_of_error_fall_together_the_larger_one_is_shown():
     truth, predicted = ids("1110 0000"), ids("0001 0000")
-    shown = error_map(grey(2, 4), truth, predicted, (1, 1), has_background=True)
+    shown = error_map(grey(2, 4), truth, predicted, (1, 1), is_binary=True)
     assert tuple(shown[0, 0].tolist()) == MISSED_COLOUR
 
 
@@ -70,7 +70,7 @@ def test_panels_have_a_size_that_can_be_looked_at(size, panel):
     picture = error_picture(grey(*size), truth, truth, NAMES, "a.png: IoU 1", has_background=True)
     margins = 2 * 8
     assert picture.shape[1] == 4 * panel[1] + 3 * 8 + margins
-    assert picture.shape[0] == panel[0] + 24 * 3 + margins  # title, headings, legend of the errors
+    assert picture.shape[0] == panel[0] + 24 * 3 + HEADER + margins  # title, headings, legends of classes and errors
     assert picture.dtype == np.uint8
 
 
@@ -109,7 +109,7 @@ def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_and_one_legend()
     second = sheet[LINE_HEIGHT + side + GAP :][:side]
     assert has_colour(second, FALSE_COLOUR)
     legend = sheet[LINE_HEIGHT + 2 * (side + GAP) :]
-    assert len(legend) == 2 * LINE_HEIGHT + GAP
+    assert len(legend) == HEADER + LINE_HEIGHT + GAP
     for colour in (COLOURS[0], RIGHT_COLOUR, MISSED_COLOUR, FALSE_COLOUR):
         assert has_colour(legend, colour)
 
@@ -118,5 +118,5 @@ def test_images_of_different_sizes_share_a_sheet():
     sizes = [(64, 64), (32, 96), (600, 300)]
     nothing = [np.zeros(size, np.uint8) for size in sizes]
     sheet = sample_sheet([grey(*size) for size in sizes], nothing, nothing, ("sky", "road"), has_background=False)
-    assert sheet.shape[1] == 4 * SAMPLE_SIDE + 3 * GAP + 2 * GAP
+    assert sheet.shape[1] == 4 * 192 + 3 * GAP + 2 * GAP  # 64 × 3 and 96 × 2; 600×300 is 112 wide
     assert has_colour(sheet, (255, 255, 255))

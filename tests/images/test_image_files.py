@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -26,6 +27,8 @@ from unet_trainer.images.image_files import (
     decode_mask,
     decode_mask_or_alpha,
     encode_image,
+    map_npy,
+    open_file,
     read_image,
     read_image_and_size,
     read_mask,
@@ -465,13 +468,16 @@ def test_a_png_with_damaged_pixels_is_refused(tmp_path):
         assert reason(read, path) == "not an image that can be decoded"
 
 
-@pytest.mark.parametrize("extension", [".bmp", ".tif", ".webp"])
-def test_other_formats_are_refused_when_truncated(tmp_path, extension):
+@pytest.mark.parametrize(
+    ("extension", "why"),
+    [(".bmp", "not an image that can be decoded"), (".tif", "the file is cut off"), (".webp", "not an image that can be decoded")],
+)
+def test_other_formats_are_refused_when_truncated(tmp_path, extension, why):
     path = tmp_path / f"a{extension}"
     write_image(path, np.dstack([noise()] * 3))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert reason(read_image, path) == "not an image that can be decoded"
-    assert reason(read_mask, path) == "not an image that can be decoded"
+    assert reason(read_image, path) == why
+    assert reason(read_mask, path) == why
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 5])
@@ -542,6 +548,25 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path, read):
     assert reason(read, tmp_path / "none.png") == "No such file or directory"
     (tmp_path / "folder.png").mkdir()
     assert reason(read, tmp_path / "folder.png") == "Is a directory"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "zero.png"):
+        for read in (read_image, read_mask, map_npy, open_file):
+            assert reason(read, tmp_path / name) == "a pipe, a socket or a device; need a file"
+
+
+def test_memory_that_runs_out_in_decoding_is_a_reason(monkeypatch):
+    def out_of_memory(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("cv2.imdecode", out_of_memory)
+    data = encode_image(picture(), ".png")
+    for decode in (decode_image, decode_mask):
+        assert reason(decode, data) == "there is not enough memory to decode it"
 
 
 def test_a_read_error_is_a_user_error():

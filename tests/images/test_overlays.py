@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.overlays import (
+    BACKGROUND_COLOUR,
     BAR_HEIGHT,
     CELL,
     CHART_WIDTH,
     COLOURS,
     GAP,
     HEADER,
+    IGNORED_COLOUR,
     NAME_WIDTH,
     NUMBER_WIDTH,
     bar_chart,
     class_colours,
     contact_sheet,
     display_range,
+    legend,
     overlay,
     overlay_rows,
     to_display,
@@ -140,11 +144,59 @@ def test_a_class_is_tinted_inside_and_outlined_in_its_colour():
     assert shown[17, 10].tolist() == COLOURS[0].tolist()
 
 
-def test_each_class_has_its_colour_and_the_ninth_has_the_first_again():
-    outlines = [overlay(grey(), square(class_id))[6, 6].tolist() for class_id in range(1, 10)]
-    assert outlines[:8] == COLOURS.tolist()
-    assert outlines[8] == outlines[0]
-    assert class_colours(10)[1:] == tuple(tuple(colour) for colour in outlines)
+def test_each_class_has_its_colour_and_the_forty_first_has_the_first_again():
+    outlines = [overlay(grey(), square(class_id))[6, 6].tolist() for class_id in range(1, 42)]
+    assert outlines[:40] == COLOURS.tolist()
+    assert outlines[40] == outlines[0]
+    assert class_colours(42)[1:] == tuple(tuple(colour) for colour in outlines)
+
+
+def test_forty_colours_are_far_from_each_other_and_from_those_of_background_and_ignored_pixels():
+    """ΔE of CIE76: 2.3 is just noticeable; halved by the tint, these are still told apart."""
+    colours = np.vstack([COLOURS, [BACKGROUND_COLOUR, IGNORED_COLOUR]]).astype(np.float32) / 255
+    lab = cv2.cvtColor(colours[None], cv2.COLOR_RGB2LAB)[0]
+    distances = np.linalg.norm(lab[:, None] - lab, axis=2) + 1000 * np.eye(len(lab))
+    assert len(COLOURS) == 40
+    assert distances.min() > 20
+
+
+def test_a_class_0_that_is_no_background_has_the_last_colour_and_is_drawn():
+    assert class_colours(3, has_background=False) == (tuple(COLOURS[-1].tolist()), *class_colours(3)[1:])
+    ids = square(1)
+    shown = overlay(grey(), ids, has_background=False)
+    assert shown[12, 12].tolist() == overlay(grey(), ids)[12, 12].tolist()
+    assert shown[2, 2].tolist() == (0.6 * 100 + 0.4 * COLOURS[-1]).astype(np.uint8).tolist()
+    colours = np.zeros((256, 3), np.uint8)
+    colours[:2] = class_colours(2, has_background=False)
+    assert overlay_rows(grey(), ids, None, None, colours)[2, 2].tolist() != [100, 100, 100]
+
+
+def legend_colours(picture):
+    found = np.unique(picture.reshape(-1, 3), axis=0).tolist()
+    return {tuple(colour) for colour in found} & {*map(tuple, COLOURS.tolist()), IGNORED_COLOUR}
+
+
+def test_a_legend_has_the_classes_that_are_drawn_in_as_many_rows_as_they_need():
+    names = ["background", "road", "sky"]
+    row = legend([square(1)], names, True, 400)
+    assert row.shape == (HEADER, 400, 3)
+    assert legend_colours(row) == {tuple(COLOURS[0].tolist()), tuple(COLOURS[1].tolist())}
+    assert legend_colours(legend([square(IGNORED)], names, False, 400)) == {
+        *(tuple(COLOURS[index].tolist()) for index in (-1, 0, 1)),
+        IGNORED_COLOUR,
+    }
+    rows = legend([square(1)], [f"class {index}" for index in range(41)], True, 400)
+    assert rows.shape[0] >= 5 * HEADER
+    assert rows.shape[0] % HEADER == 0
+    assert legend_colours(rows) == set(map(tuple, COLOURS.tolist()))
+    assert legend([square(1)], [], True, 400).shape == (0, 400, 3)  # no names, no legend
+
+
+def test_sheets_have_a_legend_below_where_the_names_are_known():
+    names = ["background", "größe"]
+    sheet = contact_sheet([(grey(), square(1))], ["x"], names=names)
+    assert sheet.shape[0] == CELL + HEADER - 6 + HEADER
+    assert legend_colours(sheet[-HEADER:]) == {tuple(COLOURS[0].tolist())}
 
 
 def test_the_colours_of_classes_begin_with_black_for_the_background():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from helpers.image_bytes import tiff_bytes
+from helpers.image_bytes import change_tag, tiff_bytes
 from unet_trainer.images import tiff_blocks
 from unet_trainer.images.image_files import ReadError, decode_image
 from unet_trainer.images.tiff_blocks import TiffBlocks
@@ -205,3 +205,30 @@ def test_a_compression_that_needs_a_package_names_it(tmp_path):
     reason = "ZSTD compression needs another package: run pip install imagecodecs|cannot be decoded"  # where the package is there
     with TiffBlocks(path) as blocks, pytest.raises(ReadError, match=reason):
         blocks.read(slice(0, 1), slice(0, 9))
+
+
+# What random changes of files have found
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize(("tag", "value"), [(256, 0), (257, 0), (257, 60000), (258, 0), (277, 0), (323, 0)])
+def test_sizes_of_blocks_that_cannot_be_are_refused(tmp_path, tag, value, compression):
+    """Some of these were an IndexError or a division by zero, which no caller expects."""
+    options = {"tile": (16, 16)} if tag == 323 else {}
+    path = tmp_path / "a.tif"
+    data = tiff_bytes(np.zeros((20, 24), np.uint8), compression=compression, **options)
+    path.write_bytes(change_tag(change_tag(data, tag, kind=3), tag, value=value))
+
+    def read():
+        with TiffBlocks(path) as blocks:
+            blocks.read(slice(0, blocks.size[0]), slice(0, blocks.size[1]))
+
+    with pytest.raises(ReadError):
+        read()
+
+
+def test_a_page_of_billions_of_rows_is_refused_at_once(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(change_tag(tiff_bytes(np.zeros((20, 24), np.uint8)), 257, kind=4, long_value=2**32 - 1))
+    with TiffBlocks(path) as blocks, pytest.raises(ReadError, match="cut off"):
+        blocks.read(slice(2**31, 2**31 + 8), slice(0, 24))

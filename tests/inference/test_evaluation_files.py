@@ -44,7 +44,7 @@ def evaluated_pairs(tmp_path_factory):
 
 
 def write(folder, evaluated, data, comparison=None, **description):
-    make_folder(folder)
+    make_folder(folder, is_named=True)
     write_evaluation(folder, description, summarise(evaluated, NAMES[1:]), comparison, evaluated, data, NAMES)
 
 
@@ -132,7 +132,7 @@ def test_the_same_evaluation_writes_the_same_bytes(evaluated_pairs, tmp_path):
 
 def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touched(evaluated_pairs, tmp_path):
     evaluated, data = evaluated_pairs
-    make_folder(tmp_path)
+    make_folder(tmp_path, is_named=True)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "worst").mkdir()
     (tmp_path / "worst/01_mine.png").write_text("mine too")
@@ -147,7 +147,7 @@ def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touc
 @pytest.mark.parametrize("listed", ["../outside.png", "worst/../../outside.png", "{}/outside.png", 7])
 def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tmp_path, listed):
     folder = tmp_path / "out"
-    make_folder(folder)
+    make_folder(folder, is_named=True)
     (tmp_path / "outside.png").write_text("mine")
     listed = listed.format(tmp_path) if isinstance(listed, str) else listed
     (folder / "evaluation.json").write_text(json.dumps({"worst": [{"picture": listed}]}))
@@ -158,4 +158,15 @@ def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tm
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^--out: .*file/out cannot be written to \(Not a directory\)"):
-        make_folder(tmp_path / "file/out")
+        make_folder(tmp_path / "file/out", is_named=True)
+
+
+def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_folder(tmp_path):
+    (tmp_path / "outside").mkdir()
+    link = tmp_path / "evaluation"
+    link.symlink_to(tmp_path / "outside")
+    make_folder(link, is_named=True)
+    with pytest.raises(
+        UserError, match=rf"^--out: {link} cannot be written to \(it is a link to .*outside\); a link there leads elsewhere"
+    ):
+        make_folder(link, is_named=False)

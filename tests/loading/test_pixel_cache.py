@@ -12,7 +12,9 @@ import pytest
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading import pixel_cache
+from unet_trainer.loading.checked_file import ContentDamage
 from unet_trainer.loading.pixel_cache import ALIGNMENT, fill_cache, lay_out
+from unet_trainer.loading.reading_threads import ReadTimeout
 
 SHAPES = [(5, 7, 3), (4, 4, 3), (1, 9, 3), (8, 2, 3)]
 DAY = 24 * 3600
@@ -214,13 +216,113 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
 # Deleting what is not needed
 
 
-def test_drafts_of_killed_runs_are_deleted_but_not_those_in_progress(tmp_path):
-    for name, age in (("old", 2 * DAY), ("young", 60)):
-        draft = tmp_path / f".{name}.pixels.x.draft"
-        draft.touch()
-        set_age(draft, age)
+def test_drafts_of_killed_runs_are_deleted_at_once_but_not_those_in_progress(tmp_path):
+    for name, content in (("killed", b"x" * 1000), ("begun", b"")):
+        (tmp_path / f".{name}.pixels.x.draft").write_bytes(content)
+
+    def while_another_begins(index):
+        if index == 2:
+            build("disk", tmp_path, stamp=("other",))
+            assert len(list(tmp_path.glob(".*.draft"))) == 2  # ours, and that which was begun just now
+        return pixels(index)
+
+    build("disk", tmp_path, while_another_begins)
+    assert [path.name for path in tmp_path.glob(".*")] == [".begun.pixels.x.draft"]
+    set_age(tmp_path / ".begun.pixels.x.draft", 2 * DAY)
     build("disk", tmp_path)
-    assert [path.name for path in tmp_path.glob(".*")] == [".young.pixels.x.draft"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def fill_and_hang(folder):
+    build("disk", folder, lambda index: pixels(index) if index < 3 else time.sleep(600))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be killed")
+def test_a_killed_filling_leaves_no_draft_behind_for_the_next_start(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        process = context.Process(target=fill_and_hang, args=(tmp_path,))
+        process.start()
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size for path in tmp_path.glob(".*.draft")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        process.join(60)
+    assert len(list(tmp_path.glob(".*.draft"))) == 1  # each start deletes that of the one before
+    build("disk", tmp_path)
+    assert len(names(tmp_path)) == 1
+
+
+# Content that something else has changed
+
+
+def own_file(folder):
+    (path,) = folder.glob("*.pixels")
+    return path
+
+
+def test_a_zeroed_file_is_noticed_when_it_is_read(tmp_path):
+    build("disk", tmp_path)
+    own = own_file(tmp_path)
+    table = own.read_bytes()[384:]
+    own.write_bytes(bytes(384) + table)
+    cache, num_ticks = build("disk", tmp_path, refuse_to_read)
+    assert num_ticks == 0
+    for index in range(4):
+        with pytest.raises(ContentDamage, match="its content has changed"):
+            np.asarray(cache.pair(index)[0])
+    cache.discard()
+    assert build("disk", tmp_path)[1] == 4
+
+
+def test_a_file_whose_checksums_are_damaged_is_filled_anew(tmp_path):
+    build("disk", tmp_path)
+    content = own_file(tmp_path).read_bytes()
+    own_file(tmp_path).write_bytes(content[:390] + bytes([content[390] ^ 1]) + content[391:])
+    assert build("disk", tmp_path)[1] == 4
+
+
+def test_a_file_that_is_cut_off_while_it_is_used_is_an_error_and_no_crash(tmp_path):
+    cache, _ = build("disk", tmp_path)
+    os.truncate(own_file(tmp_path), 100)
+    with pytest.raises(ContentDamage, match="it has become shorter"):
+        np.asarray(cache.pair(3)[0])
+
+
+def test_only_the_rows_that_are_looked_at_are_read(tmp_path, monkeypatch):
+    shapes = [(400, 300, 3)]
+    image, mask = pixels(0, shapes=shapes)
+    cache, _ = build("disk", tmp_path, lambda index: (image, mask), shapes=shapes, limit=10**8)
+    num_bytes = []
+    real = os.pread
+    monkeypatch.setattr("os.pread", lambda handle, length, offset: num_bytes.append(length) or real(handle, length, offset))
+    stored_image, stored_mask = cache.pair(0)
+    assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
+    assert np.array_equal(stored_mask[100:110, 20:40], mask[100:110, 20:40])
+    assert max(num_bytes) <= 2 * 2**16  # whole blocks, which are checked
+    num_bytes.clear()
+    assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
+    assert num_bytes == [10 * 300 * 3]  # they were checked before
+
+
+def test_a_file_can_be_read_by_other_users_and_is_opened_for_reading_only(tmp_path):
+    before = os.umask(0o022)
+    try:
+        build("disk", tmp_path)
+    finally:
+        os.umask(before)
+    assert own_file(tmp_path).stat().st_mode & 0o777 == 0o644
+    cache, _ = build("disk", tmp_path, refuse_to_read)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(cache.file.handle, b"x")
+
+
+def test_a_disk_that_never_answers_ends_in_an_error(tmp_path):
+    for place in ("ram", "disk"):
+        with pytest.raises(ReadTimeout):
+            fill_cache(SHAPES, 1, lambda index: time.sleep(600), place, tmp_path, (), 2, lambda: None, 10**6, timeout=0.2)
+    assert names(tmp_path) == []
 
 
 def test_caches_that_were_not_used_for_14_days_are_deleted_and_others_stay(tmp_path):
@@ -243,7 +345,10 @@ def test_the_cache_in_use_is_kept_however_old_and_counts_as_used_now(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path, monkeypatch):
-    """A disk of 1000 bytes, with caches of 300 bytes; `pixels` of 4 pairs need 384, and half of what is free may be used."""
+    """A disk of 1000 bytes, with caches of 300 bytes; `pixels` of 4 pairs need 384, and half of what is free may be used.
+
+    A file has four bytes more for each pair, and 16 at its end.
+    """
 
     def free_disk(folder):
         return 1000 - sum(path.stat().st_size for path in folder.iterdir())
@@ -259,9 +364,9 @@ def small_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("num_pairs", "num_bytes", "kept"),
     [
-        (1, 140, ["middle.pixels", "newest.pixels"]),  # 100 bytes are free: the oldest goes, and 400 are enough
-        (2, 256, ["newest.pixels"]),  # 512 are needed, and two caches must go
-        (4, 384, []),  # 768 are needed, and all must go
+        (1, 160, ["middle.pixels", "newest.pixels"]),  # 100 bytes are free: the oldest goes, and 400 are enough
+        (2, 280, ["newest.pixels"]),  # 512 are needed, and two caches must go
+        (4, 416, []),  # 768 are needed, and all must go
     ],
 )
 def test_caches_make_room_those_used_longest_ago_first(small_disk, num_pairs, num_bytes, kept):

@@ -37,7 +37,12 @@ def expected_digest(dataset, batch_size, epoch):
 
 
 def in_worker():
-    return os.getpid() != MAIN_PID or threading.current_thread() is not threading.main_thread()
+    """Not in the training process, nor in the thread in which that reads."""
+    return os.getpid() != MAIN_PID or not (threading.current_thread().name == "reading" or is_main_thread())
+
+
+def is_main_thread():
+    return threading.current_thread() is threading.main_thread()
 
 
 def patch_samples(monkeypatch, before):

@@ -278,7 +278,11 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, fresh_encoder, w
     canary.unlink()
     writer({"state_dict": Hostile(canary)}, path)
     message = refusal(load_encoder_weights, fresh_encoder, path)
-    assert message.startswith(f"encoder_weights: {path} is no file of plain tensors (")
+    assert message == (
+        f"encoder_weights: {path} is no file of plain tensors (it holds more than tensors, which could run when it is loaded; "
+        "save its state_dict alone, best as .safetensors)"
+    )
+    assert "likely succeed" not in message
     assert not canary.exists()
 
 

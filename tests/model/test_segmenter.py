@@ -126,6 +126,10 @@ def test_a_spec_is_built_from_the_resolved_config():
     assert (spec.image, spec.coding, spec.num_classes) == (DEEP, MaskCoding((0, 1, 2), 0, 255), 3)
     assert spec.id_names == ("sky", "cat", "dog")
     assert len(set(spec.id_colours)) == 3
+    assert spec.has_background
+    sky = build_spec(settings.taken, DEEP, MaskCoding((0, 1, 2), 0, 255), has_background=False)
+    assert not sky.has_background
+    assert sky.id_colours[1:] == spec.id_colours[1:]
     assert (spec.image_size, spec.fit) == ((64, 96), "crop")
     assert (spec.architecture, spec.encoder) == ("unetplusplus", TINY_MODEL["encoder"])
     assert spec.decoder_channels == tuple(TINY_MODEL["decoder_channels"])

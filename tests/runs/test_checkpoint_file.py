@@ -30,7 +30,8 @@ from unet_trainer.runs.errors import CheckpointError, NonFinite
 from unet_trainer.runs.host_copy import HostCopy
 
 # The least that a checkpoint holds which a run can be resumed from.
-CONTENT = {"config": {}, "optimizer": {}, "model": {}}
+CONTENT = {**small_components().state.state_dict(), "config": {}, "split": {"train": [], "val": []}, "model": {}}
+CONTENT["random_state"] = torch.zeros(8, dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -241,10 +242,10 @@ def test_a_disk_that_fills_up_at_any_point_of_a_save_loses_no_checkpoint(small, 
 def test_the_previous_state_is_kept_and_used_when_the_last_one_is_damaged(small):
     previous = small.with_name("previous.pt")
     first = small.read_bytes()
-    write_checkpoint(small, {**CONTENT, "epoch": 2}, previous=previous)
+    write_checkpoint(small, {**CONTENT, "batch": 2}, previous=previous)
     assert previous.read_bytes() == first
     said = []
-    assert read_run(small.parent, said.append)["epoch"] == 2
+    assert read_run(small.parent, said.append)["batch"] == 2
     assert said == []
     small.write_bytes(small.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"last\.pt"):  # named by the user: that one or none

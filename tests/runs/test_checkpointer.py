@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last, read_r
 from unet_trainer.runs.checkpointer import RETRY_SECONDS, Checkpointer
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.runs.history import read_metrics
+from unet_trainer.system.background_writer import Job
 from unet_trainer.system.console import Console
 
 FULL = OSError(28, "No space left on device")
@@ -209,7 +211,9 @@ def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer,
     assert checkpointer.unwritten() == ["last.pt"]
 
 
-@pytest.mark.parametrize(("number", "advice"), [(28, "Make room, or set"), (30, "Set")])
+@pytest.mark.parametrize(
+    ("number", "advice"), [(28, "Make room, or set"), (30, "Choose a folder on a disk that can be written to, or set"), (13, "Set")]
+)
 def test_only_a_full_disk_is_answered_with_the_advice_to_make_room(number, advice, checkpointer, monkeypatch):
     def refuse(path, write, **options):
         raise OSError(number, os.strerror(number))
@@ -505,8 +509,8 @@ def test_split_csv_names_pairs_for_test_and_unused_ones_too(checkpointer, tmp_pa
     checkpointer.split = dataclasses.replace(checkpointer.split, test=pairs[:1], unused=pairs[1:])
     checkpointer.write_split()
     assert (tmp_path / "split.csv").read_bytes().splitlines()[-2:] == [
-        b"d.png,d.png,test,,d",
-        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer",
+        b"d.png,d.png,test,,d,",
+        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer,",
     ]
 
 
@@ -518,3 +522,85 @@ def test_split_csv_names_the_pairs_of_each_part(checkpointer, tmp_path):
             ("b.png", "train"),
             ("c.png", "val"),
         ]
+
+
+def lose_folder(components, settings, tmp_path, gone):
+    """A checkpointer whose folder has become another one, or is gone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ours = [True]
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), lambda: ours[0])
+    ours[0] = False
+    if gone:
+        folder.rmdir()
+    else:
+        (folder / "last.pt").write_text("another's")
+    return made
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
+def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
+    made = lose_folder(components, settings, tmp_path, gone)
+    elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
+    what = "is gone" if gone else "is another folder now"
+    with pytest.raises(TrainingFailed) as caught:
+        made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
+    assert str(caught.value) == (
+        f"{tmp_path / 'run'} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
+        f"to go on: python train_unet.py --resume {elsewhere}"
+    )
+    assert names(elsewhere) == [
+        "best.pt", "config.yaml", "events.jsonl", "last.pt", "metrics.csv", "settings.json", "split.csv", "train.log",
+    ]  # fmt: skip
+    read_last(elsewhere / "last.pt")
+    if not gone:
+        assert names(tmp_path / "run") == ["last.pt"]
+        assert (tmp_path / "run" / "last.pt").read_text() == "another's"
+
+
+def test_a_state_that_cannot_be_saved_elsewhere_either_is_said_to_be_lost(components, settings, tmp_path, monkeypatch):
+    made = lose_folder(components, settings, tmp_path, gone=False)
+
+    def full(*arguments):
+        raise FULL
+
+    monkeypatch.setattr(module, "new_run_folder", full)
+    with pytest.raises(
+        TrainingFailed, match=r"the state is lost, it could not be saved elsewhere \(No space left on device; make room\)"
+    ):
+        made.save_state()
+
+
+def test_a_folder_that_is_gone_with_its_disk_is_tried_again_by_a_run_that_lasts(components, tmp_path):
+    settings = make_settings(ema_decay=0.9, on_save_error="continue")
+    made = lose_folder(components, settings, tmp_path, gone=True)
+    made.save_state()
+    made.writer.wait()
+    made.save_if_due()
+    assert "training goes on (on_save_error: continue)" in said(made)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_written_whole_and_not_through_links(checkpointer, components, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "precious"
+    target.write_text("content")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "epoch_0000.png").symlink_to(target)
+    checkpointer.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.finish()
+    assert target.read_text() == "content"
+    assert (tmp_path / "samples" / "epoch_0000.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_goes_away_during_a_save_costs_nothing_either(components, settings, tmp_path):
+    """The save that failed is made again beside it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), folder.exists)
+    made.waiting["metrics.csv"] = Job(lambda: shutil.rmtree(folder))  # written before last.pt
+    made.save_state()
+    made.writer.wait()
+    with pytest.raises(TrainingFailed, match=rf"{folder} is gone, .*; the state is saved as {folder}-2/last\.pt; to go on: "):
+        made.save_if_due()
+    assert read_last(tmp_path / "run-2" / "last.pt")["epoch"] == components.state.epoch

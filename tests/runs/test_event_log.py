@@ -14,6 +14,7 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.runs import event_log
 from unet_trainer.runs.event_log import EventLog, current_epochs, finite, read_events
+from unet_trainer.runs.run_folder import EVENTS
 
 ADD_AND_DIE = """
 import os, signal, sys; from pathlib import Path; from unet_trainer.runs.event_log import EventLog
@@ -72,18 +73,18 @@ def test_a_line_that_is_cut_off_or_not_ours_is_left_out_and_the_next_one_is_whol
 
 
 def test_lines_that_a_full_disk_refused_come_with_the_next_one(log, tmp_path, monkeypatch):
-    write = event_log.Path.open
-    monkeypatch.setattr(event_log.Path, "open", lambda *arguments, **options: (_ for _ in ()).throw(OSError(28, "full")))
+    real = event_log.open_to_append
+    monkeypatch.setattr(event_log, "open_to_append", lambda *arguments, **options: (_ for _ in ()).throw(OSError(28, "full")))
     log.add("epoch", epoch=1)
     log.sync()
-    monkeypatch.setattr(event_log.Path, "open", write)
+    monkeypatch.setattr(event_log, "open_to_append", real)
     assert kinds(tmp_path) == ["start"]
     log.add("epoch", epoch=2)
     assert [event.get("epoch") for event in read_events(tmp_path)] == [None, 1, 2]
 
 
 def test_a_line_that_was_written_in_part_is_written_again_as_a_whole(log, tmp_path, monkeypatch):
-    real = event_log.Path.open
+    real = os.fdopen
 
     class HalfWritten:
         def __init__(self, file):
@@ -99,11 +100,26 @@ def test_a_line_that_was_written_in_part_is_written_again_as_a_whole(log, tmp_pa
             self.file.write(content[: len(content) // 2])
             raise OSError(28, "full")
 
-    monkeypatch.setattr(event_log.Path, "open", lambda path, mode: HalfWritten(real(path, mode)))
+    monkeypatch.setattr(event_log.os, "fdopen", lambda handle, mode: HalfWritten(real(handle, mode)))
     log.add("epoch", epoch=1)
-    monkeypatch.setattr(event_log.Path, "open", real)
+    monkeypatch.setattr(event_log.os, "fdopen", real)
     log.add("epoch", epoch=2)
     assert [event.get("epoch") for event in read_events(tmp_path)] == [None, 1, 2]
+
+
+def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(log, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / EVENTS).symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic link"):
+        EventLog().open(tmp_path / "other")
+    moved = EventLog()
+    (tmp_path / "run").mkdir()
+    moved.open(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "old")
+    (tmp_path / "run").mkdir()
+    moved.add("epoch", epoch=1)
+    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "target").exists()
 
 
 def test_numbers_that_are_not_finite_are_null(log, tmp_path):

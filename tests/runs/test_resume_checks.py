@@ -257,3 +257,11 @@ def test_a_checkpoint_without_reasons_leaves_those_of_this_start():
     before = dict(resumed.decisions)
     keep_reasons(resumed, resumed.repeatable_dict(), {})
     assert resumed.decisions == before
+
+
+def test_a_split_csv_that_was_swapped_is_named(tmp_path):
+    table = tmp_path / "split.csv"
+    with pytest.raises(
+        CheckpointError, match=rf"would now validate, e\.g\. b \({table} decides it, and is not the run's own\); put it back"
+    ):
+        compare_splits({"train": ["a", "b"], "val": ["c"]}, {"train": ["a", "c"], "val": ["b"]}, table)

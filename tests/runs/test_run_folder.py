@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.runs import run_folder
 from unet_trainer.runs.errors import CheckpointError
-from unet_trainer.runs.run_folder import find_resume_source, find_run, has_checkpoint, new_run_folder, newest_run, start_folder
+from unet_trainer.runs.run_folder import (
+    check_may_write,
+    find_resume_source,
+    find_run,
+    folder_of,
+    has_checkpoint,
+    new_run_folder,
+    newest_run,
+    start_folder,
+    sweep,
+)
 
 
 @pytest.fixture
@@ -157,3 +169,73 @@ def test_a_state_is_a_file_and_the_previous_one_is_one_too(tmp_path):
     assert not has_checkpoint(tmp_path)
     (tmp_path / "previous.pt").touch()
     assert has_checkpoint(tmp_path)
+
+
+def make_run_folder(folder):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("# Settings of this run. To run them again: ...\nseed: 1\n")
+    (folder / "split.csv").touch()
+    (folder / "last.pt").touch()
+    return folder
+
+
+def test_a_file_belongs_to_a_run_only_if_its_folder_looks_like_one(tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    assert folder_of(run) == folder_of(run / "last.pt") == folder_of(run / "copy.pt") == run
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    assert folder_of(foreign / "last.pt") is None
+    (foreign / "config.yaml").write_text("seed: 1\n")
+    (foreign / "split.csv").touch()
+    assert folder_of(foreign / "last.pt") is None
+    (run / "split.csv").unlink()
+    assert folder_of(run / "last.pt") is None
+
+
+@pytest.mark.parametrize("name", ["train.log", "samples"])
+def test_links_of_a_run_folder_from_elsewhere_are_refused(name, tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    (run / name).symlink_to(tmp_path)
+    with pytest.raises(UserError, match=rf"{run / name} is a link to {tmp_path}; a run writes into its own folder alone"):
+        check_may_write(run, lasts=False)
+
+
+def test_a_pipe_in_place_of_the_log_is_refused_and_does_not_hang(tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    os.mkfifo(run / "train.log")
+    with pytest.raises(UserError, match=r"train\.log is no ordinary file or folder"):
+        check_may_write(run, lasts=False)
+
+
+def test_a_folder_that_takes_no_files_is_told_and_nothing_is_left_in_it(tmp_path, monkeypatch):
+    run = make_run_folder(tmp_path / "run")
+    before = sorted(run.iterdir())
+    assert check_may_write(run, lasts=False) is None
+    assert sorted(run.iterdir()) == before
+
+    def refuse(number):
+        def fail(**options):
+            raise OSError(number, os.strerror(number), str(run / ".tmpabc"))
+
+        monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", fail)
+
+    refuse(errno.EACCES)
+    for lasts in (True, False):
+        with pytest.raises(UserError, match=rf"^{run} cannot be written to \(Permission denied\)$"):
+            check_may_write(run, lasts)
+    refuse(errno.ENOSPC)
+    with pytest.raises(UserError, match=rf"^{run} cannot be written to \(No space left on device\); make room$"):
+        check_may_write(run, lasts=False)
+    assert check_may_write(run, lasts=True) == f"{run} takes no files now (No space left on device)"
+
+
+def test_sweeping_leaves_what_is_not_a_draft_of_a_run(tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    (run / "samples").mkdir()
+    ours = [run / ".best.pt.abcdefgh.tmp", run / "samples" / ".epoch_0001.png.abcdefgh.tmp"]
+    others = [run / ".report.docx.tmp", run / ".mine.pt.abcdefgh.tmp", run / "samples" / ".mine.png.abcdefgh.tmp"]
+    for path in (*ours, *others):
+        path.touch()
+    sweep(run)
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in others)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -194,12 +196,16 @@ def test_two_names_of_one_file_become_two_files_again(file):
 
 
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
-    for name in (".last.pt.k2j3.tmp", ".previous.pt.123.tmp"):
+    """A name that only looks like one is somebody else's, and so is a folder or a link."""
+    ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123.tmp", ".epoch_0001.png.00000000.tmp")
+    others = ("notes.tmp", ".hidden", ".report.docx.tmp", ".last.pt.tmp", ".report.k2j3_a9b.tmp", ".last.pt.K2J3_A9B.tmp")
+    for name in (*ours, *others):
         (file.parent / name).touch()
-    for name in ("notes.tmp", ".hidden"):
-        (file.parent / name).touch()
-    assert delete_drafts(file.parent) == 2
-    assert sorted(path.name for path in file.parent.iterdir()) == [".hidden", "last.pt", "notes.tmp"]
+    (file.parent / ".last.pt.11111111.tmp").mkdir()
+    (file.parent / ".last.pt.22222222.tmp").symlink_to("notes.tmp")
+    assert delete_drafts(file.parent, ["last.pt", "previous.pt", "epoch_*.png"]) == 3
+    kept = sorted([*others, "last.pt", ".last.pt.11111111.tmp", ".last.pt.22222222.tmp"])
+    assert sorted(path.name for path in file.parent.iterdir()) == kept
 
 
 def test_a_draft_gets_its_name_when_it_is_kept(file):
@@ -229,8 +235,46 @@ def test_two_drafts_of_one_file_do_not_meet(file):
 
 def test_a_draft_that_a_crash_leaves_behind_is_found(file):
     Draft(file).file.close()
-    assert delete_drafts(file.parent) == 1
+    assert delete_drafts(file.parent, [file.name]) == 1
     assert_only(file, b"old")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EMFILE])
+@pytest.mark.parametrize("step", ["mkstemp", "fsync", "replace"])
+def test_an_error_names_the_file_and_never_its_draft(step, number, file, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(number, os.strerror(number), str(file.parent / ".last.pt.k2j3_a9b.tmp"))
+
+    owner = {"mkstemp": atomic_files.tempfile, "fsync": os, "replace": Path}[step]
+    monkeypatch.setattr(owner, step, refuse)
+    with pytest.raises(OSError, match=re.escape(str(file))) as caught:
+        write_text_atomically(file, "new")
+    assert (caught.value.errno, caught.value.filename, caught.value.filename2) == (number, str(file), None)
+    assert ".tmp" not in str(caught.value)
+
+
+def test_a_piecewise_draft_that_cannot_be_made_is_told_by_the_name_of_its_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        Draft(tmp_path / "none" / "a.png")
+    assert caught.value.filename == str(tmp_path / "none" / "a.png")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("write", [lambda path: write_text_atomically(path, "new"), Draft], ids=["whole", "piecewise"])
+def test_a_pipe_is_never_replaced_by_a_file(write, tmp_path):
+    pipe = tmp_path / "last.pt"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="device, a pipe or a socket"):
+        write(pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays_as_it_is(file, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    write_text_atomically(link, "new")
+    assert (link.is_symlink(), link.read_text(), file.read_text()) == (False, "new", "old")
 
 
 def test_a_draft_of_a_long_name_can_be_made(tmp_path):

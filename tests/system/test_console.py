@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 
+import pytest
+
 from unet_trainer.system.console import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -40,6 +42,18 @@ class Terminal(io.StringIO):
 
     def isatty(self):
         return True
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """Without colours, unless a test asks for them."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def colours(plain, monkeypatch):
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
 
 
 def one_epoch(stream, *, row=ROW, improved=True, on_gpu=False):
@@ -312,3 +326,107 @@ def test_a_process_that_does_not_speak_prints_and_keeps_nothing(capsys):
     assert capsys.readouterr().out == ""
     assert not console.interactive
     assert console.unlogged == []
+
+
+def test_a_log_is_not_opened_through_a_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / "train.log").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        Console(io.StringIO()).log_to(tmp_path / "train.log")
+    assert target.read_text() == "content"
+
+
+def test_a_folder_that_is_made_anew_gets_nothing_of_this_run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    console = Console(io.StringIO())
+    console.log_to(folder / "train.log")
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    console.say("one")
+    console.close_log()
+    assert (list(folder.iterdir()), (tmp_path / "moved" / "train.log").read_text()) == ([], "one\n")
+
+
+def test_a_log_that_was_deleted_begins_anew(tmp_path):
+    console = Console(io.StringIO())
+    console.log_to(tmp_path / "train.log")
+    console.say("one")
+    (tmp_path / "train.log").unlink()
+    console.say("two")
+    console.close_log()
+    assert (tmp_path / "train.log").read_text() == "two\n"
+
+
+def test_closed_standard_output_is_no_error(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    console = Console()
+    console.say("one")
+    assert not console.interactive
+
+
+# Colours and long phases
+
+
+def test_warnings_errors_and_the_best_epoch_have_colours_on_a_terminal_and_the_log_has_none(colours, tmp_path, monkeypatch):
+    stream = Terminal()
+    console = Console(stream)
+    console.log_to(tmp_path / "train.log")
+    console.warn("careful")
+    console.note("by the way")
+    console.epoch_ends(ROW, 100, improved=True, on_gpu=False)
+    shown = stream.getvalue()
+    assert "\033[33mWarning:\033[0m careful\n" in shown
+    assert "\033[34mNote:\033[0m by the way\n" in shown
+    assert "\033[32m (best)\033[0m" in shown
+    logged = (tmp_path / "train.log").read_text()
+    assert "\033" not in logged
+    assert logged.startswith("Warning: careful\nNote: by the way\n")
+    monkeypatch.setattr("sys.stderr", stream)
+    show_error("it is broken")
+    assert stream.getvalue().endswith("\033[31mError:\033[0m it is broken\n")
+
+
+def test_a_file_has_no_colours(colours):
+    stream = io.StringIO()
+    Console(stream).warn("careful")
+    assert "\033" not in one_epoch(io.StringIO()) + stream.getvalue()
+
+
+def test_the_rule_of_an_epoch_is_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert one_epoch(Terminal()).split("\n")[2] == "-" * 30
+
+
+def test_every_message_is_passed_on_with_its_kind():
+    heard = []
+    console = Console(io.StringIO())
+    console.on_message = lambda kind, text: heard.append((kind, text))
+    console.warn("a")
+    console.note("b")
+    console.say("c")
+    assert heard == [("warning", "a"), ("note", "b")]
+
+
+@pytest.mark.parametrize(("keep", "seconds", "lines"), [(False, 2.5, 1), (False, 1.5, 0), (True, 2.5, 0)])
+def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, lines, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("unet_trainer.system.console.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with Console(stream).bar("Reading every pair once:", 10, keep=keep) as bar:
+        bar.tick(1)
+        now[0] += seconds
+        bar.tick(1)
+        bar.tick(8)
+    assert stream.getvalue() == "Reading every pair once: 2 of 10, about 10 s to go\n" * lines
+
+
+def test_of_many_classes_the_worst_are_listed():
+    stream = io.StringIO()
+    scores = {f"class {number}": number / 100 for number in range(100)} | {"absent": None}
+    Console(stream).class_table(scores)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1 + 11 + 1
+    assert [line.split()[1] for line in lines[1:12]] == [str(number) for number in range(11)]
+    assert lines[-1] == "  and 90 more, which are better or do not occur: per_class_iou in result.json"

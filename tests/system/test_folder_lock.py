@@ -57,10 +57,15 @@ def test_a_folder_that_is_not_locked_is_locked_again_and_again(tmp_path):
 
 def test_a_lock_file_that_the_previous_holder_deleted_does_not_count(tmp_path, monkeypatch):
     """Else two processes would hold the lock: one of the deleted file, one of the new file."""
-    monkeypatch.setattr(folder_lock, "_is_same", lambda file, path: bool(tries.append(path.unlink()) or len(tries) > 2))
     tries = []
+
+    def is_same_file(self):
+        tries.append(self.path.unlink(missing_ok=True))
+        return len(tries) > 2
+
+    monkeypatch.setattr(folder_lock.FolderLock, "is_same_file", is_same_file)
     (notice,) = acquire(tmp_path)
-    assert len(tries) == 3
+    assert len(tries) == 4  # the last one when it is released
     assert "another process trains there" in notice
 
 
@@ -129,3 +134,71 @@ def test_asking_in_the_process_that_holds_a_folder_does_not_release_it(tmp_path)
         other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
         assert other.stdout == "True\n"
     assert not folder_lock.is_locked(tmp_path)
+
+
+def test_two_runs_of_one_process_cannot_hold_one_folder(tmp_path, monkeypatch):
+    """The system would give both the same lock, and take it from both when one of them is done."""
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.3)
+    with folder_lock.FolderLock() as first:
+        first.acquire(tmp_path, print)
+        with pytest.raises(UserError, match="in use: another run of this process trains there"):
+            acquire(tmp_path)
+        (tmp_path / "link").symlink_to(tmp_path)
+        with pytest.raises(UserError, match="another run of this process"):
+            acquire(tmp_path / "link")
+        assert first.is_ours()
+        (tmp_path / "other").mkdir()
+        assert acquire(tmp_path / "other") == []
+    assert acquire(tmp_path) == []
+
+
+def test_a_folder_that_is_made_anew_or_moved_away_is_no_longer_ours(tmp_path, holder):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(folder, print)
+        assert lock.is_ours()
+        folder.rename(tmp_path / "moved")
+        assert not lock.is_ours()
+        folder.mkdir()
+        assert not lock.is_ours()
+        (folder / ".lock").write_text("another's")
+    assert (folder / ".lock").read_text() == "another's"  # only one's own file is deleted
+
+
+def test_a_lock_file_that_was_deleted_alone_is_made_again(tmp_path):
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        (tmp_path / ".lock").unlink()
+        assert lock.is_ours()
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {folder_lock.socket.gethostname()}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_has_locked_since_is_no_longer_ours(tmp_path, holder):
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        (tmp_path / ".lock").unlink()
+        child = holder(60)
+        assert not lock.is_ours()
+        assert f"process {child.pid} on " in (tmp_path / ".lock").read_text()
+
+
+def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(target)
+    assert acquire(tmp_path / "run") == []
+    assert target.read_text() == "content"
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_held_and_released(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_lock.os, "pwrite", full)
+    with folder_lock.FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        assert (lock.is_held, lock.is_ours()) == (True, True)
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_the_message_of_a_crash_is_its_end_on_one_line():
 
 
 # Standard error
+
+
+def test_no_temporary_directory_is_needed(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: pytest.fail("a file in the temporary directory"))
+    assert list(forked_map(lambda item, read_stderr: os.write(2, b"x") and read_stderr(), [0], 1)) == [(0, "x")]
+
+
+def test_an_item_that_never_ends_is_given_up_and_the_others_are_done(children):
+    outcomes = dict(forked_map(lambda item, read_stderr: time.sleep(600) if item == 1 else item, range(4), 2, timeout=1))
+    assert outcomes == {0: 0, 1: Crash("no answer in 1 s", is_timeout=True), 2: 2, 3: 3}
+    assert children() == []
 
 
 def test_standard_error_of_a_child_is_read_by_its_function():
@@ -294,3 +306,10 @@ def test_threads_begin_no_more_items_when_the_consumer_stops_early(no_processes)
     next(outcomes)
     outcomes.close()
     assert len(begun) < 1000
+
+
+def test_no_temporary_folder_is_needed(monkeypatch):
+    """As with a root that is mounted read-only."""
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert [outcome for _, outcome in forked_map(lambda item, read_stderr: item + 1, [1], 1)] == [2]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -122,3 +123,49 @@ def test_signals_are_raised_at_once_again_after_the_deferred_block():
             pass
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+SWALLOWED = """
+import os, signal, sys, time; from unet_trainer.system.signals import Signals
+class Unlucky:
+    def __del__(self):
+        for _ in range(int(sys.argv[1])):
+            try: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)
+            except KeyboardInterrupt:
+                if _ + 1 == int(sys.argv[1]): raise
+with Signals() as signals:
+    thing = Unlucky(); del thing
+    print("went on", signals.is_stopping(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("times", "code", "printed"), [(1, 0, "went on True\n"), (2, 130, "")], ids=["once", "twice"])
+def test_an_interruption_inside_a_destructor_prints_nothing_and_counts(times, code, printed):
+    """Python cannot raise it there: it would print "Exception ignored", and a second Ctrl-C would be lost."""
+    command = [sys.executable, "-c", SWALLOWED, str(times)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
+
+
+def test_other_errors_inside_a_destructor_are_shown_as_ever(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with Signals() as signals:
+        signals._handle_unraisable(types.SimpleNamespace(exc_type=ValueError))
+        signals._handle_unraisable(types.SimpleNamespace(exc_type=KeyboardInterrupt))
+    assert [error.exc_type for error in seen] == [ValueError]
+    assert sys.unraisablehook == seen.append
+
+
+ENDING = """
+import os, signal, threading, time; from unet_trainer.system.signals import exit_process
+def interrupt():
+    time.sleep(0.3); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)
+threading.Thread(target=interrupt).start()
+exit_process(130)
+"""
+
+
+def test_ctrl_c_while_the_interpreter_ends_prints_nothing():
+    done = subprocess.run([sys.executable, "-c", ENDING], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

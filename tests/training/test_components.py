@@ -10,7 +10,6 @@ import torch
 
 from helpers.small_runs import make_run
 from unet_trainer.images.error_maps import sample_sheet
-from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.training.cuda_graphs import DirectLauncher
@@ -65,12 +64,11 @@ def test_smaller_parts_are_for_both_steps_and_recorded_graphs_are_dropped(run):
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_parts, run):
     components, loaders = run.components, run.loaders
-    images, truths = loaders.samples
-    assert len(images) == 2
-    ids = predict(components.state.eval_segmenter, torch.from_numpy(np.stack(images)), components.numerics)
-    expected = sample_sheet(
-        [to_display(image) for image in images], truths, list(ids.to(torch.uint8).numpy()), ("background", "foreground"), True
-    )
+    samples = loaders.samples
+    assert len(samples.inputs) == 2
+    ids = predict(components.state.eval_segmenter, torch.from_numpy(samples.inputs), components.numerics)
+    predicted = list(ids.to(torch.uint8).numpy())
+    expected = sample_sheet(samples.pictures, samples.truths, predicted, ("background", "foreground"), True)
     sizes = []
     components.state.eval_segmenter.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     components.set_num_parts(num_parts)
@@ -90,10 +88,10 @@ def test_samples_are_read_once(run, monkeypatch):
 
 def test_samples_are_spread_over_the_validation_images(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", val_fraction=0.5)
-    images, masks = run.loaders.samples
+    samples = run.loaders.samples
     assert len(run.loaders.val.dataset) == 6
-    assert len(images) == len(masks) == 4
-    for image, index in zip(images, (0, 2, 3, 5), strict=True):
+    assert len(samples.pictures) == len(samples.truths) == 4
+    for image, index in zip(samples.inputs, (0, 2, 3, 5), strict=True):
         assert np.array_equal(image, run.loaders.val.dataset[0, index][0])
 
 
@@ -141,9 +139,9 @@ def test_workers_are_given_this_epoch_its_validation_and_the_next_epoch(is_last,
 
 def test_samples_show_masks_at_the_size_of_their_images(run):
     """Validation has them at native resolution, 64×64."""
-    images, masks = run.loaders.samples
-    assert [image.shape for image in images] == [(32, 32, 3)] * 2
+    samples = run.loaders.samples
+    assert [image.shape for image in samples.pictures] == [(32, 32, 3)] * 2
     dataset = run.loaders.val.dataset
-    for index, mask in enumerate(masks):
+    for index, mask in enumerate(samples.truths):
         assert dataset[0, index][1].shape == (64, 64)
         assert np.array_equal(mask, resize_mask(dataset[0, index][1], (32, 32)))

@@ -17,6 +17,7 @@ from unet_trainer.images.image_files import DataError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.checkpoint_file import read_last
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
+from unet_trainer.runs.event_log import read_events
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.recovery import Recovery
@@ -238,7 +239,7 @@ def test_workers_that_fail_end_the_run_with_the_state_saved(text, run):
     with pytest.raises(TrainingFailed) as caught:
         recover(run, WorkerError(text))
     assert str(caught.value) == (
-        f"{text}. Try fewer num_workers, or num_workers=0; {run.checkpointer.folder / 'last.pt'} is whole; "
+        f"{text}. See whether the disk is there; {run.checkpointer.folder / 'last.pt'} is whole; "
         f"to go on: python train_unet.py --resume {run.checkpointer.folder}"
     )
     assert caught.value.__suppress_context__
@@ -298,3 +299,16 @@ def test_a_second_ctrl_c_waits_for_nothing(error, run, monkeypatch):
     with pytest.raises(type(error)):
         recover(run, error)
     assert not is_anything_saved(run)
+
+
+def test_what_was_undone_is_among_the_events_with_the_state_that_it_goes_on_from(run):
+    folder = run.checkpointer.folder
+    run.events.open(folder)
+    run.checkpointer.save_state()
+    recover(run, bad_steps())
+    recover(run, out_of_memory())
+    rollback, shrink = [event for event in read_events(folder) if event["kind"] in ("rollback", "shrink")]
+    assert (rollback["epoch"], rollback["batch"]) == (0, 3)
+    assert rollback["text"].startswith("8 steps in a row were not finite from step 5 on")
+    assert (shrink["epoch"], shrink["batch"], shrink["batch_parts"]) == (0, 3, 2)
+    assert shrink["text"] == "CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -21,7 +21,9 @@ SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 def finish_epochs(run, values, rates=None):
     for index, value in enumerate(values):
         rate = rates[index] if rates else 10.0
-        run.judge({**ROW, "epoch": index + 1, "val_iou": value, "seconds": 2.0, "images_per_second": rate}, SCORES)
+        row = {**ROW, "epoch": index + 1, "val_iou": value, "seconds": 2.0, "images_per_second": rate}
+        if run.judge(row, SCORES):
+            run.checkpointer.write_best(row, run.state.eval_segmenter)
 
 
 @pytest.fixture
@@ -80,7 +82,9 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     run = make_run(tiny_data, tmp_path / "run", num_epochs=2)
     nothing_found = compute_scores(torch.tensor([[6, 0], [3, 0]]), 1)
     for epoch in (1, 2):
-        run.judge({**ROW, "epoch": epoch, "val_iou": 0.0, "train_iou": 0.1}, nothing_found)
+        row = {**ROW, "epoch": epoch, "val_iou": 0.0, "train_iou": 0.1}
+        if run.judge(row, nothing_found):
+            run.checkpointer.write_best(row, run.state.eval_segmenter)
     result = report(run)
     assert result.baseline_iou == pytest.approx(1 / 3)
     (warning,) = result.warnings
@@ -104,7 +108,7 @@ def test_result_json_has_everything_but_the_rows_and_the_folder(run):
     assert content == result_dict(result)
     assert set(content) == {
         *("best_epoch", "best_val_iou", "per_class_iou", "epochs", "stopped_early", "seconds", "images_per_second"),
-        *("unwritten", "number_format", "is_compiled", "baseline_iou", "warnings"),
+        *("unwritten", "number_format", "is_compiled", "baseline_iou", "missing", "warnings"),
     }
 
 
@@ -117,7 +121,7 @@ def test_the_last_lines_name_what_is_there_and_the_next_command(run):
         "  class       IoU\n"
         "  foreground  0.5000\n"
         "Time: 6 s in epochs, 15 images/s in training\n"
-        f"Weights: {folder / 'best.pt'} | curves: {folder / 'curves.png'} | pictures: {folder / 'samples'}\n"
+        f"Weights: {folder / 'best.pt'} | report: {folder / 'report.html'} | curves: {folder / 'curves.png'} | pictures: {folder / 'samples'}\n"
         f"Next: python train_unet.py evaluate {folder}   (scores of each class and image)\n"
         f"      python train_unet.py predict {folder} IMAGES --out predictions\n"
         f"      python train_unet.py try {folder}   (a page in the browser)\n"

@@ -145,3 +145,24 @@ def test_every_warning_and_note_is_an_event(tmp_path):
         ("warning", "before the folder is there"),
         ("note", "a note"),
     ]
+
+
+def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):
+    """Exit code 2 before the run has its folder, 3 afterwards."""
+    error = OSError(24, "Too many open files", "/data/a.png")
+    with pytest.raises(UserError, match=r"^/data/a\.png: Too many open files"), Session():
+        raise error
+
+    def fail_with_a_folder():
+        with Session() as session:
+            session.console.log_to(tmp_path / "train.log")
+            raise error
+
+    with pytest.raises(TrainingFailed, match=r"^/data/a\.png: Too many open files .*; nothing is saved$"):
+        fail_with_a_folder()
+    (tmp_path / "last.pt").touch()
+    with pytest.raises(TrainingFailed, match=rf"; to go on: python train_unet\.py --resume {tmp_path}$"):
+        fail_with_a_folder()
+    assert (tmp_path / "train.log").read_text().count("Error: /data/a.png: Too many open files") == 2
+    with pytest.raises(FileNotFoundError), Session():  # a bug
+        raise FileNotFoundError(2, "No such file or directory", "ours")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def names(folder):
 
 def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
     run = start(config)
-    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
+    assert names(folder) == ["config.yaml", "events.jsonl", "report.html", "settings.json", "split.csv", "train.log"]
     assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
     assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
     said = capsys.readouterr().out
@@ -370,9 +371,9 @@ def test_a_folder_that_cannot_be_written_to_is_told(config, folder):
 
 def test_drafts_of_a_run_that_was_killed_are_deleted(config, folder):
     train_and_save(config)
-    (folder / ".last.pt.abc.tmp").touch()
+    (folder / ".last.pt.abc45678.tmp").touch()
     start(config, resume="run")
-    assert ".last.pt.abc.tmp" not in names(folder)
+    assert ".last.pt.abc45678.tmp" not in names(folder)
 
 
 def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(config, folder, monkeypatch, capsys):
@@ -433,3 +434,97 @@ def test_curves_show_how_the_run_ended(config, folder, monkeypatch):
         train(config, num_epochs=4, resume="run", on_epoch=stop_after(3))
     assert states[-1] == "interrupted"
     assert (folder / "curves.png").is_file()
+
+
+def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alone(config, folder, tmp_path, capsys):
+    train_and_save(config, epochs=1)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    shutil.copy(folder / "last.pt", foreign / "x.pt")
+    for name in ("best.pt", "metrics.csv", "config.yaml", ".report.docx.tmp", ".last.pt.abc45678.tmp"):
+        (foreign / name).write_text("somebody's")
+    before = {path.name: path.read_bytes() for path in foreign.iterdir()}
+    run = start(config, resume=str(foreign / "x.pt"))
+    assert run.checkpointer.folder == folder.parent / "run-2"
+    assert names(folder.parent / "run-2") == [
+        "best.pt", "config.yaml", "events.jsonl", "report.html", "settings.json", "split.csv", "train.log",
+    ]  # fmt: skip
+    assert (run.state.epoch, run.state.early_stopping.best_epoch) == (1, 1)
+    assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
+    said = capsys.readouterr().out
+    assert f"Note: {foreign / 'x.pt'} lies in no run's folder: a new run goes on from it\n" in said
+    assert "best.pt is missing; it is written anew" in said
+
+
+def test_a_copy_of_a_state_in_a_runs_own_folder_goes_on_there(config, folder):
+    train_and_save(config)
+    shutil.copy(folder / "last.pt", folder / "copy.pt")
+    assert start(config, resume=str(folder / "copy.pt")).checkpointer.folder == folder
+
+
+def test_a_split_csv_that_was_swapped_is_named(config, folder):
+    train_and_save(config)
+    table = folder / "split.csv"
+    text = table.read_text()
+    table.write_text(text.replace(",train,", ",TMP,", 1).replace(",val,", ",train,", 1).replace(",TMP,", ",val,"))
+    with pytest.raises(
+        CheckpointError, match=rf"images trained on would now validate, .*\({table} decides it, and is not the run's own\)"
+    ):
+        start(config, resume="run")
+
+
+@pytest.mark.parametrize("name", ["train.log", "samples", ".lock", "events.jsonl"])
+def test_a_run_folder_from_elsewhere_writes_nothing_through_its_links(name, config, folder, tmp_path):
+    train_and_save(config)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("somebody's")
+    target = outside if name == "samples" else outside / "file"
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
+    if name == ".lock":
+        start(config, resume="run")
+    else:
+        with pytest.raises(UserError, match=rf"{folder / name} is a link to {target}"):
+            start(config, resume="run")
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "somebody's")]
+
+
+def test_two_threads_cannot_train_in_one_folder(config, monkeypatch):
+    monkeypatch.setattr("unet_trainer.system.folder_lock.WAIT_SECONDS", 0.2)
+    train_and_save(config)
+    with Session() as session:
+        set_up(dataclasses.replace(config, resume="auto"), session)
+        errors = []
+
+        def second():
+            try:
+                start(config, resume="auto")
+            except UserError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert "is in use: another run of this process trains there" in errors[0]
+
+
+def test_a_position_beyond_the_end_of_an_epoch_is_refused(config, folder):
+    """It would wait for batches that never come."""
+    run = train_and_save(config)
+    run.state.batch = 1000
+    run.checkpointer.save_state()
+    run.checkpointer.finish()
+    with pytest.raises(CheckpointError, match=rf"{folder} is no state that can be gone on from: batch is 1000 of "):
+        start(config, resume="run")
+
+
+def test_a_state_of_another_model_is_refused_in_a_sentence(config, folder, monkeypatch):
+    """As after an upgrade of timm."""
+    train_and_save(config)
+    monkeypatch.setattr(build, "build_network", lambda spec, weights: torch.nn.Sequential(SmallNetwork(3, 1)))
+    with pytest.raises(
+        CheckpointError, match=r"gone on from: its model lacks 0\..* was timm or segmentation-models-pytorch changed since\?"
+    ):
+        start(config, resume="run")

@@ -28,7 +28,7 @@ def components():
     state = made.state
     state.epoch, state.batch, state.history = 1, 2, [dict(ROW)]
     state.seconds, state.train_seconds, state.wait_seconds = 10.0, 5.0, 1.0
-    state.num_rollbacks, state.learning_rate.factor, state.per_class_iou = 1, 0.1, [0.25, None]
+    state.num_rollbacks, state.learning_rate.factor, state.per_class_iou = 1, 0.1, [0.25]
     state.confusion = [[5, 2**40], [1, 2]]  # more pixels than 32 bits count
     state.early_stopping.update(0.5, 1)
     return made
@@ -41,7 +41,7 @@ def add(metrics, loss, num_images, counts=NO_COUNTS):
 
 
 def through_a_file(state, folder, **more):
-    write_checkpoint(folder / "last.pt", {"config": {}, **state.state_dict(), **more})
+    write_checkpoint(folder / "last.pt", {"config": {}, "split": {"train": [], "val": []}, **state.state_dict(), **more})
     return read_last(folder / "last.pt")
 
 

@@ -8,4 +8,8 @@ COMMANDS = {
     "predict": "unet_trainer.commands.predict",
     "export": "unet_trainer.commands.export",
     "try": "unet_trainer.commands.try_model",
+    "runs": "unet_trainer.commands.runs",
+    "report": "unet_trainer.commands.report",
+    "watch": "unet_trainer.commands.watch",
+    "compare": "unet_trainer.commands.compare",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,8 +27,10 @@ from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.config.training_choices import wanted_batch_size
 from unet_trainer.runs.history import read_metrics
 from unet_trainer.runs.run_folder import new_run_folder
-from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, Console
+from unet_trainer.system.os_errors import cannot, named_file
+from unet_trainer.system.parent_process import ending_with_this_process
 from unet_trainer.system.signals import Signals
 
 LARGE = 4  # times batch_size, in the row that uses the memory that mixed precision saves
@@ -112,7 +115,7 @@ def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, co
         with Signals():
             return _bench(config, trials, script, QUICK_EPOCHS if quick else NUM_EPOCHS, console)
     except OSError as error:
-        raise UserError(f"checkpoint_dir: {error.filename or config.checkpoint_dir} cannot be written ({error.strerror})") from None
+        raise cannot(f"checkpoint_dir: {named_file(error) or config.checkpoint_dir}", "be written", error) from None
 
 
 def _bench(config: Config, trials: Sequence[Trial], script: Path, num_epochs: int, console: Console) -> list[Outcome]:
@@ -158,7 +161,14 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
     lines: list[str] = []
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         command = [sys.executable, str(script), str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as child:
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=ending_with_this_process(os.environ),
+        ) as child:
             assert child.stdout is not None
             try:
                 for line in child.stdout:
@@ -255,7 +265,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
-    from unet_trainer.images.image_files import write_image
+    from unet_trainer.images.image_files import encode_image
     from unet_trainer.images.overlays import bar_chart
 
     rows = [
@@ -275,4 +285,5 @@ def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Ou
     charts = [("images/s", [outcome.images_per_second for outcome in good])]
     if any(outcome.allocated_gib for outcome in good):
         charts.append(("peak memory, GiB", [outcome.allocated_gib for outcome in good]))
-    write_image(folder / "bench.png", bar_chart([outcome.trial.name for outcome in good], charts))
+    picture = encode_image(bar_chart([outcome.trial.name for outcome in good], charts), ".png")
+    write_bytes_atomically(folder / "bench.png", picture)

@@ -20,13 +20,17 @@ from unet_trainer.config.load import OTHER_TOOLS_NAMES, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
-from unet_trainer.runs.run_folder import find_run, newest_run
+from unet_trainer.runs.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.distributed import current
+from unet_trainer.system.os_errors import is_of_the_machine, sentence
+from unet_trainer.system.parent_process import end_with_parent
 from unet_trainer.system.processes import PeerFailed, PeerLost
-from unet_trainer.system.signals import Interrupted
+from unet_trainer.system.signals import Interrupted, Signals
+from unet_trainer.system.standard_streams import open_closed_streams
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
+NEWEST = "\0newest"  # --resume without a name; no name can be this
 
 
 class Trained(Protocol):
@@ -34,6 +38,9 @@ class Trained(Protocol):
 
     @property
     def unwritten(self) -> list[str]: ...
+
+    @property
+    def missing(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -48,18 +55,23 @@ class Script:
 
 def run_command_line(arguments: Sequence[str], script: Script) -> int:
     """Trains, or runs the command that the first argument names; returns the exit code. Errors become messages here."""
+    open_closed_streams()
     if current().launch.is_torchrun:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
+    end_with_parent()
     try:
+        if sys.flags.optimize > 1:
+            raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
         if arguments and arguments[0] in COMMANDS and not _is_file(arguments[0]):
             if current().launch.world_size > 1:
                 raise UserError(f"{arguments[0]}: torchrun is for training; python train_unet.py {arguments[0]} needs one process")
-            return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
+            with Signals():  # SIGTERM tidies up as Ctrl-C does
+                return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
         result = script.train(read_training_command(arguments, script))
-        return EXIT_TRAINING_FAILED if result.unwritten else EXIT_DONE
+        return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
     except UserError as error:
         return _end(str(error), EXIT_USER_ERROR)
     except (TrainingFailed, PeerLost) as error:
@@ -70,6 +82,10 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
         return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
     except KeyboardInterrupt:
         return _end("interrupted", EXIT_INTERRUPTED)
+    except (OSError, RuntimeError) as error:
+        if not is_of_the_machine(error):
+            raise
+        return _end(sentence(error), EXIT_USER_ERROR)
 
 
 def _end(text: str, exit_code: int) -> int:
@@ -83,23 +99,40 @@ def read_training_command(arguments: Sequence[str], script: Script) -> Config:
     """The config that a training command names."""
     parser = argparse.ArgumentParser(description=script.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_config_words(parser)
-    parser.add_argument("--config", metavar="FILE", help="the YAML file, if not given by position")
+    parser.add_argument("--config", metavar="FILE", action="append", help="the YAML file, if not given by position")
     parser.add_argument(
-        "--resume", nargs="?", const="", metavar="RUN", help="go on with the newest run, or with a run's name, folder or .pt file"
+        "--resume",
+        nargs="?",
+        const=NEWEST,
+        action="append",
+        metavar="RUN",
+        help="go on with the newest run, or with a run's name, folder or .pt file",
     )
     given, unknown = parser.parse_known_intermixed_args(arguments)
     words = given.words + [word for word in unknown if not word.startswith("-")]  # left over after an unknown option
     options = [word for word in unknown if word.startswith("-")]
-    if given.resume is not None and (is_override(given.resume) or Path(given.resume).suffix in CONFIG_SUFFIXES):
-        words.append(given.resume)  # --resume key=value: the newest run, with an override
-        given.resume = ""
+    resume, config = _only(given.resume, "--resume"), _only(given.config, "--config")
+    if resume is not None and resume != NEWEST and (is_override(resume) or Path(resume).suffix in CONFIG_SUFFIXES):
+        words.append(resume)  # --resume key=value: the newest run, with an override
+        resume = NEWEST
     if options:
         raise UserError("; ".join(_unknown_option(option) for option in options))
-    words += [given.config] if given.config else []
-    if given.resume is None:
+    words += [config] if config is not None else []
+    if resume is None:
         return read_config_words(words, script)
     files, overrides = _sort_words(words)
-    return load_config(*_resume_source(given.resume, files, overrides, script))
+    return load_config(*_resume_source(resume, files, overrides, script))
+
+
+def _only(values: Sequence[str] | None, option: str) -> str | None:
+    """The value of an option that is given once at most. An empty one is what a shell makes of a variable that is not set."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise UserError(f"{option}: given {len(values)} times; need it once")
+    if not values[0].strip():
+        raise UserError(f"{option}: got an empty name; name one, or leave {option} out")
+    return values[0]
 
 
 def add_config_words(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +153,8 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in files:
         if _is_file(word):
             continue
+        if not word.strip():
+            raise UserError("got an empty word; need a config file or key=value (is a variable of the shell not set?)")
         if word in FIELDS:
             raise UserError(f"{word}: settings are given as {word}=VALUE")
         if Path(word).suffix not in CONFIG_SUFFIXES and (meant := near_miss(word, COMMANDS)) is not None:
@@ -132,13 +167,17 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], script: Script) -> tuple[Path, list[str]]:
     """--resume: the named config, or else the run's own; and what to resume from."""
     own = dict(override.split("=", 1) for override in overrides)
+    if "resume" in own:
+        raise UserError(f"--resume and resume={own['resume']} say the same twice; leave one of them out")
     named = load_config(Path(files[0])) if files else script.config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
-    found = find_run(run, checkpoint_dir) if run else newest_run(checkpoint_dir)
-    folder = found if found.is_dir() else found.parent
-    own_file = folder / "config.yaml"
-    if not files and not (own_file.is_file() and own_file.stat().st_size):
-        what = f"{own_file} is empty" if own_file.is_file() else f"{folder} has no config.yaml"
+    found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
+    folder = folder_of(found)
+    own_file = (found.parent if folder is None else folder) / CONFIG_YAML
+    if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):
+        what = f"{own_file.parent} has no {CONFIG_YAML}"
+        if own_file.is_file():
+            what = f"{own_file.parent} is no run's folder" if own_file.stat().st_size else f"{own_file} is empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
 

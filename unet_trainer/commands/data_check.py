@@ -2,103 +2,131 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
-import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from unet_trainer.config.dump import as_dict, to_plain, value_text
-from unet_trainer.config.errors import UserError
-from unet_trainer.config.schema import Config, as_shape, id_names, is_demo_dir
-from unet_trainer.datasets.class_statistics import (
-    absent_classes,
-    class_ids,
-    class_shares,
-    class_table,
-    describe_classes,
-    value_table,
-)
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes
+from unet_trainer.commands.config_file import file_header, train_command, write_config_file
+from unet_trainer.commands.data_pictures import draw_sheet
+from unet_trainer.commands.settings_block import block_lines, block_settings
+from unet_trainer.config.dump import to_plain
+from unet_trainer.config.schema import Config, id_names, is_demo_dir
+from unet_trainer.datasets.answered_report import AnsweredReport, build_answered_report
+from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_table, describe_classes, value_table
+from unet_trainer.datasets.dataset_report import DatasetReport, describe_sizes
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
-from unet_trainer.datasets.problems import describe_problems
-from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.datasets.problems import Question, describe_problems
 from unet_trainer.datasets.splits import describe_split
-from unet_trainer.images.image_files import DataError, read_image, read_mask, write_image
+from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import depth_name
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written
-from unet_trainer.images.overlays import contact_sheet, to_display
-from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.images.mask_coding import as_written
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.names import json_text
+from unet_trainer.system.output_files import check_output, write_output
 
-NUM_NAMED = 50  # files of one problem that are printed; the JSON file has all
-NUM_PICTURES = 24
-# Settings of the data that are repeated in the lines to paste if they are not the defaults.
-DATA_KEYS = (
-    "image_dir", "mask_dir", "mask_suffix", "unpaired", "split", "split_file", "group_pattern", "val_fraction", "num_folds", "fold",
-    "fit",
-    "crops_per_image", "rare_class_crops", "resize_masks", "in_channels", "image_mean", "image_std", "class_names",
-)  # fmt: skip
-LARGE = 1.5  # times image_size: resizing would lose much of such an image
+IN_JSON = " (--json FILE lists them)"
+WRITES = "--write FILE writes them as a config"
 
 
-def check_data(config: Config, console: Console, json_file: Path | None) -> bool:
-    """Prints the report and writes the contact sheet; returns whether the data can be trained on. Raises UserError."""
+def check_data(config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None) -> bool:
+    """Prints the report and writes the contact sheet; returns whether the data can be trained on as it is. Raises UserError.
+
+    The settings that it ends with are written to `config_file`, and everything to `json_file`.
+    """
     data_dir = Path(config.data_dir)
+    if json_file is not None:
+        check_output("--json", json_file)
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
     try:
-        report = build_dataset_report(config, console)
+        answered = build_answered_report(config, console)
     except DataError as error:  # no pairs can be found
         if json_file is not None:
-            _write_json(json_file, config, DatasetReport(FoundPairs((), ""), questions=[str(error)]), False, None, [])
+            empty = AnsweredReport(config, DatasetReport(FoundPairs((), "")), questions=[Question(str(error))])
+            _write_json(json_file, empty, None, [])
         raise
-    given, config = config, report.decided(config)
-    console.say(f"Dataset {data_dir}")
-    _say_contents(config, report, console, is_open=given.num_classes == "auto")
-    sheet = _draw_sheet(config, report)
+    report, shorten = answered.report, names_inside(data_dir)
+    console.say(f"Dataset {data_dir.resolve().name}")
+    _say_contents(answered, console, is_open=config.num_classes == "auto")
+    sheet = draw_sheet(answered.config, report)
     if sheet is not None:
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
-    absent = [] if report.coding is None else absent_classes(report.masks, report.coding, id_names(config))
-    if absent:
-        report.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
-    for notice in report.notices:
-        console.note(notice)
-    if report.problems:
+    if report.coding is not None:
+        absent = absent_classes(report.masks, report.coding, id_names(report.decided(answered.config)))
+        if absent:
+            answered.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+    for notice in answered.notices:
+        console.note(shorten(notice))
+    for problem in answered.problems:
         console.say()
-        console.say(describe_problems(report.problems, NUM_NAMED))
-    for question in report.questions:
+        console.say(shorten(describe_problems([problem], where=IN_JSON)))
+    for question in answered.questions:
         console.say()
-        console.say(question)
-    is_good = not report.blocking_message
-    lines = config_lines(given, report)
+        console.say(shorten(question.text))
+    lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
     console.say()
-    if is_good:
-        console.say("Nothing stands in the way of training. The settings for this data:")
-    else:
-        num_files = sum(len(problem.lines) for problem in report.problems)
-        counts = f"{counted(num_files, 'problem')} with files, {counted(len(report.questions), 'open question')}"
-        console.say(f"This data cannot be trained on yet: {counts}.")
-        console.say("Once they are settled, with these settings:")
+    console.say(_verdict(answered))
     for line in lines:
         console.say(f"  {line}")
+    if config_file is not None:
+        _write_config(config_file, answered, lines, console)
     if json_file is not None:
-        _write_json(json_file, config, report, is_good, sheet, lines)
-    return is_good
+        _write_json(json_file, answered, sheet, lines)
+    return answered.is_trainable
 
 
-def _say_contents(config: Config, report: DatasetReport, console: Console, is_open: bool) -> None:
+def names_inside(data_dir: Path) -> Callable[[str], str]:
+    """Makes paths in a text relative to data_dir, which the settings name."""
+    forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())} - {re.escape(".")}
+    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(forms, key=len, reverse=True))})(/(?=[^\s:;,])|/?(?![\w./-]))")
+    return lambda text: pattern.sub(lambda found: "" if found.group(1) == "/" else "data_dir", text)
+
+
+def _verdict(answered: AnsweredReport) -> str:
+    """Whether the data can be trained on, as a heading for the settings."""
+    if answered.is_trainable:
+        return f"Nothing stands in the way of training. The settings for this data ({WRITES}):"
+    left = answered.report
+    num_files = sum(len(problem.lines) for problem in left.problems)
+    num_solved = sum(problem not in left.problems for problem in answered.problems)
+    num_answered = num_solved + len(answered.questions) - len(left.questions)
+    yours = f"{counted(num_answered, 'decision')} {_is(num_answered)} yours"
+    answers = f"the likely {'answer is' if num_answered == 1 else 'answers are'} taken in these settings, and in what is said above"
+    if answered.is_settled:
+        return f"This data cannot be trained on yet: {yours}; {answers}. They train as they are ({WRITES}):"
+    if not answered.is_settled_but_for_files:
+        return "This data cannot be trained on, and no settings change that."
+    what = f"This data cannot be trained on yet: {counted(num_files, 'problem')} with files"
+    if num_answered:
+        return f"{what}, and {yours}; {answers}. With the files mended, they train as they are ({WRITES}):"
+    return f"{what}. With the files mended, these settings train as they are ({WRITES}):"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], console: Console) -> None:
+    console.say()
+    if not lines:
+        console.say("--write: nothing was written, since there are no settings for this data.")
+        return
+    header = [f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()]
+    write_config_file(path, "\n".join([*header, "", *lines, ""]))
+    when = "It trains as it is" if answered.is_settled else "Once the files are mended, it trains as it is"
+    console.say(f"Written. {when}: {train_command(path)}")
+
+
+def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> None:
+    report = answered.report
+    config = report.decided(answered.config)
     console.fact("Pairs", f"{len(report.found.pairs)} ({report.found.rule})")
     if report.kind is None:
         return
-    depths = Counter(f"{depth_name(image.dtype)} with {image.channels} channels" for image in report.images)
+    depths = Counter(f"{depth_name(image.dtype)} with {counted(image.channels, 'channel')}" for image in report.images)
     console.fact("Images", f"{report.kind}; {describe_sizes(report.images, 9)}")
     if len(depths) > 1:
         console.fact("", ", ".join(f"{count} {depth}" for depth, count in depths.most_common()))
@@ -114,101 +142,27 @@ def _say_contents(config: Config, report: DatasetReport, console: Console, is_op
         width = max(len(name) for _, name, _ in table)
         for class_id, (values, name, share) in enumerate(table):
             holders = sum(class_id in held for held in ids)
-            console.say(f"      {name:<{width}}  {values:>8}  {share:8.3%} of pixels, in {holders} of {len(ids)} masks")
+            console.say(f"      {name:<{width}}  {values:>8}  {share:8.3%} of pixels, in {holders} of {counted(len(ids), 'mask')}")
     if report.split is not None:
         console.fact("Split", f"{describe_split(report.split)} ({report.split.rule})")
 
 
-def config_lines(config: Config, report: DatasetReport) -> list[str]:
-    """What to paste into a config for this data."""
-    lines = [f"data_dir: {json.dumps(config.data_dir, ensure_ascii=False)}"]
-    given, defaults = {**as_dict(config), **report.found.suggested}, as_dict(Config())
-    lines += [f"{name}: {json.dumps(given[name], ensure_ascii=False)}" for name in DATA_KEYS if given[name] != defaults[name]]
-    lines += [f"{name}: {value_text(to_plain(value))}" for name, value in _class_settings(config, report).items()]
-    if report.images:
-        height, width = (0, 0) if config.image_size == "auto" else as_shape(config.image_size)
-        middle = np.median([image.height * image.width for image in report.images])
-        if config.fit == "resize" and height and middle > LARGE**2 * height * width:
-            lines = [line for line in lines if not line.startswith("fit: ")]
-            lines.append(f"fit: crop  # the images are larger than image_size: {width}×{height}")
-    return lines
+def _question_content(question: Question) -> dict[str, Any]:
+    choices = [{"meaning": choice.meaning, "settings": to_plain(dict(choice.settings))} for choice in question.choices]
+    return {"text": question.text, "choices": choices}
 
 
-def _class_settings(config: Config, report: DatasetReport) -> dict[str, Any]:
-    """The classes that were found or given; while their question is open, those of the first choice."""
-    if report.classes is None:
-        first = report.choices[0].settings if report.choices else {}
-        return {**({} if config.num_classes == "auto" else {"num_classes": config.num_classes}), **first}
-    coding, names = report.classes.coding, report.classes.class_names
-    settings: dict[str, Any] = {"num_classes": report.classes.num_classes}
-    settings |= {"class_names": names} if names else {}
-    settings["mask_values"] = coding.mask_values
-    settings |= {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
-    settings |= {"unknown_values": "ignore"} if coding.ignores_unknown else {}
-    return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
-
-
-def _draw_sheet(config: Config, report: DatasetReport) -> Path | None:
-    """Overlays of the pairs with the rarest classes first, under checkpoint_dir."""
-    if report.coding is None or not report.pairs:
-        return None
-    pictures, labels = [], []
-    for index, class_id in _rarest_first(report.masks, report.coding, len(id_names(config)))[:NUM_PICTURES]:
-        pair = report.pairs[index]
-        image = to_display(read_image(pair.image))
-        ids = report.coding.encode(read_mask(pair.mask))
-        if ids.shape != image.shape[:2]:  # resize_masks
-            ids = resize_mask(ids, image.shape[:2])
-        pictures.append((image, ids))
-        names = id_names(config)
-        labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
-    folder = Path(config.checkpoint_dir) / "check"
-    name = re.sub(r"[^\w.-]+", "_", Path(config.data_dir).resolve().name) or "data"
-    path = folder / f"{name}.png"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_image(path, contact_sheet(pictures, labels))
-    except OSError as error:
-        raise UserError(f"checkpoint_dir: {path} cannot be written ({error.strerror})") from None
-    return path
-
-
-def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
-    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
-
-    Of each class, pairs with much of it and with little, spread over all that hold it.
-    """
-    held = [class_ids(mask, coding) for mask in masks]
-    shares = class_shares(masks, coding, num_ids)
-    classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
-    rare, queues = classes[:-1] or classes, []
-    for class_id in rare:
-        holders = [index for index, its in enumerate(held) if class_id in its]
-        holders.sort(key=lambda index: -held[index][class_id])
-        spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
-        holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
-        queues.append([(index, class_id) for index in holders])
-    chosen: dict[int, int] = {}
-    for turn in range(len(held)):
-        for queue in queues:
-            if turn < len(queue):
-                chosen.setdefault(*queue[turn])
-    for index in range(len(held)):
-        chosen.setdefault(index, IGNORED)
-    return list(chosen.items())
-
-
-def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool, sheet: Path | None, lines: Sequence[str]) -> None:
-    split = report.split
+def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
+    report = answered.report
+    config, split = report.decided(answered.config), report.split
     content = {
-        "ok": is_good,
+        "ok": answered.is_trainable,
         "data_dir": config.data_dir,
         "rule": report.found.rule,
         "num_pairs": len(report.found.pairs),
         "num_train": None if split is None else len(split.train),
         "num_val": None if split is None else len(split.val),
         "num_test": None if split is None else len(split.test),
-        "advised": report.advised,
         "sizes": [
             [height, width, count] for (height, width), count in Counter(image.size for image in report.images).most_common()
         ],
@@ -226,15 +180,20 @@ def _write_json(path: Path, config: Config, report: DatasetReport, is_good: bool
             {"value": to_plain(as_written([row.value])), "share": row.share, "masks": row.num_masks}
             for row in value_table(report.masks)
         ],
-        "choices": [{"meaning": choice.meaning, "settings": to_plain(dict(choice.settings))} for choice in report.choices],
-        "problems": [dataclasses.asdict(problem) for problem in report.problems],
-        "questions": report.questions,
-        "notices": report.notices,
+        "problems": [
+            {
+                "kind": problem.kind,
+                "title": problem.title,
+                "lines": list(problem.lines),
+                "fix": problem.fix,
+                "settings": to_plain(dict(problem.settings)),
+            }
+            for problem in answered.problems
+        ],
+        "questions": [_question_content(question) for question in answered.questions],
+        "notices": answered.notices,
         "contact_sheet": None if sheet is None else str(sheet),
+        "settings": to_plain(block_settings(answered)) if lines else None,
         "config": list(lines),
     }
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())  # \udce4 of a name is valid JSON
-    except OSError as error:
-        raise UserError(f"--json: {shlex.quote(str(path))} cannot be written ({error.strerror})") from None
+    write_output("--json", path, json_text(content, indent=2) + "\n")

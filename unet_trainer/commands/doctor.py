@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
+from unet_trainer.commands.config_file import check_may_write, file_header, train_command, write_config_file
 from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, id_names, is_demo_dir
 from unet_trainer.config.training_choices import COMPILE_SECONDS, describe_seconds
-from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.findings import Finding, finding_lines, has_problem, wrapped
+from unet_trainer.system.output_files import check_output, write_output
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
@@ -34,7 +35,6 @@ if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV ar
     from unet_trainer.loading.dataset import SegmentationDataset
     from unet_trainer.training.forecast import Forecast, SampleCost
 
-WRITTEN_BY = "Written by doctor"
 MAX_CLASSES = 8  # in the line of class shares
 MAX_SETTING = 40  # characters of a key and its value beside its reason
 NUM_READ = 16  # files that are read to time the disk
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
     config = read_config_words(words, script)
     if given.write is not None:
         check_may_write(given.write)
+    if given.json is not None:
+        check_output("--json", given.json)
     page = Page(Console())
     settings = examine(config, page, reviews=bool(words), is_fast=given.fast)
     if given.write is not None:
@@ -90,8 +92,10 @@ def main(arguments: Sequence[str], script: Script) -> int:
                 "config", [Finding("problem", "--write", f"{given.write} was not written: there are no settings for this data")]
             )
         else:
-            write_config(given.write, settings)
-            page.console.say(f"Written: {given.write}. It runs as it is: python train_unet.py {shlex.quote(str(given.write))}")
+            header = file_header(given.write, "doctor", settings.taken.data_dir)
+            text = settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights)
+            write_config_file(given.write, text)
+            page.console.say(f"Written: {given.write}. It runs as it is: {train_command(given.write)}")
     code = EXIT_USER_ERROR if has_problem(page.all_findings()) else EXIT_DONE
     if given.json is not None:
         _write_json(given.json, page, code)
@@ -131,7 +135,7 @@ def _problems_as_findings(page: Page, section: str) -> Iterator[None]:
 def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
     from unet_trainer.commands.machine_facts import measure_reading
     from unet_trainer.commands.machine_report import reading_finding
-    from unet_trainer.datasets.dataset_report import build_dataset_report
+    from unet_trainer.datasets.build_report import build_dataset_report
     from unet_trainer.datasets.demo import ensure_demo
 
     data_dir = Path(config.data_dir)
@@ -180,9 +184,9 @@ def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
             found.append(Finding("warning", "Classes", detail, "num_classes and mask_values as the masks have them"))
     for problem in report.problems:
         named = [*problem.lines[:NUM_NAMED], *(["…"] if len(problem.lines) > NUM_NAMED else [])]
-        detail = "\n".join([f"{len(problem.lines)} {problem.title}:", *named])
+        detail = "\n".join([f"{problem.title}:", *named])
         found.append(Finding("problem", "Files", detail, problem.fix))
-    found += [Finding("problem", "Question", question) for question in report.questions]
+    found += [Finding("problem", "Question", str(question)) for question in report.questions]
     found += [Finding("warning", "Note", notice) for notice in report.notices]
     return found
 
@@ -410,29 +414,10 @@ def _say_verdict(page: Page) -> None:
         page.console.say(f"The machine is ready{warnings}.")
 
 
-def check_may_write(path: Path) -> None:
-    """Raises UserError where something stands that would be lost, before minutes are spent on measuring."""
-    if path.exists():
-        raise UserError(f"--write: {path} exists; name another file, or remove it")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--write: there is no folder {path.absolute().parent}")
-
-
-def write_config(path: Path, settings: Settings) -> None:
-    header = f"python train_unet.py {shlex.quote(str(path))}\n{WRITTEN_BY} for {settings.taken.data_dir}; edit it as you like."
-    try:
-        write_text_atomically(path, settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights))
-    except OSError as error:
-        raise UserError(f"--write: {path} cannot be written ({error.strerror})") from None
-
-
 def _write_json(path: Path, page: Page, code: int) -> None:
     content = {
         "ok": code == EXIT_DONE,
         "findings": {section: [dataclasses.asdict(finding) for finding in found] for section, found in page.findings.items()},
         **page.content,
     }
-    try:
-        write_text_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"--json: {path} cannot be written ({error.strerror})") from None
+    write_output("--json", path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -91,6 +91,9 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def read_overrides(words: Sequence[str]) -> dict[str, str]:
     """Settings of the data; raises UserError for others."""
+    names = [word.partition("=")[0].strip().replace("-", "_") for word in words]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{twice}: given twice; leave one of them out")
     overrides = {name.strip().replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
     for name in overrides:
         if name not in DATA_KEYS:
@@ -120,7 +123,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         other = load(given, other_file)
         check_same_classes(data, known_classes(spec), known_classes(other.card.spec), str(other_file))
     if folder is not None:
-        make_folder(folder)
+        make_folder(folder, is_named=given.out is not None)
     say_what(engine, file, data, given, console)
     say_training_images(data, file, other_file, console)
     options = Options(given.threshold, given.cldice, given.tiles)
@@ -140,7 +143,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
         return
     description = describe(engine, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
-    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names)
+    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names, spec.has_background)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from unet_trainer.commands.command_line import Script
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import EXIT_DONE, Console
+from unet_trainer.system.os_errors import cannot
+from unet_trainer.system.output_files import final_path
 
 if TYPE_CHECKING:  # a typo is answered before torch is loaded
     from unet_trainer.inference.export_check import Comparison
@@ -77,7 +79,7 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
         what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
         raise ExportError(f"{what}: {error}; nothing was written{_advice(name)}") from None
     except OSError as error:
-        raise UserError(f"--out: {target} cannot be written ({error.strerror or error})") from None
+        raise cannot(f"--out: {target}", "be written", error, target) from None
     console.fact("Compared", str(comparison))
     console.fact("Written", f"{target} ({_num_bytes(target) / 1e6:.1f} MB)")
     if name == "onnx":
@@ -90,8 +92,11 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     from unet_trainer.inference.model_files import SMP_CARD
 
     its = FORMATS[name]
-    target = checkpoint.parent / its.default_name if out is None else out
-    target = target.resolve() if target.is_symlink() else target  # a link is written through, not replaced
+    try:
+        # A link that the user names is written through, not replaced; one in a run's folder could lead anywhere.
+        target = checkpoint.parent / its.default_name if out is None else final_path(out) if out.is_symlink() else out
+    except OSError as error:
+        raise cannot(f"--out: {out}", "be written", error) from None
     if its.suffix and target.is_dir():
         target = target / its.default_name
     if its.suffix and target.suffix != its.suffix:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from unet_trainer.commands.command_line import Script
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Bar, Console, counted
+from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
@@ -134,9 +135,8 @@ def _run(stream: PredictionStream, inputs: Sequence[Input], is_done: Sequence[bo
     try:
         return stream.run(inputs, is_done)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
         raise UserError(
-            f"--out: {out} cannot be written to ({where}{error.strerror or error}); "
+            f"--out: {out} cannot be written to ({sentence(error, out)}); "
             f"{counted(stream.outcome.num_written, 'image')} done, --skip-existing goes on from there"
         ) from None
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {out} cannot be made ({error.strerror})") from None
+        raise cannot(f"--out: {out}", "be made", error, out) from None
 
 
 def _with_symmetries(engine: Engine, console: Console) -> Engine:
@@ -182,8 +182,8 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
             console.say(line)
     if outcome.failed:
         lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
-        title = "file that could not be predicted" if len(lines) == 1 else "files that could not be predicted"
-        console.say(describe_problems([Problem("unreadable", title, lines)], NUM_NAMED))
+        titles = "file that could not be predicted", "files that could not be predicted"
+        console.say(describe_problems([Problem("unreadable", *titles, lines)], NUM_NAMED))
 
 
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input], failed: set[Path]) -> list[str]:

@@ -154,12 +154,17 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     raw: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for override in overrides:
         name, equals, value = override.partition("=")
         name = name.strip()
         if not equals or not name:
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
             continue
+        if name in given:
+            problems.append(f"{_one_line(name)}: given twice, {shorten(given[name])} and {shorten(value)}; leave one of them out")
+            continue
+        given[name] = value
         raw[name] = Plain(value)
         is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None")  # [a-z]+ is text there, not a list
         if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):

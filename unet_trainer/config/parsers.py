@@ -123,9 +123,10 @@ def number(
     return parse
 
 
-def integer(*, minimum: int, maximum: int = 2**31, example: str) -> Parser:
+def integer(*, minimum: int, maximum: int = 2**31, example: str, says_maximum: bool = False) -> Parser:
+    """`says_maximum`: the message names the maximum also where nobody would reach it by counting."""
     need = f"need a whole number of at least {minimum}, e.g. {example}"
-    if maximum < 2**31:
+    if maximum < 2**31 or says_maximum:
         need = f"need a whole number from {minimum} to {maximum}, e.g. {example}"
 
     def parse(raw: Any) -> int:

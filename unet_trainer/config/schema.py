@@ -339,7 +339,12 @@ class Config:
     )
     deterministic: bool = key(False, p.flag, "the same bits on every run of one machine, at some cost in speed")
 
-    seed: int = key(42, p.integer(minimum=0, example="42"), "split, weights, order and augmentation follow from it", theme="Run")
+    seed: int = key(
+        42,
+        p.integer(minimum=0, example="42", says_maximum=True),
+        "split, weights, order and augmentation follow from it",
+        theme="Run",
+    )
     checkpoint_dir: str = key("checkpoints", p.text("checkpoints"), "where runs are written")
     run_name: str = key("run", p.text("run"), "name of the run's folder; a number is added when it exists")
     resume: str | None = key(
@@ -371,6 +376,15 @@ class Config:
         p.optional(p.number(above=0, example="600")),
         "seconds without a batch after which the worker processes count as hanging; null: wait for ever",
     )
+    tensorboard: bool = key(
+        False,
+        p.flag,
+        "log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install tensorboard)",
+        theme="Trackers",
+    )
+    wandb: bool = key(False, p.flag, "log to Weights & Biases (pip install wandb); without an API key into the run's folder only")
+    trackio: bool = key(False, p.flag, "log to Trackio (pip install trackio)")
+    mlflow: bool = key(False, p.flag, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
     process_timeout: float = key(
         900.0,
         p.number(minimum=5, maximum=86400, example="900"),

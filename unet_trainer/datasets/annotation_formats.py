@@ -5,7 +5,6 @@ A format that is not read is named for what it is, with what to do.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -16,7 +15,7 @@ from unet_trainer.datasets.annotation_masks import draw_masks
 from unet_trainer.datasets.annotations import Annotations, read_json
 from unet_trainer.datasets.coco import is_coco, read_coco
 from unet_trainer.datasets.cvat import read_cvat, xml_root
-from unet_trainer.datasets.file_tree import list_files
+from unet_trainer.datasets.file_tree import list_files, walk
 from unet_trainer.datasets.image_lookup import ImageIndex
 from unet_trainer.datasets.labelme import is_labelme, read_labelme
 from unet_trainer.datasets.pairs import FoundPairs
@@ -70,12 +69,8 @@ def _list_annotations(place: Path, checkpoint_dir: Path) -> list[Path]:
     if place.is_file():
         return [place]
     skipped = checkpoint_dir.resolve()
-    found = []
-    for folder, folders, files in os.walk(place):
-        here = Path(folder)
-        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != skipped]
-        found += [here / name for name in files if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS]
-    return sorted(found)
+    found = [here / name for here, names in walk(place) for name in names if Path(name).suffix.lower() in EXTENSIONS]
+    return sorted(path for path in found if not path.resolve().is_relative_to(skipped) or place.resolve().is_relative_to(skipped))
 
 
 def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotations | None:
@@ -206,11 +201,10 @@ def describe_other_files(folder: Path) -> list[str]:
     kinds: Counter[str] = Counter()
     examples: dict[str, Path] = {}
     num_looked_at = 0
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place) / name
-            if name.startswith(".") or path.suffix.lower() in IMAGE_EXTENSIONS | EXTENSIONS:
+    for place, names in walk(folder):
+        for name in names:
+            path = place / name
+            if path.suffix.lower() in IMAGE_EXTENSIONS | EXTENSIONS:
                 continue
             if not path.suffix:
                 num_looked_at += 1

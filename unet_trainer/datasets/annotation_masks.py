@@ -37,7 +37,6 @@ from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
-NUM_NAMED = 20  # problems in a message
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
 FIX = "correct these entries, or their image files, or remove them"
 # Shapes in words, for one and for several, and what is done with them.
@@ -79,9 +78,10 @@ def draw_masks(
         part: Part | None = "test" if is_test else divided if is_divided else None
         name = str(Path(path_in(index.root, image.image)).with_suffix(""))
         (test if is_test else pairs).append(Pair(name, image.image, mask.path, part, mask_origin=image.where))
-    found = (Problem("annotations", "annotations that cannot be used", tuple(problems), FIX),) if problems else ()
+    titles = "annotation that cannot be used", "annotations that cannot be used"
+    found = (Problem("annotations", *titles, tuple(problems), FIX),) if problems else ()
     if not pairs:
-        raise DataError(describe_problems(found, NUM_NAMED) or f"{annotations.files} has no image to train on")
+        raise DataError(describe_problems(found) or f"{annotations.files} has no image to train on")
     notices = [*annotations.notices, *_notices(annotations, images, drawn, index)]
     if test_problems:
         notices.append(f"{counted(len(test_problems), 'test image')} left out: {first_few(test_problems, 3)}")
@@ -89,7 +89,7 @@ def draw_masks(
     return FoundPairs(
         tuple(sorted(_unique_names(pairs), key=lambda pair: pair.name)),
         f"{text}; as they are divided into train and val" if is_divided else text,
-        describe_problems(found, NUM_NAMED),
+        describe_problems(found),
         found,
         test=tuple(sorted(_unique_names(test), key=lambda pair: pair.name)),
         class_names=classes if len(classes) == 1 else ("background", *classes),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding, show_values
 
+UNNAMED = "class 0"
+BACKGROUND_NAMES = ("background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others", "rest")
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
@@ -40,20 +43,35 @@ def value_table(masks: Sequence[MaskFacts]) -> list[ValueRow]:
 
 def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
     """Class id → number of pixels of a mask; includes IGNORED and UNKNOWN."""
-    values = np.array(sorted(mask.counts))
-    pixels: Counter[int] = Counter()
-    for value, class_id in zip(values.tolist(), coding.encode(values).tolist(), strict=True):
-        pixels[class_id] += mask.counts[value]
-    return dict(pixels)
+    return _pixels_of_ids(mask.counts, coding)
+
+
+def _pixels_of_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
+    values = tuple(sorted(counts))
+    pixels: dict[int, int] = {}
+    for value, class_id in zip(values, _encoded(values, coding), strict=True):
+        pixels[class_id] = pixels.get(class_id, 0) + counts[value]
+    return pixels
+
+
+@lru_cache(maxsize=1024)
+def _encoded(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
+    """The class ids of values; most masks of a dataset hold the same ones."""
+    return tuple(coding.encode(np.array(values)).tolist())
 
 
 def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
     """Share of each class id among the pixels that are not ignored."""
-    total: Counter[int] = Counter()
-    for mask in masks:
-        total.update(class_ids(mask, coding))
-    per_class = [total[class_id] for class_id in range(num_ids)]
+    total = _pixels_of_ids(total_counts(masks), coding)
+    per_class = [total.get(class_id, 0) for class_id in range(num_ids)]
     return [pixels / max(1, sum(per_class)) for pixels in per_class]
+
+
+def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
+    """Whether class 0 is what no class is: by its name, or, if it has none, because most pixels are of it."""
+    if names[0] != UNNAMED:
+        return names[0].lower().strip("_ ") in BACKGROUND_NAMES
+    return shares[0] == max(shares)
 
 
 class ClassRow(NamedTuple):
@@ -88,8 +106,8 @@ def _ignored_values(coding: MaskCoding) -> str:
 
 def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
     """Share of ignored pixels among all pixels."""
-    total = sum(sum(mask.counts.values()) for mask in masks)
-    return sum(class_ids(mask, coding).get(IGNORED, 0) for mask in masks) / max(1, total)
+    counts = total_counts(masks)
+    return _pixels_of_ids(counts, coding).get(IGNORED, 0) / max(1, sum(counts.values()))
 
 
 def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[str]:

@@ -5,8 +5,8 @@ Every choice that is offered was tried on the values of the masks: it trains as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unet_trainer.config.dump import to_plain, value_text
@@ -16,43 +16,21 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.class_files import ClassFile
 from unet_trainer.datasets.coding_choice import MAX_CLASSES, VOID, choose_classes, present_classes
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, MaskEvidence, ValueGroup
-from unet_trainer.datasets.problems import first_few, setting_lines
+from unet_trainer.datasets.problems import Choice, Question, first_few
 from unet_trainer.images.image_files import COLOUR, DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, as_written, given_coding, show_value, show_values
 from unet_trainer.system.console import counted
 
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
+EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
+NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
 NUM_NOISE_SHOWN, NUM_NOISE_MASKS = 6, 3  # values of noise of a mask, and masks
 FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
 
 
-@dataclass(frozen=True)
-class Choice:
-    """An answer: what it means, and the settings to put into the config."""
-
-    meaning: str
-    settings: Mapping[str, Any]
-
-    def lines(self) -> list[str]:
-        return [f"# {self.meaning}", *setting_lines(to_plain(dict(self.settings)))]
-
-
-@dataclass(frozen=True)
-class CodingQuestion:
-    message: str
-    choices: tuple[Choice, ...]
-
-    def __str__(self) -> str:
-        if not self.choices:
-            return self.message
-        lines = [f"    {line}".rstrip() for choice in self.choices for line in ("", *choice.lines())][1:]
-        heading = "One of these goes into the config:" if len(self.choices) > 1 else "This goes into the config:"
-        return "\n".join([self.message, f"  {heading}", *lines])
-
-
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> CodingQuestion:
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
     for proposed in _propose(evidence, None if config.class_names else class_file):
@@ -66,7 +44,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
     if config.num_classes != "auto":
         message += f"; num_classes: {config.num_classes} accepts {_accepted(config.num_classes)}"
     lines = [*_table(evidence, names), *_hints(evidence)]
-    return CodingQuestion("\n  ".join([message, *lines]), tuple(found[:MAX_CHOICES]))
+    return Question("\n  ".join([message, *lines]), *found[:MAX_CHOICES])
 
 
 def _with_given_void(choice: Choice, evidence: MaskEvidence) -> Choice:
@@ -109,7 +87,7 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     others = evidence.without(noise)
     rows: dict[int, str] = {}
     if evidence.has_colours or evidence.is_lossy:
-        groups = _frequent_groups(others) if evidence.is_lossy else others.groups
+        groups = next(iter(_frequent_groups(others)), []) if evidence.is_lossy else others.groups
         for group in groups[:NUM_SHOWN]:
             near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
             rows[group.value] = f"{show_value(group.value)}: {group.pixels / evidence.total:.2%} of pixels{near}"
@@ -244,30 +222,37 @@ def _propose_list(evidence: MaskEvidence) -> Iterator[Choice]:
     """A class for each value, or for each group of colours."""
     seen = evidence.seen
     if evidence.is_lossy:
-        main = [group.value for group in _frequent_groups(evidence)]
+        for groups in _frequent_groups(evidence):
+            yield from _listed_choice(evidence, [group.value for group in groups])
     elif evidence.has_colours:
-        main = [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]]
-    else:
-        main = seen if len(seen) <= MAX_LISTED and seen != list(range(len(seen))) else []  # dense ids are offered as such
+        yield from _listed_choice(evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]])
+    elif len(seen) <= MAX_LISTED and seen != list(range(len(seen))):  # dense ids are offered as such
+        yield from _listed_choice(evidence, seen)
+
+
+def _listed_choice(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Choice]:
     if len(main) < 2:
         return
     values = sorted(main)
     settings: dict[str, Any] = {"num_classes": 1 if len(values) == 2 else len(values), "mask_values": _listed(values)}
     meaning = "a class for each, in an order that you may change" if len(values) > 2 else f"{show_value(values[1])} is foreground"
-    if len(main) == len(seen):
+    if len(main) == len(evidence.seen):
         yield Choice(meaning, settings)
     elif evidence.is_lossy:
-        yield Choice(f"{meaning}; values between them go to the nearest", settings)
+        each = f"a class for each of the {len(values)} most frequent"
+        yield Choice(f"{meaning.replace('a class for each', each)}; values between them go to the nearest", settings)
     else:
-        others = counted(len(seen) - len(main), "other value")
+        others = counted(len(evidence.seen) - len(main), "other value")
         yield Choice(f"{meaning}; {others} count nowhere", {**settings, "unknown_values": "ignore"})
 
 
-def _frequent_groups(evidence: MaskEvidence) -> list[ValueGroup]:
-    """The groups before the largest drop in frequency: of masks saved as JPEG, the others are the edges."""
-    pixels = [group.pixels for group in evidence.groups[: MAX_LISTED + 1]]
+def _frequent_groups(evidence: MaskEvidence) -> list[list[ValueGroup]]:
+    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are the edges."""
+    pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
+    pixels.append(max(1, evidence.total // EDGE_RARITY))  # all of them may be classes, if the last is more than edges are
     drops = [(pixels[number - 1] / pixels[number], number) for number in range(2, len(pixels))]
-    return evidence.groups[: max(drops)[1] if drops else MAX_LISTED]
+    numbers = [number for _, number in sorted(drops, reverse=True)[:NUM_CUTS]]
+    return [evidence.groups[:number] for number in numbers]
 
 
 def _propose_without_noise(evidence: MaskEvidence) -> Iterator[Choice]:

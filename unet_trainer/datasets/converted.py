@@ -59,6 +59,10 @@ class ConvertedFiles:
     def path(self, name: str, extension: str = ".png") -> Path:
         return self.folder / f"{name}{extension}"
 
+    def forget(self, name: str) -> None:
+        """The file for `name` is written anew when it is asked for."""
+        self._known.pop(name, None)
+
     def write(self, name: str, sources: Sequence[Path], make: Callable[[], Pixels], extension: str = ".png") -> Path:
         """The file for `name`, a relative path without extension. `make` gives its pixels and is called only if it is missing or
         one of its sources has changed."""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels, write_image
+from unet_trainer.system.os_errors import cannot
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+DRAFT = ".demo-"  # begins the names of folders that are being filled
 NUM_IMAGES = 240
 SIDE = 192
 SEED = 2018
@@ -20,22 +31,64 @@ Floats = NDArray[np.float32]
 
 
 def ensure_demo(folder: Path) -> bool:
-    """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete folder."""
-    if folder.exists():
-        return False
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".demo-", dir=folder.parent))
+    """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete folder, and
+    removes what a process that was killed left of one. Raises UserError."""
     try:
-        write_demo(draft, NUM_IMAGES)
-        draft.chmod(0o755)
-        try:
-            draft.rename(folder)  # fails if another process has just filled that folder
-        except OSError:
-            if not folder.exists():
-                raise
+        if folder.exists():
+            return False
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent)
+        with _locked_draft(folder.parent) as draft:
+            write_demo(draft, NUM_IMAGES)
+            draft.chmod(0o755)
+            try:
+                draft.rename(folder)  # fails if another process has just filled that folder
+            except OSError:
+                if not folder.exists():
+                    raise
+    except FileExistsError:
+        raise UserError(f"data_dir: {folder} cannot be made; {folder.parent} is no folder") from None
+    except OSError as error:
+        raise cannot(f"data_dir: {folder}, the demo,", "be made", error, folder.parent) from None
+    return True
+
+
+@contextlib.contextmanager
+def _locked_draft(parent: Path) -> Iterator[Path]:
+    """A folder that is deleted at the end, and locked until then: the system releases the lock when the process dies."""
+    draft = Path(tempfile.mkdtemp(prefix=DRAFT, dir=parent))
+    handle = _lock(draft)
+    try:
+        yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return True
+        if handle is not None:
+            os.close(handle)
+
+
+def _sweep(parent: Path) -> None:
+    """Deletes drafts whose writers are dead: nobody holds their locks."""
+    for draft in parent.glob(f"{DRAFT}*"):
+        handle = None if draft.is_symlink() or not draft.is_dir() else _lock(draft)
+        if handle is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+            os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    """A handle that holds the lock of a folder; None where another process has it, or where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def write_demo(folder: Path, num_images: int, side: int = SIDE) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
@@ -13,27 +13,31 @@ RUN_FOLDER_HOLDS = frozenset(("config.yaml", "split.csv"))  # both
 SHEETS = "check"  # in a checkpoint_dir, beside .scan
 
 
-def list_files(folder: Path, without: Collection[Path] = ()) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and without the folders `without`."""
-    found = []
+def walk(folder: Path, without: Collection[Path] = ()) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and those below it, each with the names of its files, sorted; without hidden ones, those of this program and
+    `without`."""
     for place, folders, files in os.walk(folder):
         here = Path(place)
         if here != folder and _is_ours(folders, files):
             folders.clear()
             continue
-        hides_sheets = not CHECKPOINT_DIR_HOLDS.isdisjoint(folders)
-        folders[:] = [
+        hides_sheets = _holds_sheets(here, folders)
+        folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".") and not (hides_sheets and name == SHEETS) and here / name not in without
-        ]
-        found += [
-            path
-            for name in files
-            if not name.startswith(".")
-            and (path := here / name).suffix.lower() in IMAGE_EXTENSIONS
-            and _is_file_or_broken_link(path)
-        ]
+        )
+        yield here, sorted(name for name in files if not name.startswith("."))
+
+
+def list_files(folder: Path, without: Collection[Path] = ()) -> list[Path]:
+    """The image files of a folder and its subfolders, sorted, without hidden files and without the folders `without`."""
+    found = [
+        path
+        for here, names in walk(folder, without)
+        for name in names
+        if (path := here / name).suffix.lower() in IMAGE_EXTENSIONS and _is_file_or_broken_link(path)
+    ]
     return sorted(found)
 
 
@@ -52,7 +56,7 @@ def subfolders(folder: Path) -> list[Path]:
         entries = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-    hides_sheets = any(path.name in CHECKPOINT_DIR_HOLDS for path in entries)
+    hides_sheets = _holds_sheets(folder, [path.name for path in entries])
     return [
         path
         for path in entries
@@ -63,6 +67,12 @@ def subfolders(folder: Path) -> list[Path]:
 def _is_ours(folders: Collection[str], files: Collection[str]) -> bool:
     """Whether a folder that holds these is a checkpoint_dir or a run's folder: their pictures are no data."""
     return not CHECKPOINT_DIR_HOLDS.isdisjoint(folders) or RUN_FOLDER_HOLDS.issubset(files)
+
+
+def _holds_sheets(folder: Path, folders: Collection[str]) -> bool:
+    """Whether `check` in this folder is ours: it is a checkpoint_dir, or holds runs beside it."""
+    is_checkpoint_dir = not CHECKPOINT_DIR_HOLDS.isdisjoint(folders)
+    return is_checkpoint_dir or (SHEETS in folders and any(_is_ours(*_names_in(folder / name)) for name in folders))
 
 
 def _names_in(folder: Path) -> tuple[set[str], set[str]]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.pairs import FoundPairs, add_groups
+from unet_trainer.datasets.group_pattern import add_groups
+from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question
+from unet_trainer.datasets.readable_folders import refuse_unreadable
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import Console
@@ -21,6 +23,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
     """
     data_dir = Path(config.data_dir)
+    refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])
     if not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")

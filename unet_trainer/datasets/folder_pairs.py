@@ -9,7 +9,7 @@ from pathlib import Path
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.layouts import Folders, Part, find_layout
 from unet_trainer.datasets.name_matching import Rule
-from unet_trainer.datasets.pairing import list_images, ways_out
+from unet_trainer.datasets.pairing import SKIP, UNPAIRED, list_images, ways_out
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.part_pairs import PartPairs, Search, class_names, describe_counts, pair_part
 from unet_trainer.datasets.problems import Problem, with_choices
@@ -58,7 +58,7 @@ def _found(search: Search, pairs: Sequence[Pair], rule: str, parts: Sequence[Par
     """All parts together; what to do about unpaired files is said once."""
     messages = [part.message for part in parts if part.message]
     unpaired = [part.match for part in parts if part.message and not part.match.is_complete]
-    suggested: dict[str, object] = {}  # settings that would make it trainable
+    problems = [problem for part in parts for problem in part.problems]
     if unpaired:
         both = unpaired[0]._replace(
             images=[image for match in unpaired for image in match.images],
@@ -66,19 +66,23 @@ def _found(search: Search, pairs: Sequence[Pair], rule: str, parts: Sequence[Par
         )
         advice, choices = ways_out(len(pairs), describe_counts(both))
         messages.append(with_choices(f"  {advice}", choices))
-        suggested = choices[0] if choices else {}
+        if choices:
+            problems = [_can_be_skipped(problem) if problem.kind in UNPAIRED else problem for problem in problems]
     names = class_names(search)
     return FoundPairs(
         tuple(pairs),
         rule,
         "\n".join(messages),
-        tuple(problem for part in parts for problem in part.problems),
+        tuple(problems),
         test=tuple(test),
         notices=tuple(search.notices),
         class_names=names,
         num_classes=len(names) if names else None,
-        suggested=suggested,
     )
+
+
+def _can_be_skipped(problem: Problem) -> Problem:
+    return replace(problem, fix=f"{problem.fix}; unpaired: skip leaves them out", settings=SKIP.settings)
 
 
 def _find_test(search: Search, folders: Sequence[Folders], rule: Rule) -> list[Pair]:
@@ -115,7 +119,8 @@ def _divide_by_lists(search: Search, phrase: str, part: PartPairs, lists: SplitL
         )
     if not missing:
         return found
-    problem = Problem("no_image", f"names in {PLACE.as_posix()} without an image", tuple(missing), "unpaired: skip leaves them out")
+    one, many = (f"{names} in {PLACE.as_posix()} without an image" for names in ("name", "names"))
+    problem = Problem("no_image", one, many, tuple(missing), "unpaired: skip leaves them out", SKIP.settings)
     text = f"{counted(len(missing), 'name')} in {PLACE.as_posix()} without an image, e.g. {missing[0]}"
-    message = "\n".join(text for text in (found.blocking_message, with_choices(text, [{"unpaired": "skip"}])) if text)
-    return replace(found, blocking_message=message, problems=(*found.problems, problem), suggested={"unpaired": "skip"})
+    message = "\n".join(text for text in (found.blocking_message, with_choices(text, [SKIP])) if text)
+    return replace(found, blocking_message=message, problems=(*found.problems, problem))

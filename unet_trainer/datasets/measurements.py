@@ -28,6 +28,7 @@ from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+from unet_trainer.system.plain_content import from_plain
 
 Floats = NDArray[np.floating[Any]]
 
@@ -263,8 +264,8 @@ def _cache_key(pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_i
 
 
 def _read_cache(path: Path | None) -> Measurements | None:
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
         if content.pop("format", None) == CACHE_FORMAT:
-            return Measurements(**content)
+            return from_plain(Measurements, content)
     return None

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +23,7 @@ from unet_trainer.datasets.layouts import Folders
 from unet_trainer.datasets.name_matching import File, best_match
 from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_mask
 from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.system.plain_content import from_plain
 
 FOREGROUND = 255
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
@@ -111,6 +112,17 @@ def order_classes(names: Sequence[str], class_names: Sequence[str] | None) -> li
     return sorted(names)
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """What was counted when a mask was made of those of several classes; all in pixels but `grey`, which is files."""
+
+    overlap: int
+    grey: int
+    background: int
+    areas: dict[str, int]
+    shared: dict[str, int]
+
+
 class MaskMerger:
     """Writes merged masks and counts what the user should know of them, also of those that an earlier start has written."""
 
@@ -120,12 +132,16 @@ class MaskMerger:
         self.unreadable: list[str] = []
         self._path = files.folder / "counts.json"
         self._counts: dict[str, dict[str, Any]] = {}  # name of a mask → what was counted when it was made
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            self._counts = dict(json.loads(self._path.read_text(encoding="utf-8")))
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            for name, entry in json.loads(self._path.read_text(encoding="utf-8")).items():
+                with contextlib.suppress(ValueError):  # a damaged entry is as good as none: the mask is made anew
+                    self._counts[name] = asdict(from_plain(_Counts, entry))
         self._used: list[str] = []
 
     def merge(self, name: str, parts: MaskParts) -> Path | None:
         """The merged mask; None if one of its files cannot be used, which is then in `unreadable`."""
+        if self.ids and name not in self._counts:
+            self.files.forget(name)
         make = partial(self._merge_classes, name, parts.files) if self.ids else partial(self._merge_objects, parts.files)
         try:
             path = self.files.write(name, [path for _, path in parts.files], make)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.name_patterns import in_order, places_of
 from unet_trainer.datasets.neighbours import Likeness, Neighbours
-from unet_trainer.datasets.pairs import FoundPairs, Pair, add_groups
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import setting_lines
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.image_files import DataError

@@ -37,6 +37,7 @@ from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.overlays import to_display
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+from unet_trainer.system.plain_content import from_plain
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 MIN_IN_RUNS = 0.5  # share of the names that form sequences
@@ -295,9 +296,8 @@ def _mask_iou(views: Sequence[_View], pairs: Sequence[tuple[int, int]]) -> float
 
 
 def _read_cache(path: Path | None) -> Likeness | None:
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
         if content.pop("format", None) == CACHE_FORMAT:
-            by_group = {pattern: tuple(shares) for pattern, shares in content.pop("by_group").items()}
-            return Likeness(by_number=tuple(content.pop("by_number")), by_group=by_group, **content)
+            return from_plain(Likeness, content)
     return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.layouts import Folders
@@ -25,11 +24,13 @@ from unet_trainer.datasets.name_matching import (
     name_files,
     without_ending,
 )
-from unet_trainer.datasets.problems import Problem, Question, first_few
+from unet_trainer.datasets.problems import Choice, Problem, Question, first_few
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
 from unet_trainer.system.console import counted
 
 NUM_NAMED = 5  # files named in a message before "and N more"
+UNPAIRED = ("no_mask", "no_image")  # kinds of problems
+SKIP = Choice("", {"unpaired": "skip"})
 SPLIT_FILE = "split_file to a CSV with the columns image and mask"
 
 
@@ -221,22 +222,21 @@ def describe_unpaired(match: Match, image_folder: Path, mask_folder: Path, mask_
 
 def unpaired_problems(match: Match, image_folder: Path, mask_folder: Path) -> tuple[Problem, ...]:
     fix = "add the partner, or set mask_suffix, image_dir and mask_dir so that they pair up"
-    if len(match.pairs) > 1:
-        fix += "; unpaired: skip leaves them out"
+    images, masks = f"without a mask in {mask_folder}", f"without an image in {image_folder}"
     found = (
-        Problem("no_mask", f"images without a mask in {mask_folder}", _paths(match.images), fix),
-        Problem("no_image", f"masks without an image in {image_folder}", _paths(match.masks), fix),
+        Problem("no_mask", f"image {images}", f"images {images}", _paths(match.images), fix),
+        Problem("no_image", f"mask {masks}", f"masks {masks}", _paths(match.masks), fix),
     )
     return tuple(problem for problem in found if problem.lines)
 
 
-def ways_out(num_pairs: int, left_out: str) -> tuple[str, list[dict[str, Any]]]:
+def ways_out(num_pairs: int, left_out: str) -> tuple[str, list[Choice]]:
     """What to do about unpaired files, and the settings for it."""
     others = "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
     others += f"or {SPLIT_FILE}"
     if num_pairs < 2:
         return others, []
-    return f"{others}; or, to train on the {num_pairs} pairs and leave out {left_out}", [{"unpaired": "skip"}]
+    return f"{others}; or, to train on the {num_pairs} pairs and leave out {left_out}", [SKIP]
 
 
 def _paths(files: Sequence[File]) -> tuple[str, ...]:

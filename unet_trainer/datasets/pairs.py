@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.name_matching import composed
-from unet_trainer.datasets.problems import Problem, first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.datasets.problems import Problem
+from unet_trainer.system.names import one_line
 
 
 @dataclass(frozen=True)
@@ -25,15 +23,16 @@ class Pair:
     group: str = ""  # pairs of one group stay on one side of the split
     image_origin: str = ""  # of a file that was made from others: what the user knows it by
     mask_origin: str = ""
+    content: str = field(default="", compare=False)  # digest of both files as they were read; of a resumed run, when it began
 
     @property
     def shown_image(self) -> str:
         """How messages name the image."""
-        return self.image_origin or str(self.image)
+        return one_line(self.image_origin or str(self.image))
 
     @property
     def shown_mask(self) -> str:
-        return self.mask_origin or str(self.mask)
+        return one_line(self.mask_origin or str(self.mask))
 
     def path_in(self, data_dir: Path) -> str:
         """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""
@@ -53,29 +52,16 @@ class FoundPairs:
     notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
     class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
     num_classes: int | None = None  # likewise
-    suggested: Mapping[str, Any] = field(default_factory=dict)  # settings that the data needs and the config does not have
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """Settings that solve its problems."""
+        return {name: value for problem in self.problems for name, value in problem.settings.items()}
 
     @property
     def is_divided(self) -> bool:
         """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
-
-
-def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pair, ...]:
-    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has one."""
-    grouped, unmatched = [], []
-    for pair in pairs:
-        path = pair.path_in(data_dir)
-        match = re.search(composed(pattern), path)
-        if match is None:
-            unmatched.append(path)
-        else:
-            grouped.append(replace(pair, group=match.group(1 if match.re.groups else 0) or ""))
-    if unmatched:
-        raise DataError(
-            f"group_pattern: {pattern!r} matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
-        )
-    return tuple(grouped)
 
 
 def path_in(data_dir: Path, path: Path) -> str:

@@ -25,13 +25,11 @@ from unet_trainer.datasets.merged_masks import (
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, composed, mask_kinds
 from unet_trainer.datasets.pairing import collect_files, describe_unpaired, refuse_channels, unpaired_problems
 from unet_trainer.datasets.pairs import Pair, path_in
-from unet_trainer.datasets.problems import Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.problems import UNREADABLE, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.split_lists import SplitLists
 from unet_trainer.datasets.stacks import count_pages, has_pages, split_into_pages
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import Console, counted
-
-NUM_NAMED = 10  # files of one problem in a message
 
 
 @dataclass
@@ -237,9 +235,9 @@ def _merge(
     found = PartPairs(folders, match, sorted(pairs, key=lambda pair: pair.name), "")
     _describe_unpaired(search, found)
     if merger.unreadable:
-        problem = Problem("unreadable", "files that cannot be used", tuple(merger.unreadable), "repair these files")
+        problem = Problem("unreadable", *UNREADABLE, tuple(merger.unreadable), "repair these files")
         found.problems += (problem,)
-        found.message = "\n".join(text for text in (found.message, describe_problems([problem], NUM_NAMED)) if text)
+        found.message = "\n".join(text for text in (found.message, describe_problems([problem])) if text)
     return found
 
 

@@ -6,11 +6,16 @@ Their text is the same in training and in check. What a message asks for stands 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from unet_trainer.config.dump import value_text
+from unet_trainer.config.dump import to_plain, value_text
 from unet_trainer.images.image_files import DataError
+from unet_trainer.system.console import counted
+from unet_trainer.system.names import one_line
+
+NUM_NAMED = 10  # files of one problem in a message
+UNREADABLE = "file that cannot be used", "files that cannot be used"
 
 
 @dataclass(frozen=True)
@@ -18,47 +23,70 @@ class Problem:
     """One kind of problem: a line for each file that has it, and the fix."""
 
     kind: str  # identifies it in the JSON report: unreadable, sizes, ...
-    title: str  # "files that cannot be read"
+    one: str  # what a file is that has it: "file that cannot be read"
+    many: str  # "files that cannot be read"
     lines: tuple[str, ...]  # "path: reason"
     fix: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that solve it, if some do
+
+    @property
+    def title(self) -> str:
+        return counted(len(self.lines), self.one, self.many)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An answer to a question: what it means, and the settings to put into the config."""
+
+    meaning: str
+    settings: Mapping[str, Any]
+
+    def lines(self) -> list[str]:
+        return [*([f"# {self.meaning}"] if self.meaning else []), *setting_lines(self.settings)]
 
 
 class Question(DataError):
-    """What only the user knows. Each of `choices` is an answer: the settings to add to the config."""
+    """What only the user knows, and its answers, the most likely first. As an error it ends with the lines that answer it."""
 
-    def __init__(self, text: str, *choices: Mapping[str, Any]) -> None:
-        self.choices = choices
-        super().__init__(with_choices(text, choices))
+    def __init__(self, text: str, *choices: Mapping[str, Any] | Choice) -> None:
+        self.text = text
+        self.choices = tuple(choice if isinstance(choice, Choice) else Choice("", choice) for choice in choices)
+        super().__init__(with_choices(text, self.choices))
 
 
-def with_choices(text: str, choices: Sequence[Mapping[str, Any]]) -> str:
+def with_choices(text: str, choices: Sequence[Choice]) -> str:
     """The text of a question, followed by the lines that answer it."""
     if not choices:
         return text
-    one_line_each = all(len(choice) == 1 for choice in choices)
-    blocks = ["\n".join(f"  {line}" for line in setting_lines(choice)) for choice in choices]
+    if any(choice.meaning for choice in choices):
+        lines = [f"    {line}".rstrip() for choice in choices for line in ("", *choice.lines())][1:]
+        heading = "One of these goes into the config:" if len(choices) > 1 else "This goes into the config:"
+        return "\n".join([text, f"  {heading}", *lines])
+    one_line_each = all(len(choice.settings) == 1 for choice in choices)
+    blocks = ["\n".join(f"  {line}" for line in choice.lines()) for choice in choices]
     asked = "set" if len(choices) == 1 else "set one of these"
     return f"{text}; {asked}:\n" + ("\n" if one_line_each else "\n  # or\n").join(blocks)
 
 
 def setting_lines(settings: Mapping[str, Any]) -> list[str]:
     """Settings as lines of YAML."""
-    return [f"{name}: {value_text(value)}" for name, value in settings.items()]
+    return [f"{name}: {value_text(to_plain(value))}" for name, value in settings.items()]
 
 
-def describe_problems(problems: Sequence[Problem], most: int) -> str:
-    """Every problem with its first `most` lines and its fix."""
-    return "\n".join(_describe(problem, most) for problem in problems)
+def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where: str = "") -> str:
+    """Every problem with its fix and its first `most` lines; `where` says where the others are."""
+    return "\n".join(_describe(problem, most, where) for problem in problems)
 
 
-def _describe(problem: Problem, most: int) -> str:
-    lines = [f"{len(problem.lines)} {problem.title}:", *(f"  {line}" for line in problem.lines[:most])]
+def _describe(problem: Problem, most: int, where: str) -> str:
+    lines = [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
+    lines += [f"  {line}" for line in problem.lines[:most]]
     if len(problem.lines) > most:
-        lines.append(f"  … and {len(problem.lines) - most} more")
-    return "\n".join([*lines, *([f"  Fix: {problem.fix}"] if problem.fix else [])])
+        lines.append(f"  … and {len(problem.lines) - most} more{where}")
+    return "\n".join(lines)
 
 
 def first_few(items: Iterable[object], most: int = 5) -> str:
     """The first `most` items, and the number of the others."""
-    texts = [str(item) for item in items]
+    texts = [one_line(str(item)) for item in items]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -11,8 +11,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,19 +21,31 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import Pixels, ReadError, decode_image, decode_mask_or_alpha, read_bytes, refuse_bomb
+from unet_trainer.images.image_files import (
+    NO_MEMORY,
+    DataError,
+    Pixels,
+    ReadError,
+    Stamp,
+    as_stamp,
+    content_digest,
+    decode_image,
+    decode_mask_or_alpha,
+    read_bytes,
+    refuse_bomb,
+)
 from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+from unet_trainer.system.plain_content import from_plain
 
 CACHE_FORMAT = 2
 MISSING = 1e30  # larger numbers mark pixels without data; they would dominate the statistics
+PART_VALUES = 2**22  # that are measured at a time
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
-
-Stamp = list[int]  # size and times; a list, because JSON gives lists back
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,14 @@ class ImageFacts:
     has_alpha: bool
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
+    stamp: tuple[int, ...] = field(default=(), compare=False)  # when it was read
 
     @property
     def size(self) -> tuple[int, int]:
         return self.height, self.width
+
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and len(self.mean) == len(self.std) == self.channels > 0
 
 
 @dataclass(frozen=True)
@@ -69,10 +85,14 @@ class MaskFacts:
     is_alpha: bool = False  # the values are those of the alpha channel
     structure: MaskStructure | None = None  # None: fewer than three values
     palette: dict[int, int] | None = None  # of a mask with a palette, value → 0xRRGGBB, of the values that occur
+    stamp: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def size(self) -> tuple[int, int]:
         return self.height, self.width
+
+    def is_consistent(self) -> bool:
+        return min(self.size) > 0 and sum(self.counts.values()) == self.height * self.width
 
 
 Facts = TypeVar("Facts", ImageFacts, MaskFacts)
@@ -84,6 +104,13 @@ class PairFacts:
 
     image: ImageFacts | str
     mask: MaskFacts | str
+
+    def stamped(self, stamps: tuple[Stamp | None, Stamp | None]) -> PairFacts:
+        image, mask = (tuple(stamp or ()) for stamp in stamps)
+        return PairFacts(
+            self.image if isinstance(self.image, str) else replace(self.image, stamp=image),
+            self.mask if isinstance(self.mask, str) else replace(self.mask, stamp=mask),
+        )
 
 
 class ScanCache:
@@ -100,33 +127,26 @@ class ScanCache:
                 self.known = dict(content["files"])
 
     def find_image(self, path: Path, stamp: Stamp | None) -> ImageFacts | None:
-        known = self._find("image", path, stamp)
-        return None if known is None else ImageFacts(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
+        return self._find("image", ImageFacts, path, stamp)
 
     def find_mask(self, path: Path, stamp: Stamp | None) -> MaskFacts | None:
-        known = self._find("mask", path, stamp)
-        if known is None:
-            return None
-        structure, palette = known["structure"], known["palette"]
-        return MaskFacts(
-            **{
-                **known,
-                "counts": _by_value(known["counts"]),
-                "structure": None if structure is None else MaskStructure(**structure),
-                "palette": None if palette is None else _by_value(palette),
-            }
-        )
+        return self._find("mask", MaskFacts, path, stamp)
 
-    def _find(self, role: str, path: Path, stamp: Stamp | None) -> dict[str, Any] | None:
-        entry = self.known.get(_cache_key(role, path))
-        return entry[1] if entry is not None and stamp is not None and entry[0] == stamp else None
+    def _find(self, role: str, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
+        """A damaged entry is as good as none: the file is read anew."""
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            known_stamp, known = self.known[_cache_key(role, path)]
+            if stamp is not None and known_stamp == stamp:
+                facts = from_plain(kind, {**known, "stamp": []})
+                return facts if facts.is_consistent() else None
+        return None
 
     def add_pair(self, pair: Pair, facts: PairFacts, stamps: tuple[Stamp | None, Stamp | None]) -> None:
         for role, path, found, stamp in (("image", pair.image, facts.image, stamps[0]), ("mask", pair.mask, facts.mask, stamps[1])):
             if isinstance(found, str) or stamp is None:
                 self.known.pop(_cache_key(role, path), None)
             elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-                self.known[_cache_key(role, path)] = [stamp, asdict(found)]
+                self.known[_cache_key(role, path)] = [stamp, _without_stamp(found)]
             self.is_changed = True
 
     def save(self) -> None:
@@ -137,9 +157,8 @@ class ScanCache:
             write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
 
 
-def _by_value(numbers: Mapping[str, int]) -> dict[int, int]:
-    """JSON has no keys but text."""
-    return {int(value): number for value, number in numbers.items()}
+def _without_stamp(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
+    return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
 
 def _cache_key(role: str, path: Path) -> str:
@@ -164,9 +183,17 @@ class _Task:
 
 
 def scan_pairs(
-    pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None, cache: ScanCache | None = None
+    pairs: Sequence[Pair],
+    num_workers: int,
+    tick: Callable[[], object] = lambda: None,
+    cache: ScanCache | None = None,
+    timeout: float | None = None,
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order; `tick` is called after each. Decodes the files that the cache does not know."""
+    """The facts of all pairs, in their order; `tick` is called after each. Decodes the files that the cache does not know.
+
+    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not answer would
+    take as long for every other pair.
+    """
     cache = cache or ScanCache(None)
     facts: dict[int, PairFacts] = {}
     tasks: list[_Task] = []
@@ -176,14 +203,20 @@ def scan_pairs(
         if image is None or mask is None:
             tasks.append(_Task(index, pair, stamps, image, mask))
         else:
-            facts[index] = PairFacts(image, mask)
+            facts[index] = PairFacts(image, mask).stamped(stamps)
             tick()
-    with warnings.catch_warnings(), contextlib.closing(forked_map(_scan_pair, tasks, num_workers, _use_one_thread)) as outcomes:
+    outcomes = forked_map(_scan_pair, tasks, num_workers, _use_one_thread, timeout)
+    with warnings.catch_warnings(), contextlib.closing(outcomes):
         warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
         for position, outcome in outcomes:
             task = tasks[position]
+            if isinstance(outcome, Crash) and outcome.is_timeout:
+                files = f"{task.pair.shown_image} and {task.pair.shown_mask}"
+                raise DataError(
+                    f"{files}: {outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                )
             found = _scan_separately(task) if isinstance(outcome, Crash) else outcome
-            facts[task.index] = found
+            facts[task.index] = found.stamped(task.stamps)
             cache.add_pair(task.pair, found, task.stamps)
             tick()
     cache.save()
@@ -229,14 +262,15 @@ def _size_of(image: ImageFacts | str) -> tuple[int, int] | None:
 def _scan_image(path: Path) -> ImageFacts | str:
     try:
         data = read_bytes(path)
-        refuse_bomb(data)
         image = decode_image(data)
         mean, std, low, high = _measure(image)
     except ReadError as error:
         return str(error)
+    except MemoryError:
+        return NO_MEMORY
     height, width, channels = image.shape
     return ImageFacts(
-        height, width, channels, str(image.dtype), mean, std, low, high, has_alpha(data), is_turned(data), _digest(data)
+        height, width, channels, str(image.dtype), mean, std, low, high, has_alpha(data), is_turned(data), content_digest(data)
     )
 
 
@@ -245,19 +279,22 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | st
         data = read_bytes(path)
         refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
         mask, is_alpha = decode_mask_or_alpha(data)
+        height, width = mask.shape
+        counts = _count_values(mask)
+        structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
     except ReadError as error:
         return str(error)
-    height, width = mask.shape
-    counts = _count_values(mask)
+    except MemoryError:
+        return NO_MEMORY
     colours = palette_colours(data)
     return MaskFacts(
         height,
         width,
         counts,
-        _digest(data),
+        content_digest(data),
         is_lossy(data),
         is_alpha,
-        measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None,
+        structure,
         {value: _as_hex(colours[value]) for value in counts if value < len(colours)} if colours else None,
     )
 
@@ -272,15 +309,26 @@ def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float
     if image.dtype == np.uint8 and image.shape[2] <= 4:
         mean, std = cv2.meanStdDev(image)
         return tuple(mean.ravel().tolist()), tuple(std.ravel().tolist()), float(image.min()), float(image.max())
-    values = image.astype(np.float64)
-    with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
-        bad = values.size - int(np.isfinite(values.astype(np.float32)).sum())
+    bad, low, high = 0, np.inf, -np.inf
+    for part in _row_parts(image):
+        with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
+            bad += part.size - int(np.isfinite(part.astype(np.float32)).sum())
+        low, high = min(low, float(part.min())), max(high, float(part.max()))
     if bad:
-        raise ReadError(f"{bad} of {values.size} values are NaN or infinite")
-    low, high = float(values.min()), float(values.max())
+        raise ReadError(f"{bad} of {image.size} values are NaN or infinite")
     if max(-low, high) > MISSING:
         raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? replace it by an ordinary number")
-    return tuple(values.mean((0, 1)).tolist()), tuple(values.std((0, 1)).tolist()), low, high
+    num_pixels = image.shape[0] * image.shape[1]
+    mean = np.sum([part.sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels
+    variance = np.sum([((part - mean) ** 2).sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels
+    return tuple(mean.tolist()), tuple(np.sqrt(variance).tolist()), low, high
+
+
+def _row_parts(image: Pixels) -> Iterator[Pixels]:
+    """Some rows at a time as float64: the whole would take up to eight times the image's memory."""
+    num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
+    for top in range(0, len(image), num_rows):
+        yield image[top : top + num_rows].astype(np.float64)
 
 
 def _count_values(mask: Pixels) -> dict[int, int]:
@@ -294,14 +342,9 @@ def _count_values(mask: Pixels) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def file_stamp(path: Path) -> Stamp | None:
-    """Size and times of a file. The modification time is not enough: files from one archive, swapped by renaming, share it."""
+    """Size and times of a file; None where it is not there."""
     try:
-        status = path.stat()
-    except OSError:
+        return as_stamp(path.stat())
+    except (OSError, ValueError):
         return None
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -1,4 +1,5 @@
-"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
+"""The split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run, which has
+the names of the pairs and digests of their content besides.
 
 Names that are not UTF-8 are written as the bytes that they are, and read back.
 """
@@ -15,9 +16,10 @@ from unet_trainer.datasets.layouts import PARTS, Part
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.image_files import DataError
-from unet_trainer.system.console import UNDECODED, counted
+from unet_trainer.system.console import counted
+from unet_trainer.system.names import UNDECODED, csv_line
 
-COLUMNS = ("image", "mask", "split", "group", "name")
+COLUMNS = ("image", "mask", "split", "group", "name", "content")
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
@@ -67,7 +69,9 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
         its_part: Part | None = "train" if part == "train" else "val" if part == "val" else "test" if part == "test" else None
         group = row.get("group", "") if "name" in row else row.get("group", "").strip()
         origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
-        (test if part == "test" else pairs).append(Pair(name, image, mask, its_part, group, *origins))
+        (test if part == "test" else pairs).append(
+            Pair(name, image, mask, its_part, group, *origins, row.get("content", "").strip())
+        )
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
@@ -92,10 +96,8 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    rows = _read_rows(path)
-    return {
-        (data_dir / row["image"].strip()).resolve() for _, row in rows if PARTS.get(row.get("split", "").strip().lower()) == part
-    }
+    images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    return {(_find_file(data_dir, image) or data_dir).resolve() for image in images}
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -143,13 +145,11 @@ def split_csv_text(
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
     rows: list[tuple[str, ...]] = [COLUMNS]
     for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
-        rows += [(path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name) for pair in pairs]
-    return "".join(",".join(_quoted(cell) for cell in row) + "\n" for row in rows)
-
-
-def _quoted(cell: str) -> str:
-    """Quoted where it has to be. Before Python 3.13 the csv module does not quote a \\r, and then does not read it back."""
-    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
+        rows += [
+            (path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name, pair.content)
+            for pair in pairs
+        ]
+    return "".join(csv_line(row) for row in rows)
 
 
 def _cut(problems: Sequence[str]) -> list[str]:

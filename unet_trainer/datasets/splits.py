@@ -81,7 +81,7 @@ def split_pairs(
         how = f"fold {fold} of {num_folds}, seed {seed}"
     held_out = {index for unit, side in zip(units, sides, strict=True) if side == 1 for index in unit.members}
     num_groups = len({pair.group for pair in found.pairs} - {""})
-    grouped = f", {num_groups} groups kept together" if num_groups else ""
+    grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
     return Split(
         tuple(pair for index, pair in enumerate(found.pairs) if index not in held_out),
         tuple(pair for index, pair in enumerate(found.pairs) if index in held_out),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,17 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.converted import ConvertedFiles
-from unet_trainer.images.image_files import DataError, Pixels
-from unet_trainer.images.image_headers import BIGTIFF_VERSIONS, TIFF_STARTS
+from unet_trainer.images.image_files import (
+    BOMB_PIXELS,
+    BOMB_RATIO,
+    COLOUR_CHANNELS,
+    DataError,
+    Pixels,
+    ReadError,
+    check_tiff,
+    open_file,
+)
+from unet_trainer.images.tiff_structure import TiffDamage, read_file_structure
 from unet_trainer.system.console import first_line
 
 EXTENSIONS = (".tif", ".tiff")
@@ -33,17 +41,9 @@ def has_pages(path: Path) -> bool:
     if path.suffix.lower() not in EXTENSIONS:
         return False
     try:
-        with path.open("rb") as file:
-            start = file.read(16)
-            if not start.startswith(TIFF_STARTS):
-                return False
-            order, is_big = "<" if start[:2] == b"II" else ">", start[2:4] in BIGTIFF_VERSIONS
-            pointer, count, entry = ("Q", "Q", 20) if is_big else ("I", "H", 12)
-            file.seek(struct.unpack_from(order + pointer, start, 8 if is_big else 4)[0])
-            (num_tags,) = struct.unpack(order + count, file.read(struct.calcsize(order + count)))
-            file.seek(entry * num_tags, 1)
-            return bool(struct.unpack(order + pointer, file.read(struct.calcsize(order + pointer)))[0])
-    except (OSError, struct.error, OverflowError, ValueError):
+        with open_file(path) as file:
+            return len(read_file_structure(file).pages) > 1
+    except (OSError, ReadError, TiffDamage):
         return False
 
 
@@ -63,13 +63,22 @@ def split_into_pages(files: ConvertedFiles, name: str, image: Path, mask: Path) 
 
 
 def count_pages(path: Path) -> int:
+    """Raises DataError, also for a stack whose pages together are a decompression bomb."""
     import tifffile  # as in image_files: importing it takes a tenth of a second
 
     try:
-        with tifffile.TiffFile(path) as file:
-            return sum(not _is_thumbnail(page) for page in file.pages)
-    except (OSError, ValueError, tifffile.TiffFileError) as error:
-        raise DataError(f"{path}: cannot be decoded ({error})") from None
+        with open_file(path) as file:
+            structure = check_tiff(file)
+            num_bytes = file.seek(0, 2)
+        if structure.num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
+            what = f"{structure.num_values / 1e6:.3g} million values on {len(structure.pages)} pages"
+            raise ReadError(f"{num_bytes / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+        with tifffile.TiffFile(path) as found:
+            return sum(not _is_thumbnail(page) for page in found.pages)
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:  # a broken file may raise anything here
+        raise DataError(f"{path}: cannot be decoded ({first_line(error)})") from None
 
 
 def _is_thumbnail(page: Any) -> bool:
@@ -88,8 +97,11 @@ class _Stack:
         """PNG holds 8 and 16 bit, TIFF everything else."""
         import tifffile
 
-        with tifffile.TiffFile(self.path) as file:
-            return ".png" if file.pages[0].dtype in (np.uint8, np.uint16) else ".tiff"
+        try:
+            with tifffile.TiffFile(self.path) as file:
+                return ".png" if file.pages[0].dtype in (np.uint8, np.uint16) else ".tiff"
+        except Exception as error:  # a broken file may raise anything here
+            raise DataError(f"{self.path}: cannot be decoded ({first_line(error)})") from None
 
     def image(self, index: int) -> Pixels:
         page = self._page(index)

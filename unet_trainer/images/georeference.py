@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_files import Pixels, ReadError, check_tiff, open_file
 from unet_trainer.images.image_headers import ORIENTATION, TIFF_STARTS
 from unet_trainer.images.row_writers import ASCII, DOUBLE, SHORT, TiffTag
 
@@ -39,10 +39,11 @@ class Georeference:
 def read_georeference(path: Path) -> Georeference | None:
     """None where the file is no GeoTIFF, or is shown turned: its coordinates are of the pixels as stored."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if not file.read(4).startswith(TIFF_STARTS):
                 return None
-    except OSError:
+            check_tiff(file)
+    except (OSError, ReadError):
         return None
     import tifffile
 

@@ -6,11 +6,14 @@ cut-off files accepted), PIL or tifffile decodes instead, or the file is refused
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
+import os
+import stat
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
@@ -21,6 +24,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.foreign_formats import describe_content
 from unet_trainer.images.image_headers import GIF_START, NPY_START, TIFF_STARTS, TiffTags
+from unet_trainer.images.tiff_structure import TiffDamage, TiffStructure, read_file_structure, read_structure
 
 Pixels = NDArray[Any]  # OpenCV's type stubs know no dtype
 
@@ -36,6 +40,8 @@ COLOUR = 1 << 24  # a mask's colour that is not grey is the number COLOUR + 0xRR
 MAX_CHANNELS = 64  # an axis of an array that is longer holds rows or columns
 BOMB_PIXELS = 100_000_000  # smaller images are decoded whatever their file size
 BOMB_RATIO = 200  # pixels per byte of file; more is a decompression bomb
+COLOUR_CHANNELS = 3  # so many values count as one pixel
+NO_MEMORY = "there is not enough memory to decode it"
 
 # The decoders' own messages name no file; the errors raised here are shown with the file's name.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -56,7 +62,7 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
 
 
 def read_image_and_size(path: Path, min_side: int | None) -> tuple[Pixels, tuple[int, int]]:
-    """As read_image, and height and width at full size, which tell whether a file has changed."""
+    """As read_image, and height and width at full size."""
     return decode_image_and_size(read_bytes(path), min_side)
 
 
@@ -69,17 +75,69 @@ def read_mask(path: Path) -> Pixels:
 
 
 def read_bytes(path: Path) -> bytes:
+    return read_with_stamp(path)[0]
+
+
+Stamp = list[int]  # size and times of a file; a list, because JSON gives lists back
+
+
+def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
+    """The content of a file, and its stamp from when it was opened. Raises ReadError."""
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            stamp = as_stamp(os.fstat(file.fileno()))
+            data = file.read()
     except OSError as error:
         raise ReadError(error.strerror or str(error)) from None
+    except MemoryError:
+        raise ReadError("there is not enough memory to read it") from None
     if not data:
         raise ReadError("the file is empty")
-    return data
+    return data, stamp
+
+
+def as_stamp(status: os.stat_result) -> Stamp:
+    """The modification time is not enough: files from one archive, swapped by renaming, share it."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def content_digest(data: bytes) -> str:
+    """The same for two files only if their bytes are the same."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def open_file(path: Path) -> BinaryIO:
+    """For reading. A pipe would be waited for for ever, and a device may never end: neither is opened. Raises ReadError."""
+    try:
+        # Unbuffered, for fewer system calls: threads wait for the GIL after each.
+        file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 # Path.open takes no opener
+    except OSError as error:
+        raise ReadError(error.strerror or str(error)) from None
+    except ValueError:
+        raise ReadError("its name holds a NUL") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ReadError("a pipe, a socket or a device; need a file")
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def decode_image(data: bytes, min_side: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. Alpha is dropped, EXIF rotation applied."""
+    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. Alpha is dropped, EXIF rotation applied.
+
+    A decompression bomb is refused before it is decoded. Raises ReadError.
+    """
+    refuse_bomb(data)
+    try:
+        return _decode_image(data, min_side)
+    except MemoryError:
+        raise ReadError(NO_MEMORY) from None
+
+
+def _decode_image(data: bytes, min_side: int | None) -> Pixels:
     if data.startswith(NPY_START):
         return _channels_last(_decode_npy(data))
     if data.startswith(TIFF_STARTS):
@@ -116,6 +174,13 @@ def decode_mask(data: bytes) -> Pixels:
 
 def decode_mask_or_alpha(data: bytes) -> DecodedMask:
     """The mask, and where it was found: of a picture in one colour with holes in it, the alpha channel is the mask."""
+    try:
+        return _decode_mask_or_alpha(data)
+    except MemoryError:
+        raise ReadError(NO_MEMORY) from None
+
+
+def _decode_mask_or_alpha(data: bytes) -> DecodedMask:
     mask = _decode_mask_values(data)
     if headers.has_alpha(data) and (mask == mask.flat[0]).all():
         alpha = _decode_alpha(data)
@@ -182,13 +247,40 @@ def to_channels(image: Pixels, channels: int) -> Pixels:
 
 
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
-    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width."""
-    size = None if data.startswith(NPY_START) else headers.picture_size(data)
+    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width. The pages
+    and channels of a TIFF are summed."""
+    size = None if data.startswith(NPY_START) else headers.stored_size(data)
     if size is None:
         return  # the decoder says what is wrong
     height, width = size
-    if width * height > max(BOMB_PIXELS, len(data) * BOMB_RATIO) and size != expected:
-        raise ReadError(f"{len(data) / 1e6:.2g} MB that decompress to {width}×{height} pixels: a decompression bomb")
+    num_pixels, what = height * width, f"{width}×{height} pixels"
+    if data.startswith(TIFF_STARTS) and (structure := _structure_or_none(data)) is not None:
+        num_pixels = max(num_pixels, structure.num_values // COLOUR_CHANNELS)
+        what += f" on {len(structure.pages)} pages" if len(structure.pages) > 1 else ""
+        expected = expected if num_pixels == height * width else None
+    if num_pixels > max(BOMB_PIXELS, len(data) * BOMB_RATIO) and size != expected:
+        raise ReadError(f"{len(data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+
+
+def check_tiff(file: BinaryIO) -> TiffStructure:
+    """The structure of a TIFF, which is to be read before any decoder sees the file. Raises ReadError."""
+    try:
+        return read_file_structure(file)
+    except TiffDamage as damage:
+        raise _damaged(damage) from None
+    except OSError as error:
+        raise ReadError(error.strerror or str(error)) from None
+
+
+def _damaged(damage: TiffDamage) -> ReadError:
+    return ReadError(str(damage) if "cut off" in str(damage) else f"cannot be decoded ({damage})")
+
+
+def _structure_or_none(data: bytes) -> TiffStructure | None:
+    try:
+        return read_structure(data)
+    except TiffDamage:
+        return None
 
 
 def write_image(path: Path, pixels: Pixels) -> None:
@@ -266,6 +358,7 @@ def _decode_npy(data: bytes) -> Pixels:
 
 def map_npy(path: Path) -> Pixels:
     """H,W,C of an array file, mapped into memory: what is not looked at is not read. Raises ReadError."""
+    open_file(path).close()  # a pipe would be waited for
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError):
@@ -277,7 +370,7 @@ def map_npy(path: Path) -> Pixels:
 
 def _decode_tiff(data: bytes) -> Pixels:
     """H,W,C. OpenCV decodes one page of grey or colour, tifffile everything else."""
-    tags = headers.tiff_tags(data)
+    tags = headers.single_page_tags(check_tiff(io.BytesIO(data)))
     if headers.is_plain_tiff(tags):
         try:
             image = _decode(data, cv2.IMREAD_UNCHANGED)

@@ -6,18 +6,17 @@ Decodes no pixels. For a broken header the functions return what they return for
 from __future__ import annotations
 
 import io
-import mmap
 import struct
 from collections.abc import Mapping
-from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image
+
+from unet_trainer.images.tiff_structure import HEIGHT, SHORT, TIFF_STARTS, WIDTH, TiffDamage, TiffStructure, read_structure
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-BIGTIFF_VERSIONS = (b"+\0", b"\0+")
 
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
@@ -27,8 +26,6 @@ TIFF_BITS, TIFF_COMPRESSION, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_E
 TIFF_JPEGS = (6, 7)  # values of TIFF_COMPRESSION
 TIFF_WHITE_IS_0, TIFF_RGB, TIFF_IS_PALETTE, TIFF_YCBCR = 0, 2, 3, 6  # values of TIFF_PHOTOMETRIC
 TIFF_ALPHAS = (1, 2)  # values of TIFF_EXTRA_SAMPLES; with any other value the sample is a channel
-TIFF_SHORT = 3  # type of a tag: 16-bit numbers
-MAX_TAG_VALUES = 64
 
 ORIENTATION = 0x0112  # EXIF and TIFF tag
 TURNS = range(2, 9)  # orientations other than upright
@@ -117,6 +114,17 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
     return height, width
 
 
+def size_in_file(file: BinaryIO) -> tuple[int, int] | None:
+    """As picture_size, of a file of which not all is in memory. Its position is moved."""
+    file.seek(0)
+    try:
+        picture = Image.open(file)  # closing it would close the file
+    except PIL_ERRORS:
+        return None
+    width, height = picture.size
+    return height, width
+
+
 def displayed_size(data: bytes) -> tuple[int, int] | None:
     """As picture_size, but after the EXIF rotation that decode_image applies to a JPEG, PNG or WebP."""
     try:
@@ -128,20 +136,21 @@ def displayed_size(data: bytes) -> tuple[int, int] | None:
     return (width, height) if is_on_its_side else (height, width)
 
 
-def size_from_start(path: Path, start: bytes) -> tuple[int, int] | None:
-    """As picture_size, of a file whose first bytes were read; without PIL, which takes longer, for JPEG and PNG."""
-    frame = jpeg_frame(start)
+def stored_size(data: bytes) -> tuple[int, int] | None:
+    """As picture_size; without PIL, which takes longer, for JPEG and PNG, and for TIFF, of which PIL knows fewer kinds."""
+    frame = jpeg_frame(data)
     if frame is not None:
         return frame[:2]
-    if start.startswith(PNG_START) and len(start) >= 24:
-        width, height = struct.unpack_from(">II", start, 16)
+    if data.startswith(PNG_START) and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
         return height, width
-    try:
-        with Image.open(path) as picture:
-            width, height = picture.size
-    except PIL_ERRORS:
-        return None
-    return height, width
+    if data.startswith(TIFF_STARTS):
+        try:
+            first = read_structure(data).pages[0]
+        except TiffDamage:
+            return None
+        return first.number(HEIGHT, 0), first.number(WIDTH, 0)
+    return picture_size(data)
 
 
 def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
@@ -179,24 +188,20 @@ def png_bits(data: bytes) -> int:
     return data[24] if data.startswith(PNG_START) and len(data) > 24 else 0
 
 
-def tiff_tags(data: bytes | mmap.mmap) -> TiffTags:
+def tiff_tags(data: bytes) -> TiffTags:
     """The 16-bit tags of a TIFF with one page; empty for several pages, for BigTIFF and for a broken file."""
-    order = "<" if data[:2] == b"II" else ">"
     try:
-        start = struct.unpack_from(f"{order}I", data, 4)[0]
-        count = struct.unpack_from(f"{order}H", data, start)[0]
-        tags = {}
-        for entry in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind, length = struct.unpack_from(f"{order}HHI", data, entry)
-            if kind == TIFF_SHORT and length <= MAX_TAG_VALUES:
-                place = entry + 8 if length <= 2 else struct.unpack_from(f"{order}I", data, entry + 8)[0]
-                tags[tag] = struct.unpack_from(f"{order}{length}H", data, place)
-        next_page = struct.unpack_from(f"{order}I", data, start + 2 + 12 * count)[0]
-    except struct.error:
+        return single_page_tags(read_structure(data))
+    except TiffDamage:
         return {}
-    if data[2:4] in BIGTIFF_VERSIONS or next_page:
+
+
+def single_page_tags(structure: TiffStructure) -> TiffTags:
+    """As tiff_tags."""
+    if structure.is_big or len(structure.pages) != 1:
         return {}
-    return {TIFF_SAMPLES: (1,), **tags}
+    tags = structure.pages[0].tags
+    return {TIFF_SAMPLES: (1,), **{number: tag.values for number, tag in tags.items() if tag.kind == SHORT and tag.values}}
 
 
 def is_plain_tiff(tags: TiffTags) -> bool:

@@ -15,14 +15,16 @@ from unet_trainer.images import image_headers as headers
 from unet_trainer.images.image_files import (
     Pixels,
     ReadError,
+    check_tiff,
     decode_image,
     decode_image_and_size,
     map_npy,
+    open_file,
     read_bytes,
-    refuse_bomb,
 )
 from unet_trainer.images.image_headers import NPY_START, TIFF_STARTS
 from unet_trainer.images.tiff_blocks import TiffBlocks
+from unet_trainer.images.tiff_structure import HEIGHT, WIDTH
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
 LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
@@ -97,7 +99,7 @@ class BlockReader:
 def open_reader(path: Path, channels: int | None = None) -> Iterator[ImageReader]:
     """TIFF files by blocks, arrays mapped into memory, all others decoded whole. `channels` of the model, if known: an alpha
     channel beyond them is dropped. Raises ReadError."""
-    with _open(path) as file:
+    with open_file(path) as file:
         start = file.read(8)
     if start.startswith(NPY_START):
         yield ArrayReader(map_npy(path))
@@ -105,9 +107,7 @@ def open_reader(path: Path, channels: int | None = None) -> Iterator[ImageReader
         with TiffBlocks(path, channels) as blocks:
             yield BlockReader(blocks)
     else:
-        data = read_bytes(path)
-        refuse_bomb(data)
-        yield ArrayReader(decode_image(data))
+        yield ArrayReader(decode_image(read_bytes(path)))
 
 
 def read_small(path: Path, channels: int, min_side: int | None = None) -> tuple[Pixels, Size] | None:
@@ -115,12 +115,13 @@ def read_small(path: Path, channels: int, min_side: int | None = None) -> tuple[
 
     A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises ReadError.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         data = file.read(HEADER_BYTES)
         if not data:
             raise ReadError("the file is empty")
-        if _num_pixels(path, data) > LARGE_PIXELS:
+        if _num_pixels(path, file, data) > LARGE_PIXELS:
             return None
+        file.seek(len(data))
         data += file.read()
     if data.startswith(TIFF_STARTS):
         return _read_small_tiff(path, data, channels)
@@ -165,17 +166,13 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
     return (total.round() if corner.dtype.kind in "ui" else total).astype(corner.dtype)
 
 
-def _num_pixels(path: Path, start: bytes) -> int:
+def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:
     """From the header; 0 where it does not say, and decoding will tell why."""
     if start.startswith(NPY_START):
         array = map_npy(path)
         return array.shape[0] * array.shape[1] if isinstance(array, np.memmap) else 0
-    height, width = headers.size_from_start(path, start) or (0, 0)
+    if start.startswith(TIFF_STARTS):
+        first = check_tiff(file).pages[0]
+        return first.number(HEIGHT, 0) * first.number(WIDTH, 0)
+    height, width = headers.stored_size(start) or headers.size_in_file(file) or (0, 0)
     return height * width
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=0)  # fewer system calls: threads wait for the GIL after each
-    except OSError as error:
-        raise ReadError(error.strerror or str(error)) from None

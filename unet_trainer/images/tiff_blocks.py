@@ -7,7 +7,6 @@ order here.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 import zlib
@@ -21,8 +20,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import BOMB_PIXELS, BOMB_RATIO, MAX_CHANNELS, Pixels, ReadError, decode_image
+from unet_trainer.images.image_files import (
+    BOMB_PIXELS,
+    BOMB_RATIO,
+    MAX_CHANNELS,
+    NO_MEMORY,
+    Pixels,
+    ReadError,
+    check_tiff,
+    decode_image,
+    open_file,
+)
 from unet_trainer.images.tiling import Size
+from unet_trainer.system.console import first_line
 from unet_trainer.system.resources import count_cores
 
 if TYPE_CHECKING:
@@ -38,6 +48,7 @@ HORIZONTAL, FLOATING_POINT = 2, 3  # values of PREDICTOR
 MIN_IS_BLACK, INTERLEAVED = 1, 1
 # Tags that say how the bytes of a block become pixels: fill order, fax options, predictor, colour map, chroma.
 HOW_TO_DECODE = (COMPRESSION, headers.TIFF_PHOTOMETRIC, 266, 292, 293, PREDICTOR, 320, 530, 531)
+MAX_STRIPS = 2**20  # of such a page: a broken header may say billions of rows
 STRIP_BYTES = 2**20  # of the strips that an uncompressed page is read in, however it is stored
 
 Tags = Mapping[int, tuple[int, Sequence[int]]]  # tag → type and values
@@ -66,19 +77,23 @@ class TiffBlocks:
     def __init__(self, path: Path, channels: int | None = None) -> None:
         import tifffile
 
-        self.file: BinaryIO = _open(path)
+        self.file: BinaryIO = open_file(path)
         try:
+            tags = headers.single_page_tags(check_tiff(self.file))
+            self.file.seek(0)
             with tifffile.TiffFile(self.file) as found:
                 self.pages, self.size, num_samples, has_alpha = _find_pages(found)
-            self.orientation, has_plain_alpha = _inspect(self.file)
+            _check_geometry(self.pages, self.size)
+            # As decode_image reads it: the orientation that it applies, and whether it drops alpha.
+            self.orientation = tags.get(headers.ORIENTATION, (1,))[0] if headers.is_plain_tiff(tags) else 1
+            has_plain_alpha = headers.tiff_has_alpha(tags)
             self.num_file_bytes = self.file.seek(0, 2)
         except ReadError:
             self.file.close()
             raise
         except Exception as error:  # a broken file may raise anything here
             self.file.close()
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ReadError(f"cannot be decoded ({reason})") from None
+            raise ReadError(f"cannot be decoded ({first_line(error)})") from None
         self.drops_alpha = has_plain_alpha or (has_alpha and channels == num_samples - 1)
         self.last_row: dict[int, Pixels] = {}  # the last row of blocks of the last part: the part below it may begin there
         self.lock, self.file_lock = threading.Lock(), threading.Lock()
@@ -119,7 +134,10 @@ class TiffBlocks:
         num_rows = height if page.is_tiled else min(height, self.size[0] - top)
         offset, num_bytes = page.blocks[index]
         if num_bytes == 0:  # of a sparse file: nothing is stored for empty blocks
-            return np.zeros((num_rows, width, _num_channels(page.tags)), _dtype(page.tags))[: self.size[0] - top]
+            try:
+                return np.zeros((num_rows, width, _num_channels(page.tags)), _dtype(page.tags))[: self.size[0] - top]
+            except (MemoryError, ValueError):
+                raise ReadError(NO_MEMORY) from None
         if offset + num_bytes > self.num_file_bytes:
             raise ReadError("the file is cut off")
         if num_rows * width > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
@@ -127,7 +145,14 @@ class TiffBlocks:
         with self.file_lock:
             self.file.seek(offset)
             data = self.file.read(num_bytes)
-        return _decode_block(data, (num_rows, width), page.tags)[: self.size[0] - top]
+        try:
+            return _decode_block(data, (num_rows, width), page.tags)[: self.size[0] - top]
+        except ReadError:
+            raise
+        except MemoryError:
+            raise ReadError(NO_MEMORY) from None
+        except Exception as error:  # a broken file may raise anything here
+            raise ReadError(f"cannot be decoded ({first_line(error)})") from None
 
 
 def _decode_block(data: bytes, size: Size, tags: Tags) -> Pixels:
@@ -222,21 +247,6 @@ def one_block_tiff(data: bytes, size: Size, tags: Tags) -> bytes:
     return b"".join([start, data, b"\0" * (len(data) % 2), count, *records, b"\0\0\0\0", *values_behind])
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ReadError(error.strerror or str(error)) from None
-
-
-def _inspect(file: BinaryIO) -> tuple[int, bool]:
-    """Of a file as decode_image reads it: the orientation that it applies, and whether it drops alpha."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        tags = headers.tiff_tags(data)
-    orientation = tags.get(headers.ORIENTATION, (1,))[0] if headers.is_plain_tiff(tags) else 1
-    return orientation, headers.tiff_has_alpha(tags)
-
-
 def _find_pages(file: tifffile.TiffFile) -> tuple[list[Page], Size, int, bool]:
     """The pages or planes of the first series (the whole image at full size, of a pyramid too), its size, how many samples it has
     and whether the last is alpha."""
@@ -257,6 +267,17 @@ def _find_pages(file: tifffile.TiffFile) -> tuple[list[Page], Size, int, bool]:
     return found, size, num_samples * len(pages), bool(extra) and extra[-1] in headers.TIFF_ALPHAS
 
 
+def _check_geometry(pages: Sequence[Page], size: Size) -> None:
+    """Raises ReadError unless every page has the blocks that its size needs."""
+    for page in pages:
+        height, width = page.block_size
+        if min(*size, height, width) < 1:
+            raise ReadError(f"{size[1]}×{size[0]} pixels in blocks of {width}×{height}")
+        num_needed = -(-size[0] // height) * -(-size[1] // width)
+        if len(page.blocks) < num_needed:
+            raise ReadError(f"cannot be decoded ({len(page.blocks)} blocks of {num_needed})")
+
+
 def _page(page: Any, first: Any, size: Size, tags: Tags, plane: int, num_planes: int) -> Page:
     offsets, counts = list(page.dataoffsets), list(page.databytecounts)
     num_blocks = len(offsets) // num_planes
@@ -269,7 +290,7 @@ def _page(page: Any, first: Any, size: Size, tags: Tags, plane: int, num_planes:
     row_bits = size[1] * sum(tags[headers.TIFF_BITS][1])
     if first.compression == UNCOMPRESSED and _is_one_run(blocks):
         row_bytes = -(-row_bits // 8)
-        height = max(1, STRIP_BYTES // row_bytes)
+        height = max(1, STRIP_BYTES // max(1, row_bytes), size[0] // MAX_STRIPS)
         blocks = [
             Block(blocks[0].offset + top * row_bytes, min(height, size[0] - top) * row_bytes) for top in range(0, size[0], height)
         ]

@@ -37,7 +37,8 @@ class Tiling(Protocol):
         """The pair that a sample comes from."""
 
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
-        """H,W,C image and H,W class ids of the pair → those of the sample."""
+        """H,W,C image and H,W class ids of the pair → those of the sample. Crops and tiles take only a part of what they are given,
+        which may be read as it is taken."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class RandomCrops:
         rare = self.rare_ids[self.pair_index(sample)]
         candidates = np.empty(0, np.int64)  # flat positions of the pixels that the crop may be centred on
         if rare and rng.random() < self.rare_share:
-            candidates = np.flatnonzero(mask == rare[int(rng.integers(len(rare)))])
+            candidates = np.flatnonzero(np.asarray(mask) == rare[int(rng.integers(len(rare)))])
         if len(candidates):  # resizing a mask may have removed the class
             row, column = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
             corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]

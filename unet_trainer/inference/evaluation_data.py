@@ -17,20 +17,18 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.build_report import read_every_pair
 from unet_trainer.datasets.class_statistics import class_ids, total_counts
 from unet_trainer.datasets.coding_choice import choose_classes
-from unet_trainer.datasets.dataset_report import (
-    DatasetReport,
-    read_every_pair,
-    unknown_value_lines,
-)
+from unet_trainer.datasets.dataset_report import DatasetReport
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import depth_of
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.mask_evidence import MaskEvidence
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import Problem, first_few
+from unet_trainer.datasets.problems import Problem, Question, first_few
+from unet_trainer.datasets.report_classes import unknown_value_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
 from unet_trainer.datasets.split_csv import listed_images, read_split_csv
 from unet_trainer.images.image_files import DataError
@@ -110,7 +108,7 @@ def load_evaluation_data(
     if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
         console.say(f"Made the demo dataset in {source.data_dir}")
     found, chosen = find_split(source, split)
-    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console)
+    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console, config.worker_timeout)
     _refuse_other_kinds(report, known.image)
     coding = _choose_coding(report, known, config, overrides)
     _refuse_other_masks(report, coding, known)
@@ -203,7 +201,8 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
             lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
     if lines:
         fix = "convert them to what the model was trained on"
-        report.problems.append(Problem("kind", "images of a kind that the model does not know", tuple(lines), fix))
+        one, many = (f"{images} of a kind that the model does not know" for images in ("image", "images"))
+        report.problems.append(Problem("kind", one, many, tuple(lines), fix))
 
 
 def _choose_coding(report: DatasetReport, known: KnownClasses, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
@@ -225,16 +224,18 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, known: KnownC
     order = "mask_values=[...] gives the value of each class of the model in these masks"
     lines = unknown_value_lines(report, coding)
     if lines:
-        title = f"masks with values that belong to no class of the model ({names})"
-        report.problems.append(Problem("values", title, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
+        one, many = (f"{masks} with values that belong to no class of the model ({names})" for masks in ("mask", "masks"))
+        report.problems.append(Problem("values", one, many, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
         return
     ids = {class_id for mask in report.masks for class_id in class_ids(mask, coding)}
     values = sorted(total_counts(report.masks))
     if len(values) > 1 and not ids - {0, IGNORED, UNKNOWN}:
         shown = first_few((show_value(value) for value in values), 8)
         report.questions.append(
-            f"mask_values: the masks hold the values {shown}, and by the model's coding ({names}) none of them is any class but "
-            f"{known.id_names[0]}; {order}"
+            Question(
+                f"mask_values: the masks hold the values {shown}, and by the model's coding ({names}) none of them is any class "
+                f"but {known.id_names[0]}; {order}"
+            )
         )
     elif not ids - {0, IGNORED, UNKNOWN}:
         report.notices.append(f"no mask holds any class but {known.id_names[0]}")

@@ -7,8 +7,6 @@ before, as its evaluation.json lists them, are deleted; nothing else in the fold
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import math
 import re
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair, path_in
 from unet_trainer.images.error_maps import error_picture
 from unet_trainer.images.image_files import encode_image, read_image, read_mask
@@ -29,19 +26,24 @@ from unet_trainer.inference.evaluate import EvaluatedSet, badness
 from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.evaluation_summary import MEAN, Comparison, Summary
 from unet_trainer.inference.image_scores import BOUNDARY_RATIO, Count, Floats, mean_over, scores_from_counts
-from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
+from unet_trainer.system.names import csv_line, json_text
+from unet_trainer.system.os_errors import cannot, named_file
 
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
 FORMAT = 1
 MAX_NAME = 80  # characters of an image's name in that of its picture
 
 
-def make_folder(folder: Path) -> None:
-    """Before the work is done, so that a folder that cannot be written to is told at once."""
+def make_folder(folder: Path, is_named: bool) -> None:
+    """Before the work is done, so that a folder that cannot be written to is told at once. `is_named`: by the user, who may name a
+    link; one in a run's folder could lead anywhere."""
     try:
+        if not is_named:
+            make_own_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {folder} cannot be written to ({error.strerror})") from None
+        raise cannot(f"--out: {folder}", "be written to", error, folder) from None
 
 
 def worst_first(evaluated: EvaluatedSet, pairs: Sequence[Pair]) -> list[int]:
@@ -62,14 +64,12 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
         columns |= {f"{score}{suffix}": [_cell(value) for value in values[:, class_index]] for score, values in scores.items()}
         for title, count in (("truth_pixels", Count.TRUTH), ("predicted_pixels", Count.PREDICTION)):
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "mask", *columns, "wrong_pixels", "counted_pixels"])
+    lines = [csv_line(["image", "mask", *columns, "wrong_pixels", "counted_pixels"])]
     for index in worst_first(evaluated, pairs):
         files = [path_in(data_dir, pairs[index].image), path_in(data_dir, pairs[index].mask)]
         pixels = [int(evaluated.num_wrong[index]), int(evaluated.num_counted[index])]
-        writer.writerow([*files, *(values[index] for values in columns.values()), *pixels])
-    return text.getvalue()
+        lines.append(csv_line([*files, *(values[index] for values in columns.values()), *pixels]))
+    return "".join(lines)
 
 
 def write_evaluation(
@@ -80,11 +80,12 @@ def write_evaluation(
     evaluated: EvaluatedSet,
     data: EvaluationData,
     id_names: Sequence[str],
+    has_background: bool = True,
 ) -> None:
     """All files. `description`: of model, data and settings, as it stands in evaluation.json. Raises UserError."""
     try:
         earlier = _listed_pictures(folder)
-        pictures = _write_pictures(folder, evaluated, data, id_names)
+        pictures = _write_pictures(folder, evaluated, data, id_names, has_background)
         text = csv_text(evaluated, data.pairs, data.source.data_dir, summary.class_names)
         write_text_atomically(folder / CSV_FILE, text)
         content = {
@@ -94,11 +95,11 @@ def write_evaluation(
             "comparison": None if comparison is None else comparison_content(comparison, summary),
             "worst": pictures,
         }
-        write_text_atomically(folder / JSON_FILE, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text_atomically(folder / JSON_FILE, json_text(content, indent=2, allow_nan=False) + "\n")
         for name in earlier - {picture["picture"] for picture in pictures}:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {folder} cannot be written to ({error.strerror or error})") from None
+        raise cannot(f"--out: {named_file(error) or folder}", "be written to", error, folder) from None
 
 
 def summary_content(summary: Summary, id_names: Sequence[str]) -> dict[str, Any]:
@@ -148,10 +149,12 @@ def comparison_content(comparison: Comparison, summary: Summary) -> dict[str, An
     return {"differences": "this model minus the other", "classes": rows[:-1], "mean": rows[-1]}
 
 
-def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str]) -> list[dict[str, Any]]:
+def _write_pictures(
+    folder: Path, evaluated: EvaluatedSet, data: EvaluationData, id_names: Sequence[str], has_background: bool
+) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
     ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
-    (folder / PICTURES).mkdir(exist_ok=True)
+    make_own_folder(folder / PICTURES)
     listed = []
     for number, worst in enumerate(evaluated.worst, start=1):
         pair, ids = data.pairs[worst.index], worst.ids
@@ -160,7 +163,6 @@ def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData,
         iou = ious[worst.index]
         where = path_in(data.source.data_dir, pair.image)
         title = f"{number}. {where}: {'no IoU' if math.isnan(iou) else f'IoU {iou:.4f}'}"
-        has_background = evaluated.counts.shape[1] < len(id_names)
         picture = error_picture(image, truth, ids, id_names, title, has_background)
         name = f"{PICTURES}/{number:02d}_{_file_name(pair.name)}.png"
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))

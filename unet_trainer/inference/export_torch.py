@@ -11,7 +11,16 @@ from pathlib import Path
 
 import torch
 
-from unet_trainer.inference.export_check import Comparison, ExportNetwork, compare, dynamic_shapes, example_batch, exporting, quiet
+from unet_trainer.inference.export_check import (
+    Comparison,
+    ExportError,
+    ExportNetwork,
+    compare,
+    dynamic_shapes,
+    example_batch,
+    exporting,
+    quiet,
+)
 from unet_trainer.inference.model_card import ModelCard
 from unet_trainer.model.segmenter import STRIDE, Segmenter
 from unet_trainer.system.atomic_files import write_atomically
@@ -62,7 +71,8 @@ def _write(
         extra_files = {CARD_FILE: ""}
         with quiet():
             network = load(io.BytesIO(draft.read_bytes()), extra_files)
-            assert ModelCard.from_json(extra_files[CARD_FILE]) == card
+            if ModelCard.from_json(extra_files[CARD_FILE]) != card:
+                raise ExportError(f"{CARD_FILE} was not read back as it was written")
 
             def run(images: torch.Tensor) -> torch.Tensor:
                 return network(images.permute(0, 3, 1, 2).float().contiguous())

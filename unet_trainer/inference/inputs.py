@@ -109,9 +109,11 @@ def _from_csv(path: Path) -> list[Input]:
     where the command is given."""
     written = _image_column(path)
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
-    base = next((base for base in bases if base is not None and (base / written[0]).exists()), path.parent)
+    given = ((base, name) for base in bases if base is not None for name in (written[0], written[0].strip()))
+    base = next((base for base, name in given if (base / name).exists()), path.parent)
     found = []
-    for line in written:
+    for cell in written:
+        line = cell if (base / cell).exists() else cell.strip()
         inside = PurePosixPath(Path(line).as_posix())
         is_inside = not Path(line).is_absolute() and ".." not in inside.parts
         found.append(Input(base / line, _name(inside if is_inside else PurePosixPath(inside.name))))
@@ -125,16 +127,16 @@ def _image_column(path: Path) -> list[str]:
     try:
         if path.stat().st_size > MAX_CSV_BYTES:
             raise UserError(f"{path} is larger than {MAX_CSV_BYTES // 2**20} MiB")
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
         separator = max(",;\t", key=text.split("\n", 1)[0].count)
-        reader = csv.DictReader(io.StringIO(text), delimiter=separator)
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = {name.strip().lower(): name for name in reader.fieldnames or () if name}
-        rows = [(row.get(header.get("image", "")) or "").strip() for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = [row.get(header.get("image", "")) or "" for row in reader]
+    except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if "image" not in header:
         raise UserError(f"{path} has the columns {first_few(header, 10) or 'none'}; need one named image, with a path in each row")
-    found = [row for row in rows if row]
+    found = [row for row in rows if row.strip()]
     if not found:
         raise UserError(f"{path} names no image")
     return found

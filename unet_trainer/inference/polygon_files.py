@@ -18,6 +18,7 @@ from unet_trainer.images.mask_outlines import Polygon, find_polygons, joined_rin
 from unet_trainer.images.tiling import Size
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.names import json_text
 
 
 class CocoFile:
@@ -34,7 +35,7 @@ class CocoFile:
         self.draft = Draft(path)
         self.annotations: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 # closed when it is finished
         categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
-        self._write(self.draft.file, f'{{"categories": {json.dumps(categories, ensure_ascii=False)},\n"images": [')
+        self._write(self.draft.file, f'{{"categories": {json_text(categories)},\n"images": [')
 
     def add(self, index: int, file_name: str, size: Size, ids: Pixels) -> None:
         """The image with this place among all inputs."""
@@ -69,7 +70,7 @@ class CocoFile:
 
     def _append(self, image_id: int, file_name: str, size: Size, found: list[dict[str, Any]]) -> None:
         image = {"id": image_id, "file_name": file_name, "width": size[1], "height": size[0]}
-        self._write(self.draft.file, f"{',' if self.num_written else ''}\n{json.dumps(image, ensure_ascii=False)}")
+        self._write(self.draft.file, f"{',' if self.num_written else ''}\n{json_text(image)}")
         self.num_written += 1
         for annotation in found:
             separator = "," if self.num_annotations else ""
@@ -110,7 +111,7 @@ def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Ge
                 "properties": {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels},
                 "geometry": {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)},
             }
-            draft.file.write(f"{separator}\n{json.dumps(feature, ensure_ascii=False)}".encode())
+            draft.file.write(f"{separator}\n{json_text(feature)}".encode())
             separator = ","
         draft.file.write(b"]}\n")
         draft.keep()

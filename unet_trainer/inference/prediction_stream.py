@@ -108,7 +108,16 @@ class PredictionStream:
         shape = (*spec.image_size, spec.image.channels)
         batch_size = self.batch_size_of(shape)
         if spec.fit == "resize" and num_images >= NUM_BEFORE_CAPTURE * batch_size:
-            self.forward.prepare((batch_size, *shape), torch.uint8 if spec.image.is_8bit else torch.float32)
+            dtype = torch.uint8 if spec.image.is_8bit else torch.float32
+            self.forward.prepare((batch_size, *shape), dtype)
+            if self.predictor.engine.device.type == "cuda":
+                # Allocating page-locked memory stops the device; what is freed here is given out again.
+                pixels = batch_size * shape[0] * shape[1]
+                _ = [
+                    torch.empty(size, dtype=dtype, pin_memory=True)
+                    for size in (pixels, pixels * shape[2])
+                    for _ in range(2 * MAX_BATCHES_AHEAD)
+                ]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
         """Raises OSError where results cannot be written. Whatever ends it, there are whole files only. `is_done`: images whose

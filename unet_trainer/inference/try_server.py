@@ -7,96 +7,60 @@
     POST  /KEY/validation/N     its result, see PageResult.to_bytes
     POST  /KEY/predict          the result of the image in the body
 
-Nothing is written to disk, and no other path names a file. KEY is random and part of the address that the command prints: who does
-not know it, another user of the machine or a page of another site, gets nothing. Host and Origin are checked besides, against
-pages whose host name is made to lead here.
+Nothing is written to disk, and no other path names a file. Who gets an answer: see system/local_server.py.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import ipaddress
 import json
 import math
 import re
-import secrets
 import select
 import socket
-import socketserver
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.inference.page_result import LARGER, decode_for_page, predict_for_page, predict_pair, thumbnail
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.system.console import counted
+from unet_trainer.system.local_server import JSON_TYPE, LocalHandler, LocalServer, RequestRefused, content_security_policy
 
 PAGE = Path(__file__).with_name("try_page.html")
 MAX_UPLOAD = 64 * 2**20  # bytes
 UPLOAD_LIMIT = f"the page takes files of up to {MAX_UPLOAD // 2**20} MiB, and {LARGER}"
 MAX_WAITING = 4  # images that are held in memory: one runs, the others wait
 NUM_THUMBNAILS = 2  # that are made at a time
-SOCKET_SECONDS, UPLOAD_SECONDS = 30, 120  # without a byte; for a whole upload
+UPLOAD_SECONDS = 120  # for a whole upload
 CLIENT_SECONDS = 0.25  # between looks whether the browser is still there
 CHUNK = 2**20
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-JSON_TYPE = "application/json"
 
 
-class RequestRefused(Exception):
-    """A request that is answered with a status and a sentence."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
-class TryServer(ThreadingHTTPServer):
+class TryServer(LocalServer):
     """Serves one model. Images run one at a time, in one thread: torch's threads belong to the thread that calls them."""
-
-    request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], predictor: Predictor, pairs: Sequence[Pair], note: str = "") -> None:
         """`note`: why there are no validation images. Raises OSError if the address cannot be used."""
         self.predictor = predictor
         self.pairs, self.note = list(pairs), note
-        self.key = secrets.token_urlsafe(16)
         self.page = PAGE.read_bytes()
         self.page_policy = content_security_policy(self.page.decode())
         self.facts = json.dumps(model_facts(predictor, self.pairs, note), allow_nan=False).encode()
-        self.names = LOOPBACK_NAMES if is_loopback(address[0]) else LOOPBACK_NAMES | {address[0], socket.gethostname()}
-        self.takes_any_ip = not is_loopback(address[0])
         self.places = threading.BoundedSemaphore(MAX_WAITING)
         self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
         self.worker = ThreadPoolExecutor(1, "inference")
         self.num_running = 0
         self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, PageHandler)
-
-    def server_bind(self) -> None:
-        """Without the name lookup of HTTPServer, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    @property
-    def url(self) -> str:
-        host = self.server_name
-        host = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self.server_port}/{self.key}/"
 
     def warm_up(self) -> None:
         """Runs an empty image before the first one: memory and threads are made ready. Does not wait."""
@@ -108,17 +72,6 @@ class TryServer(ThreadingHTTPServer):
     def is_busy(self) -> bool:
         """Whether an image is being computed."""
         return self.num_running > 0
-
-    def is_known_host(self, host: str) -> bool:
-        """Whether a Host header names this server. Its port is free: a tunnel may have another.
-
-        An address in digits cannot have been made to lead here by a name server.
-        """
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return name in {known.lower() for known in self.names} or (self.takes_any_ip and _is_ip(name))
 
     def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
         """To the thread for images; the caller holds a place."""
@@ -133,72 +86,31 @@ class TryServer(ThreadingHTTPServer):
 
         return self.worker.submit(compute_counted)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no error; anything else is one of ours and shown in full."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
 
-
-class PageHandler(BaseHTTPRequestHandler):
+class PageHandler(LocalHandler):
     server: TryServer
-    timeout = SOCKET_SECONDS
-    server_version, sys_version = "unet-trainer", ""
-    error_message_format, error_content_type = "not a request of this page\n", "text/plain"  # of another method, or no HTTP
 
-    def do_GET(self) -> None:  # as the base class has it
-        self._answer(self._get)
+    def do_POST(self) -> None:  # noqa: N802 (as http.server names it)
+        self.answer(self._post)
 
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def log_message(self, format: str, *values: Any) -> None:
-        """Requests are not logged: the terminal has the address, and names of files are nobody's business."""
-
-    def _answer(self, respond: Callable[[str], None]) -> None:
-        try:
-            respond(self._checked_path())
-        except RequestRefused as refusal:
-            self._send_error(refusal.status, str(refusal))
-        except UserError as error:
-            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        except (MemoryError, torch.OutOfMemoryError):
+    def explain(self, error: Exception) -> tuple[HTTPStatus, str] | None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
             device = self.server.predictor.engine.device
-            self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, f"the image needs more memory than {device} has free")
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception as error:
-            self._send_error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it"
-            )
-            raise
+            return HTTPStatus.INSUFFICIENT_STORAGE, f"the image needs more memory than {device} has free"
+        return None
 
-    def _checked_path(self) -> str:
-        """What follows the key in the path; raises RequestRefused."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if not self.server.is_known_host(host):
-            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:100]!r} is not the address of this page")
-        is_foreign = origin is not None and origin.partition("://")[2] != host
-        is_foreign |= self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-        is_link = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"  # e.g. in a terminal within a browser
-        if is_foreign and not is_link:
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
-        _, key, *rest = f"{self.path.partition('?')[0]}/".split("/", 2)
-        if not secrets.compare_digest(key.encode(), self.server.key.encode()):
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "open the address that the command printed, with all that follows the port")
-        return "".join(rest).removesuffix("/")
-
-    def _get(self, path: str) -> None:
+    def get(self, path: str) -> None:
         if path == "":
-            self._send(self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy})
+            self.send(self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy})
         elif path == "facts":
-            self._send(self.server.facts, JSON_TYPE)
+            self.send(self.server.facts, JSON_TYPE)
         elif path == "progress":
             num_done, num_tiles = self.server.progress
-            self._send(json.dumps({"done": num_done, "all": num_tiles}).encode(), JSON_TYPE)
+            self.send(json.dumps({"done": num_done, "all": num_tiles}).encode(), JSON_TYPE)
         elif (pair := self._named_pair(path)) is not None:
             with self.server.thumbnail_places:
                 picture = thumbnail(pair.image)
-            self._send(picture, "image/jpeg")
+            self.send(picture, "image/jpeg")
         else:
             raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
 
@@ -215,7 +127,7 @@ class PageHandler(BaseHTTPRequestHandler):
             result = self._wait_for(self.server.submit(lambda: self._predict(pair, data)))
         finally:
             self.server.places.release()
-        self._send(result, "application/octet-stream")
+        self.send(result, "application/octet-stream")
 
     def _wait_for(self, result: Future[bytes]) -> bytes:
         """Gives its place up if the browser leaves before its turn comes."""
@@ -264,55 +176,6 @@ class PageHandler(BaseHTTPRequestHandler):
             if keep:
                 parts.append(part)
         return b"".join(parts)
-
-    def _send_error(self, status: HTTPStatus, sentence: str) -> None:
-        self._send(json.dumps({"error": sentence}).encode(), JSON_TYPE, status=status)
-
-    def _send(
-        self, content: bytes, content_type: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
-    ) -> None:
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": content_type,
-            "Content-Length": str(len(content)),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it leads to this machine alone."""
-    return address == "localhost" or (_is_ip(address) and ipaddress.ip_address(address).is_loopback)
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def content_security_policy(page: str) -> str:
-    """Allows the page its own style and script, by their digests, and requests to this server; nothing else."""
-    style, script = (re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL)[0] for name in ("style", "script"))
-    return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'"
-    )
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[str, Any]:

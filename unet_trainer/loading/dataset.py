@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,21 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_image_and_size, read_mask
+from unet_trainer.images.image_files import (
+    DataError,
+    Pixels,
+    ReadError,
+    content_digest,
+    decode_image_and_size,
+    decode_mask,
+    read_with_stamp,
+    refuse_bomb,
+)
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
 from unet_trainer.loading.augmentation import Augmentation
+from unet_trainer.loading.checked_file import ContentDamage
 from unet_trainer.loading.pixel_cache import PixelCache
 
 Key = tuple[int, int]  # epoch, index
@@ -37,11 +48,23 @@ class Batch(NamedTuple):
     cut_boxes: torch.Tensor | None = None  # N,4: see cutmix
 
 
+class FileState(NamedTuple):
+    """Of a file when it was scanned: its stamp, and a digest of its content."""
+
+    stamp: tuple[int, ...] = ()
+    digest: str = ""
+
+
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned."""
+    """Height and width of both files when they were scanned; and what tells whether their content has changed since."""
 
     image: Size
     mask: Size
+    image_state: FileState = FileState()
+    mask_state: FileState = FileState()
+
+
+IMAGE_CHANGED, MASK_CHANGED, CACHE_DAMAGED = 1, 2, 4  # flags in SegmentationDataset.noticed
 
 
 class SegmentationDataset:
@@ -69,6 +92,9 @@ class SegmentationDataset:
         self.mask_sizes = self._native_mask_sizes()  # of each pair; None: masks have the size of the samples
         self._largest_mask = None if self.mask_sizes is None else _enclosing(self.mask_sizes)
         self.cache: PixelCache | None = None
+        # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
+        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(pairs))), np.uint8)
+        self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
 
     def __len__(self) -> int:
@@ -94,7 +120,7 @@ class SegmentationDataset:
         """A sample and the seconds that reading and augmenting took."""
         epoch, index = key
         started = time.perf_counter()
-        image, mask = self.tiling.extract(*self._pixels(self.tiling.pair_index(index)), epoch, index)
+        image, mask = self._extract(epoch, index)
         was_read = time.perf_counter()  # resizing counts as reading: a cache avoids both
         if self.augmentation is not None:
             image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
@@ -107,9 +133,19 @@ class SegmentationDataset:
         clone.augmentation = copy.deepcopy(self.augmentation)
         return clone
 
+    def _extract(self, epoch: int, index: int) -> tuple[Pixels, Pixels]:
+        pair = self.tiling.pair_index(index)
+        if self.cache is not None and pair < len(self.cache):
+            try:
+                image, mask = self.cache.pair(pair)
+                if isinstance(self.tiling, WholeImages):  # others take a part, and only that is read
+                    image, mask = np.asarray(image), np.asarray(mask)
+                return self.tiling.extract(image, mask, epoch, index)
+            except ContentDamage:  # the files are as good, and slower
+                self.noticed[pair] |= CACHE_DAMAGED
+        return self.tiling.extract(*self._pixels(pair), epoch, index)
+
     def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
-        if self.cache is not None and index < len(self.cache):
-            return self.cache.pair(index)
         last = self._last_read
         if last is not None and last[0] == index:
             return last[1:]
@@ -117,6 +153,18 @@ class SegmentationDataset:
         if isinstance(self.tiling, Tiles):
             self._last_read = (index, image, mask)
         return image, mask
+
+    def take_noticed(self, flag: int) -> list[int]:
+        """The pairs of which this was noticed, each once."""
+        found = np.flatnonzero(self.noticed & ~self._taken & flag)
+        self._taken[found] |= flag
+        return found.tolist()
+
+    def take_first(self, flag: int) -> bool:
+        """Whether this was noticed of any pair; true once."""
+        found = bool((self.noticed & ~self._taken & flag).any())
+        self._taken |= flag if found else 0
+        return found
 
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
@@ -128,21 +176,31 @@ class SegmentationDataset:
         pair = self.pairs[index]
         # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
+        known = self.sizes[index]
         path = pair.image
         try:
-            image, size = read_image_and_size(path, min_side)
+            image, size = decode_image_and_size(self._content(index, path, known.image_state, IMAGE_CHANGED), min_side)
             path = pair.mask
-            mask = self.coding.encode(read_mask(path))
+            data = self._content(index, path, known.mask_state, MASK_CHANGED)
+            refuse_bomb(data, known.mask)
+            mask = self.coding.encode(decode_mask(data))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
-        if mask.shape != self.sizes[index].mask or (mask == UNKNOWN).any():
+        if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{pair.mask}: changed since the run began")
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
-        if size != self.sizes[index].image or not has_kind:
+        if size != known.image or not has_kind:
             raise DataError(f"{pair.image}: changed since the run began")
         if self.resize_masks:
             mask = resize_mask(mask, size)
         return self.image_spec.to_batch(image), mask
+
+    def _content(self, index: int, path: Path, known: FileState, flag: int) -> bytes:
+        """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
+        data, stamp = read_with_stamp(path)
+        if known.stamp and tuple(stamp) != known.stamp and content_digest(data) != known.digest:
+            self.noticed[index] |= flag
+        return data
 
 
 def _enclosing(sizes: Sequence[Size]) -> Size:

@@ -1,23 +1,35 @@
-"""Iterates over the batches of an epoch, filled by a worker pool or in this process."""
+"""Iterates over the batches of an epoch, filled by a worker pool or in this process.
+
+What this process reads, it reads in a thread that it waits for no longer than `timeout`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.cutmix import cut_boxes
-from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, SegmentationDataset
+from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
+from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
+from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.system.processes import Launch
+
+Outcome = TypeVar("Outcome")
+
+STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 
 
 class Loader:
     """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
 
-    `timeout`: seconds without a batch after which the workers are taken to hang; None: never. `cutmix`: share of the images that
+    `timeout`: seconds without a batch after which reading is taken to hang; None: never. `cutmix`: share of the images that
     get a piece of another. `launch`: this process reads its share of the samples; all of them where it is None.
     """
 
@@ -41,6 +53,8 @@ class Loader:
         self.number = 0 if pool is None else pool.add(self.assembler)
         self.timeout = timeout
         self.cutmix = cutmix
+        self._thread = ReadingThread()
+        self._assembler = self.assembler  # of that thread alone
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -60,7 +74,14 @@ class Loader:
         """The batches from `first_batch` on; earlier ones are not read. Ends early when `is_stopping` while it waits."""
         if self.pool is None:
             for batch in range(first_batch, len(self)):
-                yield self.read(epoch, batch)
+                try:
+                    found = self.read(epoch, batch, is_stopping, stop_seconds=0.0)
+                except WorkerError:
+                    if is_stopping():
+                        return
+                    raise
+                yield found
+                del found  # while the next one is read
             return
         begun = self.pool.begin(self.number, epoch, first_batch)
         if begun is None:
@@ -82,12 +103,37 @@ class Loader:
             if num_left:
                 self.pool.abandon(begun)
 
-    def read(self, epoch: int, batch: int) -> Batch:
-        """One batch, read in this process into memory of its own."""
+    def read(
+        self, epoch: int, batch: int, is_stopping: Callable[[], bool] = lambda: False, stop_seconds: float = STOP_SECONDS
+    ) -> Batch:
+        """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds` after
+        is_stopping."""
         memory = np.empty(self.assembler.num_bytes, np.uint8)
-        seconds = self.assembler.fill(memory, epoch, batch, range(self.batches.batch_size))
+        reading = [0]
+        whole = range(self.batches.batch_size)
+        fill = partial(self._assembler.fill, memory, epoch, batch, whole, partial(reading.__setitem__, 0))
+        seconds = self._call(fill, lambda: str(self.assembler.file(epoch, batch, reading[0])), is_stopping, stop_seconds)
         images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
         return self._batch(images, masks, epoch, batch, seconds)
+
+    def sample(self, key: Key) -> tuple[Pixels, Pixels]:
+        """One sample, read in this process. Raises WorkerError after `timeout`."""
+        return self._call(partial(self._assembler.dataset.__getitem__, key), lambda: f"sample {key[1]}")
+
+    def _call(
+        self,
+        function: Callable[[], Outcome],
+        describe: Callable[[], str],
+        is_stopping: Callable[[], bool] = lambda: False,
+        stop_seconds: float = STOP_SECONDS,
+    ) -> Outcome:
+        try:
+            return self._thread.call(function, self.timeout, is_stopping, stop_seconds)
+        except ReadTimeout:
+            reading = describe()
+            self._thread, self._assembler = ReadingThread(), self.assembler.clone_for_worker()  # the others still hang
+            why = "a signal came" if is_stopping() else f"no batch in {self.timeout:g} s (worker_timeout)"
+            raise WorkerError(f"{why}: reading {reading} hangs") from None
 
     def _batch(self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]) -> Batch:
         num_images = len(self.batches.keys(epoch, batch))

@@ -23,6 +23,8 @@ from typing import NamedTuple, Protocol
 import cv2
 import torch
 
+from unet_trainer.system.forked_map import end_with
+
 CAN_FORK = sys.platform == "linux"
 JOIN_SECONDS = 1  # after SIGKILL
 
@@ -94,7 +96,7 @@ class ForkBackend:
         context = multiprocessing.get_context("fork")
         try:
             for number in range(num_workers):
-                arguments = worker_main, number, task_reader, result_writer, parent_ends
+                arguments = worker_main, number, task_reader, result_writer, parent_ends, os.getpid()
                 self.workers.append(context.Process(target=_run_worker, args=arguments, daemon=True))
                 with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; workers take none
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
@@ -154,7 +156,10 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
     os.close(result_reader)
 
 
-def _run_worker(worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int]) -> None:
+def _run_worker(
+    worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int], parent: int
+) -> None:
+    end_with(parent)
     # A terminal or a scheduler signals the whole process group; the training process alone handles the signal.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)

@@ -24,12 +24,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
+from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
 from unet_trainer.loading.transfer import copy_stream, pin, unpin
 from unet_trainer.loading.worker_backends import (
     CAN_FORK,
@@ -48,6 +50,7 @@ MIN_BUFFERS = 4
 BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 MAX_OPEN_PIECES = 1024
+STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
 ERROR_BYTES = 512  # of a worker's error message
 
 
@@ -146,6 +149,7 @@ class WorkerPool:
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
         self.failures = Failures()
+        self.thread = ReadingThread()  # for what the workers failed to read
         self.backend: WorkerBackend | None = None
         self._reset()
 
@@ -237,7 +241,7 @@ class WorkerPool:
         self.plans[0].num_to_take -= 1
         if not self.plans[0].num_to_take:
             self.plans.popleft()
-        self._fill_failed_pieces(batch)
+        self._fill_failed_pieces(batch, is_stopping, timeout)
         return batch
 
     def view(self, batch: PendingBatch) -> tuple[Pixels, Pixels]:
@@ -323,13 +327,19 @@ class WorkerPool:
                     self.free.append(batch.buffer)
         return bool(messages)
 
-    def _fill_failed_pieces(self, batch: PendingBatch) -> None:
+    def _fill_failed_pieces(self, batch: PendingBatch, is_stopping: Callable[[], bool], timeout: float | None) -> None:
         assembler = self.assemblers[batch.assembler]
         try:
             for piece in assembler.pieces(self.num_workers):
                 if piece.start in batch.failed:
-                    assembler.fill(batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
+                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
+                    self.thread.call(fill, timeout, is_stopping, STOP_SECONDS)
                     self.failures.num_pieces += 1
+        except ReadTimeout:
+            files = assembler.files(batch.epoch, batch.batch)
+            self.thread = ReadingThread()
+            self.close()  # and what the thread may still write into is not used again
+            raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:
             self.release(batch)
             raise
@@ -346,7 +356,11 @@ class WorkerPool:
             if batch is not None and (number is not None or batch is wanted):
                 files.append(self.assemblers[batch.assembler].file(batch.epoch, batch.batch, position))
         files = files or self.assemblers[wanted.assembler].files(wanted.epoch, wanted.batch)
-        return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+        return _first_files(files)
+
+
+def _first_files(files: Sequence[Path]) -> str:
+    return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
 
 
 def _worker_main(

@@ -19,6 +19,8 @@ from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.model.pretrained import is_here, offline
 from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.console import first_line
+from unet_trainer.system.os_errors import with_advice
 
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its retries; build_network reports the outcome in one line
 
@@ -130,8 +132,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
+        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({_why_unreadable(error)})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
@@ -140,6 +141,13 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     if not tensors:
         raise UserError(f"encoder_weights: {path} holds no tensors by name")
     return tensors
+
+
+def _why_unreadable(error: Exception) -> str:
+    """torch's own message goes on to say how the file could be loaded, at the price of running what it holds."""
+    if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
+        return "it holds more than tensors, which could run when it is loaded; save its state_dict alone, best as .safetensors"
+    return with_advice(error) if isinstance(error, OSError) else first_line(error)
 
 
 def _encoder_tensor_name(name: str) -> str:

@@ -18,7 +18,7 @@ from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.images.overlays import class_colours
+from unet_trainer.images.overlays import BACKGROUND_COLOUR, class_colours
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
@@ -50,6 +50,11 @@ class SegmenterSpec:
     def class_names(self) -> list[str]:
         """Of the classes that are reported: with one class, the foreground alone."""
         return list(self.id_names[1:] if self.num_classes == 1 else self.id_names)
+
+    @property
+    def has_background(self) -> bool:
+        """Whether class 0 is what no class is: it has no colour."""
+        return self.id_colours[0] == BACKGROUND_COLOUR
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a checkpoint holds them."""
@@ -137,14 +142,15 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding) -> SegmenterSpec:
+def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding, has_background: bool = True) -> SegmenterSpec:
+    """`has_background`: class 0 is what no class is, and has no colour."""
     names = tuple(id_names(config))
     return SegmenterSpec(
         image=image,
         coding=coding,
         num_classes=config.num_classes,
         id_names=names,
-        id_colours=class_colours(len(names)),
+        id_colours=class_colours(len(names), has_background),
         image_size=config.shape,
         fit=config.fit,
         architecture=config.architecture,

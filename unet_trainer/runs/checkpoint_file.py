@@ -24,11 +24,14 @@ from typing import Any, BinaryIO
 
 import torch
 
-from unet_trainer.runs.errors import CheckpointError, NewerFormat, NonFinite
+from unet_trainer.runs.checkpoint_content import check_state
+from unet_trainer.runs.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.runs.history import upgrade_row
 from unet_trainer.runs.host_copy import tensors_in
 from unet_trainer.runs.run_folder import DAMAGED, LAST, PREVIOUS
 from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.console import first_line
+from unet_trainer.system.os_errors import advice, reason, with_advice
 
 FORMAT = 4
 FIRST_FORMAT_WITH_DIGEST = 2
@@ -48,12 +51,17 @@ SAFE_GLOBALS = {
 UNSAFE_OPCODES = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "BUILD", "PERSID"}
 
 
+# What content of other types or keys than a run saves raises.
+ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
+
+
 class SaveError(OSError):
     """A checkpoint could not be written. The file that it was to replace is as it was."""
 
     def __init__(self, path: Path, num_bytes: int, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        super().__init__(f"{path} could not be written ({reason}): {_megabytes(num_bytes)} are needed{_free_note(path.parent)}")
+        self.advice = advice(error, path)
+        needed = f": {_megabytes(num_bytes)} are needed{_free_note(path.parent)}" if self.advice.startswith("make room") else ""
+        super().__init__(f"{path} could not be written ({reason(error, path)}){needed}")
         self.errno = error.errno
 
 
@@ -189,9 +197,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"no checkpoint {path}") from None
     except CheckpointError:
         raise
+    except OSError as error:  # not damage: the file may be whole
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
     except Exception as error:  # a hostile file can make a loader fail in any way
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise CheckpointError(f"{path} is no checkpoint that can be read ({reason})") from None
+        raise CheckpointError(f"{path} is no checkpoint that can be read ({first_line(error)})") from None
     number = content.get("format") if isinstance(content, dict) else None
     if type(number) is not int or "config" not in content:
         raise CheckpointError(f"{path} is no checkpoint of this trainer (format {FORMAT})")
@@ -199,7 +208,26 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads up to {FORMAT}")
     if number >= FIRST_FORMAT_WITH_DIGEST and not has_digest:
         raise CheckpointError(f"{path} is damaged: its digest is missing")
-    return upgrade(content, number)
+    try:
+        return upgrade(content, number)
+    except ILL_FORMED as error:
+        raise CheckpointError(f"{path} is no checkpoint that can be used ({type(error).__name__}: {error})") from None
+
+
+def why_unusable(path: Path) -> str | None:
+    """Why a checkpoint cannot be used; None if its every byte is as it was written. Raises UnreadableFile."""
+    try:
+        if not _verify(path):
+            read_checkpoint(path)  # the first format had no digest
+        return None
+    except FileNotFoundError:
+        return "is missing"
+    except (NewerFormat, UnreadableFile):
+        raise
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{path} ")
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
 
 
 def _check_archive(path: Path, has_digest: bool) -> None:
@@ -253,6 +281,10 @@ def read_last(path: Path) -> dict[str, Any]:
     content = read_checkpoint(path)
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be gone on from; use {LAST} of the same run")
+    try:
+        check_state(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no state that can be gone on from: {error}") from None
     return content
 
 
@@ -262,17 +294,17 @@ def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
         return read_last(where)
     try:
         return read_last(where / LAST)
-    except NewerFormat:
+    except (NewerFormat, UnreadableFile):
         raise
     except CheckpointError as error:
         if not (where / PREVIOUS).is_file():
             raise
-        reason = str(error)
+        damage = str(error)
     try:
         content = read_last(where / PREVIOUS)
     except CheckpointError as error:
-        raise CheckpointError(f"{reason}; {error}") from None
-    tell(f"{reason}; going on from {where / PREVIOUS}, which was saved before it{_move_damaged_aside(where)}")
+        raise CheckpointError(f"{damage}; {error}") from None
+    tell(f"{damage}; going on from {where / PREVIOUS}, which was saved before it{_move_damaged_aside(where)}")
     return content
 
 

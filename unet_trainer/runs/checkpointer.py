@@ -6,20 +6,20 @@ Files are written in the background. What cannot be written ends the run or is r
 from __future__ import annotations
 
 import contextlib
-import errno
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.datasets.splits import Split
-from unet_trainer.images.image_files import Pixels, write_image
+from unet_trainer.images.image_files import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.runs.checkpoint_file import read_run, write_checkpoint
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
@@ -27,11 +27,25 @@ from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.history import Row, write_metrics, write_result
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.runs.resume_checks import split_names
-from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SETTINGS, SPLIT_CSV, has_checkpoint
-from unet_trainer.runs.val_scores import VAL_SCORES
-from unet_trainer.system.atomic_files import write_text_atomically
+from unet_trainer.runs.run_folder import (
+    BEST,
+    CONFIG_TITLE,
+    CONFIG_YAML,
+    LAST,
+    LOG,
+    METRICS_CSV,
+    PREVIOUS,
+    SAMPLES,
+    SETTINGS,
+    SPLIT_CSV,
+    VAL_SCORES,
+    has_checkpoint,
+    new_run_folder,
+)
+from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.background_writer import BackgroundWriter, Job
 from unet_trainer.system.console import Console, first_line
+from unet_trainer.system.os_errors import advice, named_file, reason, with_advice
 
 RETRY_SECONDS = 60  # within an epoch, after a save that failed
 
@@ -64,9 +78,12 @@ class Checkpointer:
         state: SavedState,
         split: Split,
         console: Console,
+        is_ours: Callable[[], bool] = lambda: True,
         events: EventLog | None = None,
     ) -> None:
+        """`is_ours` tells whether the folder is still the one that the run has locked."""
         self.folder = folder
+        self.is_ours = is_ours
         self.settings = settings
         self.state = state
         self.split = split
@@ -106,16 +123,19 @@ class Checkpointer:
         self.attempt(self._write_config)
 
     def _write_config(self) -> None:
-        header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(self.folder / 'config.yaml'))}"
+        header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
         text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
-        write_text_atomically(self.folder / "config.yaml", text)
+        write_text_atomically(self.folder / CONFIG_YAML, text)
         write_result(self.folder / SETTINGS, self.settings.explained())
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
+        self.attempt(self._write_split)
+
+    def _write_split(self) -> None:
         split = self.split
         text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
-        self.attempt(lambda: write_text_atomically(self.folder / SPLIT_CSV, text))
+        write_text_atomically(self.folder / SPLIT_CSV, text)
 
     def save_epoch(
         self,
@@ -130,18 +150,40 @@ class Checkpointer:
         """
         best_copy = None
         if best is not None:
-            content = {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)}
-            best_copy = HostCopy(content)
-            self.waiting[BEST] = Job(partial(_write_copy, self.folder / BEST, best_copy))
-            self.waiting[VAL_SCORES] = Job(partial(_write_text, self.folder / VAL_SCORES, image_scores()))
+            best_copy = self._copy_best(row, best)
+            self.waiting[BEST] = Job(partial(self._write_best, best_copy))
+            self.waiting[VAL_SCORES] = Job(partial(self._write_scores, image_scores()))
             draw = self._draw(draw_samples)
             if draw is not None:
-                picture = self.folder / "samples" / f"epoch_{self.state.epoch:04d}.png"
-                self.waiting["samples"] = Job(partial(_write_picture, picture, draw))
+                self.waiting[SAMPLES] = Job(partial(self._write_picture, f"epoch_{self.state.epoch:04d}.png", draw))
         history = [dict(row) for row in self.state.history]
-        self.waiting["metrics.csv"] = Job(partial(write_metrics, self.folder / "metrics.csv", history))
+        self.waiting[METRICS_CSV] = Job(partial(self._write_metrics, history))
         if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
             self.save_state(best=best_copy)
+
+    def write_best(self, row: Row, best: Segmenter) -> None:
+        """best.pt anew, of a state that is the best one."""
+        copy = self._copy_best(row, best)
+        self.attempt(lambda: self._write_best(copy))
+
+    def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
+        return HostCopy({**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)})
+
+    # The folder is read when a job is written: it may have become another one since, see _leave_folder.
+
+    def _write_best(self, copy: HostCopy) -> None:
+        write_checkpoint(self.folder / BEST, copy.content())
+
+    def _write_scores(self, make: Callable[[], str]) -> None:
+        write_text_atomically(self.folder / VAL_SCORES, make())
+
+    def _write_metrics(self, history: list[Row]) -> None:
+        write_metrics(self.folder / METRICS_CSV, history)
+
+    def _write_picture(self, name: str, draw: Callable[[], Pixels]) -> None:
+        folder = self.folder / SAMPLES
+        make_own_folder(folder)
+        write_bytes_atomically(folder / name, encode_image(draw(), ".png"))
 
     def _draw(self, draw_samples: Callable[[], Callable[[], Pixels]]) -> Callable[[], Pixels] | None:
         """A picture that fails does not end the epoch that it shows."""
@@ -156,6 +198,7 @@ class Checkpointer:
         self.writer.wait()
         self._collect()
         copy = self._copy_state(best)
+        self._check_folder(copy)
 
         def write_last() -> None:
             write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
@@ -164,11 +207,45 @@ class Checkpointer:
         self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
         jobs = {"events": Job(self.events.sync), **self.waiting, LAST: Job(write_last, requires=BEST)}
         if with_config:
-            jobs["config.yaml"] = Job(self._write_config)
+            jobs[CONFIG_YAML] = Job(self._write_config)
         self.waiting = {}
         self.saved_at = time.monotonic()
         self.failed_at = None
         self.attempt(lambda: self.writer.start(jobs))
+
+    def _check_folder(self, state: HostCopy) -> None:
+        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked it."""
+        if self.is_ours() or (self.settings.taken.on_save_error == "continue" and not self.folder.exists()):
+            return  # a folder that is gone for now, as with its disk, is tried again
+        self._leave_folder(state)
+
+    def _leave_folder(self, state: HostCopy | None) -> NoReturn:
+        """Saves the state, or else the one whose save has failed, in a new folder beside the one that is lost; ends the run."""
+        lost = self.folder
+        what = f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by another process"
+        waiting, self.waiting = self.waiting, {}
+        if state is None and LAST not in waiting:
+            state = self.initial
+        try:
+            # Never under the same name: a start with resume: auto may take it at this moment.
+            self.folder = new_run_folder(lost.parent, f"{re.sub(r'-[0-9]+$', '', lost.name)}-2")
+            self.console.log_to(self.folder / LOG)
+            self.events.open(self.folder)
+            self._write_config()
+            self._write_split()
+            self._write_metrics(self.state.history)
+            if BEST in waiting:
+                waiting[BEST].write()
+            if state is not None:
+                write_checkpoint(self.folder / LAST, state.content())
+            elif LAST in waiting:
+                waiting[LAST].write()
+        except OSError as error:
+            raise TrainingFailed(f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})") from None
+        self.initial = None
+        if not has_checkpoint(self.folder):
+            raise TrainingFailed(f"{what}; the state is lost")
+        raise TrainingFailed(f"{what}; the state is saved as {self.folder / LAST}; to go on: {self.resume_command}")
 
     def save_if_due(self) -> None:
         if self.is_due():
@@ -240,29 +317,18 @@ class Checkpointer:
             write()
         except OSError as error:
             self.failed_at = time.monotonic()
-            reason = str(error)
+            what, todo = str(error), getattr(error, "advice", "")
             if error.strerror is not None:
-                path = error.filename2 or error.filename or self.folder  # of a rename: the file that it was to become
-                reason = f"{path} could not be written ({error.strerror})"
+                path = Path(named_file(error) or self.folder)
+                what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
             if self.settings.taken.on_save_error == "stop":
                 self.writer.cancel()
-                advice = "Make room, or set" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set"
-                raise TrainingFailed(f"{reason}; {self.describe_saved()}. {advice} on_save_error: continue to train on") from None
-            self.console.warn(f"{reason}; training goes on (on_save_error: continue)")
+                if not self.is_ours():
+                    self._leave_folder(None)
+                todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
+                raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
+            self.console.warn(f"{what}; training goes on (on_save_error: continue)")
 
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _write_copy(path: Path, copy: HostCopy) -> None:
-    write_checkpoint(path, copy.content())
-
-
-def _write_text(path: Path, make: Callable[[], str]) -> None:
-    write_text_atomically(path, make())
-
-
-def _write_picture(path: Path, draw: Callable[[], Pixels]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    write_image(path, draw())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from unet_trainer.images.image_files import Pixels, encode_image
 from unet_trainer.images.line_charts import LINE_COLOURS, Chart, Colour, Line, Mark, Picture, draw_charts
+from unet_trainer.runs.run_folder import CURVES
 from unet_trainer.runs.run_summary import EpochRecord, Event, RunSummary, read_run_summary
 from unet_trainer.system.atomic_files import write_bytes_atomically
 
-CURVES = "curves.png"
 TRAIN_COLOUR, VAL_COLOUR, BEST_COLOUR = LINE_COLOURS[1], LINE_COLOURS[0], (45, 49, 56)
 STOPPED_COLOUR, INTERRUPTED_COLOUR, ROLLBACK_COLOUR = (120, 60, 160), (150, 150, 150), (200, 30, 60)
 MAX_CLASSES = 6  # with more, those that the best epoch scores worst

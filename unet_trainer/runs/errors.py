@@ -13,6 +13,10 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be used; the message names the file and the reason."""
 
 
+class UnreadableFile(CheckpointError):
+    """A checkpoint that the system does not let us read (permission, a failing disk): it may be whole."""
+
+
 class NewerFormat(CheckpointError):
     """A checkpoint of a later version: undamaged, but not for this one."""
 

@@ -23,7 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-EVENTS = "events.jsonl"
+from unet_trainer.runs.run_folder import EVENTS
+from unet_trainer.system.atomic_files import open_to_append
+from unet_trainer.system.folder_lock import FolderId, id_of
 
 
 class EventLog:
@@ -35,26 +37,32 @@ class EventLog:
 
     def __init__(self) -> None:
         self.path: Path | None = None
+        self._folder_id: FolderId | None = None  # lines go into this folder, not into another one that has its name later
         self._unwritten: list[str] = []
         self._is_cut = False  # the last line in the file may lack its end
+        self.has_ended = False  # an end is the last of its kind: what happens while a report is written is no other one
         self._lock = threading.Lock()
 
     def open(self, folder: Path, **start: Any) -> None:
         """From here on lines go into the folder's file, the first of this start before those that wait. Raises OSError."""
         path = folder / EVENTS
-        with path.open("ab") as file:
+        with os.fdopen(open_to_append(path), "ab") as file:
             has_lines = file.tell() > 0
         if has_lines:
             with path.open("rb") as file:
                 file.seek(-1, os.SEEK_END)
                 self._is_cut = file.read() != b"\n"
         with self._lock:
-            self.path = path
+            self.path, self._folder_id = path, id_of(folder)
             self._unwritten.insert(0, _line("start", start))
             self._write()
 
     def add(self, kind: str, **facts: Any) -> None:
+        """A second end is left out."""
         with self._lock:
+            if kind == "end" and self.has_ended:
+                return
+            self.has_ended = self.has_ended or kind == "end"
             self._unwritten.append(_line(kind, facts))
             self._write()
 
@@ -63,7 +71,9 @@ class EventLog:
             return
         content = ("\n" if self._is_cut else "") + "".join(self._unwritten)
         try:
-            with self.path.open("ab") as file:
+            if id_of(self.path.parent) != self._folder_id:
+                return
+            with os.fdopen(open_to_append(self.path), "ab") as file:
                 self._is_cut = True
                 file.write(content.encode("utf-8", "backslashreplace"))
         except OSError:  # failed saves of the state are told elsewhere
@@ -75,7 +85,7 @@ class EventLog:
         """Waits until the lines are on the disk."""
         if self.path is None:
             return
-        with contextlib.suppress(OSError), self.path.open("ab") as file:
+        with contextlib.suppress(OSError), os.fdopen(open_to_append(self.path), "ab") as file:
             os.fsync(file.fileno())
 
 

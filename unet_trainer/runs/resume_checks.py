@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.resolved_config import Decision, Settings
@@ -50,6 +51,10 @@ MAY_CHANGE_SILENTLY = frozenset(
         "on_nan",
         "on_oom",
         "worker_timeout",
+        "tensorboard",
+        "wandb",
+        "trackio",
+        "mlflow",
         "process_timeout",
     ]
 )
@@ -139,8 +144,11 @@ def _meaning(name: str, value: Any) -> Any:
     return value
 
 
-def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
-    """Raises if the split differs, by names: training images must not validate, and scores must stay comparable."""
+def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None) -> None:
+    """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
+
+    `table` is the file that decides the split of this start, if it is not decided anew.
+    """
     if all(set(before[part]) == set(now[part]) for part in ("train", "val")):
         return
     leaked = sorted(set(before["train"]) & set(now["val"]))
@@ -154,6 +162,5 @@ def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequen
     elif train_changed:
         problems.append(f"{len(train_changed)} training images differ, e.g. {train_changed[0]}")
     if problems:
-        raise CheckpointError(
-            f"cannot go on with another data split: {problems[0]} (data_dir, val_fraction and seed decide it); start a new run"
-        )
+        decides = "data_dir, val_fraction and seed decide it" if table is None else f"{table} decides it, and is not the run's own"
+        raise CheckpointError(f"cannot go on with another data split: {problems[0]} ({decides}); put it back, or start a new run")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unet_trainer.config.safe_yaml import interpret, parse_yaml
-from unet_trainer.runs.event_log import EVENTS, current_epochs, read_events
+from unet_trainer.runs.event_log import current_epochs, read_events
 from unet_trainer.runs.history import COLUMNS, read_metrics
-from unet_trainer.runs.run_folder import BEST, LAST, PREVIOUS, SETTINGS
-from unet_trainer.runs.val_scores import VAL_SCORES, ImageScore, read_val_scores
+from unet_trainer.runs.run_folder import BEST, EVENTS, LAST, PREVIOUS, SETTINGS, VAL_SCORES
+from unet_trainer.runs.val_scores import ImageScore, read_val_scores
 from unet_trainer.system.folder_lock import is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed"]
@@ -227,14 +227,15 @@ def _read_epochs(folder: Path, raw: list[dict[str, Any]]) -> list[EpochRecord]:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         for row in read_metrics(folder / METRICS):
             records[int(row["epoch"])] = EpochRecord(int(row["epoch"]), row)
-    told = {event["epoch"]: _epoch_record(event) for event in current_epochs(raw)}
+    told = {event["epoch"]: read_epoch(event) for event in current_epochs(raw)}
     if told:  # metrics.csv may be older, or of a state that was undone
         last = max(told)
         records = {number: record for number, record in records.items() if number <= last}
     return [record for _, record in sorted({**records, **told}.items())]
 
 
-def _epoch_record(event: Mapping[str, Any]) -> EpochRecord:
+def read_epoch(event: Mapping[str, Any]) -> EpochRecord:
+    """An epoch event as a record."""
     row = {name: value for name in COLUMNS if (value := _number(event.get(name))) is not None}
     scores = ("iou", "dice", "precision", "recall")
     classes = {

@@ -6,12 +6,12 @@ Counts are kept beside the scores: they add up, so that scores of the set, and i
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-VAL_SCORES = "val_scores.csv"
+from unet_trainer.system.names import csv_line
+
 NO_IOU = 2.0  # sorts images in which no class occurs behind all others
 
 
@@ -83,22 +83,20 @@ def val_scores_text(scores: Sequence[ImageScore]) -> str:
     """The table. With several classes: their mean, then each class."""
     names = list(scores[0].classes) if scores else []
     several = len(names) > 1
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     mean = "mean_" if several else ""
     header = ["image", "mask", f"{mean}iou", f"{mean}dice"]
     for name in names:
         suffix = f" {name}" if several else ""
         header += [f"iou{suffix}"] if several else []
         header += [f"{count}_pixels{suffix}" for count in ("hit", "truth", "predicted")]
-    writer.writerow([*header, "wrong_pixels", "counted_pixels"])
+    lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
     for score in worst_first(scores):
         row = [score.image, score.mask, _cell(score.iou), _cell(score.dice)]
         for counts in score.classes.values():
             row += [_cell(counts.iou)] if several else []
             row += [str(counts.hits), str(counts.truth), str(counts.predicted)]
-        writer.writerow([*row, str(score.wrong_pixels), str(score.counted_pixels)])
-    return text.getvalue()
+        lines.append(csv_line([*row, score.wrong_pixels, score.counted_pixels]))
+    return "".join(lines)
 
 
 def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageScore]:

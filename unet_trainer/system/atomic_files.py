@@ -1,17 +1,27 @@
-"""Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new."""
+"""Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
+
+Names of our own within a folder: a link that stands there is replaced, never written through, and a device or pipe is refused.
+For a path that the user names, see output_files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
 import itertools
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-DRAFTS = ".*.*.tmp"  # temporary files, which a crash may leave behind
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link could lead out of a run's folder
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
+# Temporary files, which a crash may leave behind: .last.pt.k2j3h4_a.tmp and, of a hard link, .previous.pt.1234.tmp
+DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
 _numbers = itertools.count()
 
 
@@ -24,10 +34,22 @@ def write_atomically(
     """Temporary file in the same folder, flush, fsync, rename, fsync of the folder.
 
     `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
-    instant one of the two names, and nearly always both, holds a complete file.
+    instant one of the two names, and nearly always both, holds a complete file. An OSError names `path`, not the draft.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    draft = Path(name)
+    with _naming(path):
+        refuse_special(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        _write_draft(path, handle, Path(name), write, verify, previous)
+
+
+def _write_draft(
+    path: Path,
+    handle: int,
+    draft: Path,
+    write: Callable[[BinaryIO], object],
+    verify: Callable[[Path], object] | None,
+    previous: Path | None,
+) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
@@ -41,9 +63,35 @@ def write_atomically(
         draft.replace(path)
         _sync_folder(path.parent)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A draft's name means nothing to the user: an error about one names the file that it was to become."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None or type(error) not in (OSError, *OSError.__subclasses__()):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def refuse_special(path: Path) -> None:
+    """Raises OSError for a device, a pipe or a socket: a rename would destroy it. A link is not followed, but replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.ENOTSUP, "it is a device, a pipe or a socket, which is not replaced", str(path))
+
+
+def make_own_folder(folder: Path) -> None:
+    """A folder of our own naming within another: one that is a link could lead out of it, and raises OSError."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, f"it is a link to {folder.readlink()}", str(folder))
+    folder.mkdir(exist_ok=True)
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
@@ -55,6 +103,11 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_bytes_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 
+def open_to_append(path: Path) -> int:
+    """Not through a link, which could lead out of a run's folder."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_FOLLOW, 0o644)
+
+
 class Draft:
     """A file that is written piece by piece under a temporary name beside its own, until `keep` gives it that name.
 
@@ -64,12 +117,15 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.draft: Path | None = path.with_name(f".{path.name[:200]}.{os.getpid()}-{next(_numbers)}.tmp")
-        self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
+        with _naming(path):
+            refuse_special(path)
+            self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
         assert self.draft is not None
-        self.file.close()
-        self.draft.replace(self.path)
+        with _naming(self.path):
+            self.file.close()
+            self.draft.replace(self.path)
         self.draft = None
 
     def discard(self) -> None:
@@ -81,12 +137,17 @@ class Draft:
             self.draft = None
 
 
-def delete_drafts(folder: Path) -> int:
-    """Deletes the temporary files of writers that were killed; returns how many."""
-    drafts = [path for path in folder.glob(DRAFTS) if path.is_file()]
-    for draft in drafts:
-        draft.unlink(missing_ok=True)
-    return len(drafts)
+def delete_drafts(folder: Path, names: Iterable[str]) -> int:
+    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many."""
+    patterns, count = list(names), 0
+    for path in folder.iterdir():
+        draft = DRAFT.fullmatch(path.name)
+        if draft is None or not any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
+            continue
+        if stat.S_ISREG(path.lstat().st_mode):
+            path.unlink(missing_ok=True)
+            count += 1
+    return count
 
 
 def _keep_previous(path: Path, previous: Path) -> None:

@@ -10,18 +10,24 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from unet_trainer.system.atomic_files import open_to_append
+from unet_trainer.system.names import encodable, readable
+from unet_trainer.system.terminal import Colour, num_columns, painted
+
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
 
 RULE = "-" * 60
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
-UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
+MAX_CLASSES = 12  # rows of the table at the end
+SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -42,15 +48,22 @@ def cause_line(error: BaseException) -> str:
     return errors[0].strip() if errors else first_line(error)
 
 
-def readable(text: str) -> str:
-    """Names of files that are not UTF-8 with their bytes as \\xe4: no terminal and no UTF-8 file takes them otherwise."""
-    return UNDECODED.sub(lambda found: f"\\x{ord(found.group()) - 0xDC00:02x}", text)
-
-
 class Bar:
-    """A progress bar; off where there is no terminal."""
+    """A progress bar. Where there is no terminal, a line once `say` is given and it takes long."""
 
-    def __init__(self, stream: TextIO, label: str, total: int, visible: bool, keep: bool = True, num_done: int = 0) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        label: str,
+        total: int,
+        visible: bool,
+        keep: bool = True,
+        num_done: int = 0,
+        say: Callable[[str], object] | None = None,
+    ) -> None:
+        self.label, self.total, self.num_done = label, total, num_done
+        self.say = say
+        self.started = time.monotonic()
         self.tqdm = tqdm(
             total=total,
             initial=num_done,
@@ -71,6 +84,16 @@ class Bar:
 
     def tick(self, number: int = 1) -> None:
         self.tqdm.update(number)
+        self.num_done += number
+        if self.say is not None:
+            self._say_if_long()
+
+    def _say_if_long(self) -> None:
+        seconds = time.monotonic() - self.started
+        if seconds > SILENT_SECONDS and self.num_done < self.total and self.say is not None:
+            left = seconds / self.num_done * (self.total - self.num_done)
+            self.say(f"{self.label} {self.num_done} of {self.total}, about {left:.0f} s to go")
+            self.say = None
 
     def show(self, loss: float, iou: float) -> None:
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
@@ -86,7 +109,7 @@ class FaultTolerantStream:
     def write(self, text: str) -> int:
         try:
             with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(readable(text))
+                return self.stream.write(encodable(text))
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
@@ -112,23 +135,32 @@ class Console:
     """Prints messages and logs them. Lines printed before the run has a folder go into its log once it has."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stdout
+        stream = stream or sys.stdout or io.StringIO()  # None: standard output is closed
         self.interactive = stream.isatty()
         self.stream: Any = FaultTolerantStream(stream, self._record)
         self.log: Path | None = None
+        self._log_handle: int | None = None  # stays open: a folder of that name that is made anew has a log of its own
+        self._log_folder: os.stat_result | None = None
         self.unlogged: list[str] = []
         self.log_has_failed = False
         self.on_message: Callable[[str, str], object] = lambda kind, text: None  # is told each warning and note
 
     def log_to(self, path: Path) -> None:
         """Raises OSError if the file cannot be written to."""
-        with path.open("a"):
-            self.log = path
+        handle = open_to_append(path)
+        self.close_log()
+        self.log, self._log_handle, self._log_folder = path, handle, path.parent.stat()
         self._append(self.unlogged)
         self.unlogged = []
 
+    def close_log(self) -> None:
+        handle, self._log_handle = self._log_handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+
     def say(self, text: str = "") -> None:
-        print(text, file=self.stream, flush=True)
+        print(readable(text), file=self.stream, flush=True)
         self._record(text)
 
     def log_only(self, text: str) -> None:
@@ -141,18 +173,26 @@ class Console:
 
     def warn(self, text: str) -> None:
         self.on_message("warning", text)
-        self.say(f"Warning: {text}")
+        self._say_painted("Warning:", "yellow", text)
 
     def note(self, text: str) -> None:
         self.on_message("note", text)
-        self.say(f"Note: {text}")
+        self._say_painted("Note:", "blue", text)
+
+    def _say_painted(self, lead: str, colour: Colour, text: str) -> None:
+        """The lead in a colour, where the terminal has them; not in the log."""
+        print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
+        self._record(f"{lead} {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
-        return Bar(self.stream, label, total, self.interactive, keep, num_done)
+        """`keep`: it stays on the screen. One that does not stays silent without a terminal, unless it takes long."""
+        say = None if self.interactive or keep else self.say
+        return Bar(self.stream, label, total, self.interactive, keep, num_done, say)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
-            print(f"\nEpoch {epoch}/{num_epochs}\n{RULE}", file=self.stream, flush=True)
+            rule = RULE[: num_columns(self.stream)]
+            print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{rule}", file=self.stream, flush=True)
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
@@ -169,6 +209,7 @@ class Console:
         if not self.interactive:
             print(line, file=self.stream, flush=True)
             return
+        best = painted(best, "green", self.stream) if best else ""
         details = [f"LR: {row['learning_rate']:.2e}", f"Time: {row['seconds']:.1f}s", f"{row['images_per_second']:.0f} images/s"]
         details += [part for part in (memory, f"data wait: {row['data_wait']:.0%}", skipped) if part]
         print(
@@ -181,11 +222,17 @@ class Console:
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
-        """A class that does not occur shows as –."""
-        width = max(len(name) for name in ("class", *scores))
+        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a screen."""
+        shown: Sequence[tuple[str, float | None]] = list(scores.items())
+        if len(shown) > MAX_CLASSES:
+            found = [(name, value) for name, value in shown if value is not None]
+            shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
+        width = max(len(name) for name in ("class", *(name for name, _ in shown)))
         self.say(f"  {'class':<{width}}  IoU")
-        for name, value in scores.items():
+        for name, value in shown:
             self.say(f"  {name:<{width}}  {'–' if value is None else f'{value:.4f}'}")
+        if len(shown) < len(scores):
+            self.say(f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json")
 
     def _record(self, text: str) -> None:
         if self.log is None:
@@ -193,15 +240,25 @@ class Console:
         else:
             self._append([text])
 
+    def _reopen_deleted_log(self, path: Path, handle: int) -> None:
+        """A log that was deleted or rotated begins anew, unless its folder is another one now."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return
+        with contextlib.suppress(FileNotFoundError):
+            if self._log_folder is not None and os.path.samestat(self._log_folder, path.parent.stat()):
+                self._log_handle = open_to_append(path)
+                os.close(handle)
+
     def _append(self, lines: list[str]) -> None:
-        if self.log is None or not lines:
+        if self._log_handle is None or self.log is None or not lines:
             return
         try:
-            with self.log.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(readable("\n".join(lines)) + "\n")
+            self._reopen_deleted_log(self.log, self._log_handle)
+            os.write(self._log_handle, (readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
-                print(f"Warning: {self.log} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+                print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})", file=self.stream, flush=True)
             self.log_has_failed = True
 
 
@@ -219,4 +276,4 @@ def silent_console() -> Console:
 
 def show_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
-        print(f"Error: {readable(text)}", file=sys.stderr, flush=True)
+        print(f"{painted('Error:', 'red', sys.stderr)} {readable(text)}", file=sys.stderr, flush=True)

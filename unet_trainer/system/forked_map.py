@@ -1,12 +1,14 @@
 """Calls a function on many items in forked child processes.
 
-Native code that crashes costs one item, not the run, and its message is kept. Standard error is captured in the children only;
-that of this process stays as it is. Signals are handled while this process waits.
+Native code that crashes or hangs costs one item, not the run, and its message is kept. Standard error is captured in the children
+only; that of this process stays as it is. Signals are handled while this process waits. Children end with it, even when it is
+killed while they hang.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -14,6 +16,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import deque
@@ -22,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import IO, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -30,15 +33,18 @@ Outcome = TypeVar("Outcome")
 CAN_FORK = sys.platform == "linux"
 MAX_MESSAGE = 300  # characters of what a crashed child printed
 POLL_SECONDS = 1.0
+HANG_SECONDS = 600.0  # on one item; as worker_timeout
+JOIN_SECONDS = 5.0  # after SIGKILL; a child that is stuck in the kernel (a dead network disk) is left behind
 
 ReadStderr = Callable[[], str]  # what native code has printed since the last call
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The child that worked on an item died; `reason` is the signal and what it printed."""
+    """The child that worked on an item died, or was killed because it took too long; `reason` says how, and what it printed."""
 
     reason: str
+    is_timeout: bool = False
 
 
 @dataclass
@@ -47,6 +53,7 @@ class _Child(Generic[Item]):
     connection: Connection
     stderr: IO[bytes]
     index: int | None = None  # of the item that it works on
+    since: float = 0.0  # when it began with it
 
 
 def forked_map(
@@ -54,11 +61,12 @@ def forked_map(
     items: Sequence[Item],
     num_children: int,
     set_up: Callable[[], object] = lambda: None,
+    timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
     """Index and outcome of each item, as they are done. An exception in `function` is raised here, with its traceback as text.
 
-    `set_up` is called once in each child. Where processes cannot be forked, threads do the work: nothing is caught from
-    standard error, and a crash is a crash.
+    `set_up` is called once in each child. After `timeout` seconds on one item a child is killed. Where processes cannot be forked,
+    threads do the work: nothing is caught from standard error, a crash is a crash, and there is no time limit.
     """
     if not items:
         return
@@ -77,16 +85,16 @@ def forked_map(
             busy = [child.connection for child in children if child.index is not None]
             ready = multiprocessing.connection.wait(busy, POLL_SECONDS)
             for number, child in enumerate(children):
-                if child.connection not in ready or child.index is None:
+                is_late = timeout is not None and time.monotonic() - child.since > timeout
+                if child.index is None or not (is_late or child.connection in ready):
                     continue
-                index = child.index
-                try:
-                    outcome, error = child.connection.recv()
-                except (EOFError, OSError):
-                    yield index, Crash(_describe_exit(child))
+                index, answer = child.index, _receive(child) if child.connection in ready else _late(timeout)
+                if isinstance(answer, Crash):
+                    yield index, answer
                     _end(child)
                     children[number] = _start(function, items, set_up, [other for other in children if other is not child])
                 else:
+                    outcome, error = answer
                     if error is not None:
                         raise RuntimeError(f"a child process failed:\n{error}")
                     yield index, outcome
@@ -104,11 +112,11 @@ def _start(
     others: Sequence[_Child[Item]],
 ) -> _Child[Item]:
     here, there = multiprocessing.Pipe()
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+    stderr = _memory_file()
     # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
     inherited = [here, *(other.connection for other in others)]
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_work, args=(function, items, set_up, there, inherited, stderr), daemon=True)
+    process = context.Process(target=_work, args=(function, items, set_up, there, inherited, stderr, os.getpid()), daemon=True)
     with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         process.start()
@@ -116,22 +124,44 @@ def _start(
     return _Child(process, here, stderr)
 
 
+def _memory_file() -> IO[bytes]:
+    """Needs no temporary directory where the system has files in memory. To be closed with the child."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("standard error"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 def _assign(child: _Child[Item], waiting: deque[int]) -> None:
     child.index = waiting.popleft() if waiting else None
+    child.since = time.monotonic()
     if child.index is not None:
         with contextlib.suppress(OSError):  # it died while idle: the next receive reports it
             child.connection.send(child.index)
 
 
+def _late(timeout: float | None) -> Crash:
+    return Crash(f"no answer in {timeout:g} s", is_timeout=True)
+
+
+def _receive(child: _Child[Item]) -> tuple[Any, str | None] | Crash:
+    """Outcome and error of an item that is done."""
+    try:
+        return child.connection.recv()
+    except (EOFError, OSError):
+        return Crash(_describe_exit(child))
+
+
 def _end(child: _Child[Item]) -> None:
     child.process.kill()
-    child.process.join()
+    child.process.join(JOIN_SECONDS)
+    if child.process.exitcode is None:  # the interpreter's exit would wait for it
+        multiprocessing.process._children.discard(child.process)  # type: ignore[attr-defined]
     child.connection.close()
     child.stderr.close()
 
 
 def _describe_exit(child: _Child[Item]) -> str:
-    child.process.join()
+    child.process.join(JOIN_SECONDS)
     code = child.process.exitcode or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     child.stderr.seek(0)
@@ -146,8 +176,10 @@ def _work(
     connection: Connection,
     inherited: Sequence[Connection],
     stderr: IO[bytes],
+    parent: int,
 ) -> None:
     """Child main loop."""
+    end_with(parent)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these and ends its children
         signal.signal(name, signal.SIG_IGN)
     for other in inherited:
@@ -170,3 +202,12 @@ def _work(
             except Exception:  # an outcome that cannot be pickled is an error as well
                 answer = pickle.dumps((None, traceback.format_exc()))
             connection.send_bytes(answer)
+
+
+def end_with(parent: int) -> None:
+    """Linux kills this process when the thread that forked it ends: a child that hangs would never see that its parent is gone."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)

@@ -20,8 +20,9 @@ from unet_trainer.config.training_choices import (
     choose_encoder_lr_factor,
     choose_learning_rate,
 )
+from unet_trainer.datasets.build_report import build_dataset_report
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
@@ -32,9 +33,10 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import Batch, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import Batch, FileState, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.loading.reading_threads import ReadTimeout
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.deep_supervision import add_auxiliary_heads
 from unet_trainer.model.ema import Ema
@@ -67,8 +69,9 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
     if config.encoder != "auto":
         check_encoder_name(config.encoder)  # before minutes are spent on reading
-    if is_demo_dir(config.data_dir) and ensure_demo(Path(config.data_dir)):
-        console.say(f"Made the demo dataset in {config.data_dir}")
+    if is_demo_dir(config.data_dir) and not Path(config.data_dir).exists():
+        console.say(f"Making the demo dataset in {config.data_dir} ...")
+        ensure_demo(Path(config.data_dir))
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
     try:
         return build_dataset_report(config, console, earlier).checked()
@@ -146,7 +149,10 @@ def build_loaders(
 
 def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize]:
     images, masks = dataset.facts_of(pairs)
-    return [PairSize(image.size, mask.size) for image, mask in zip(images, masks, strict=True)]
+    return [
+        PairSize(image.size, mask.size, FileState(image.stamp, image.digest), FileState(mask.stamp, mask.digest))
+        for image, mask in zip(images, masks, strict=True)
+    ]
 
 
 def _eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
@@ -185,20 +191,25 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
-            dataset.cache = fill_cache(
-                [(*size, spec.channels) for size in sizes],
-                1 if spec.is_8bit else 4,
-                dataset.decode,
-                "ram" if config.cache == "ram" else "disk",
-                folder,
-                stamp,
-                count_cores(),
-                bar.tick,
-                limit=limit,
-                mask_sizes=dataset.mask_sizes,
-            )
+            try:
+                dataset.cache = fill_cache(
+                    [(*size, spec.channels) for size in sizes],
+                    1 if spec.is_8bit else 4,
+                    dataset.decode,
+                    "ram" if config.cache == "ram" else "disk",
+                    folder,
+                    stamp,
+                    count_cores(),
+                    bar.tick,
+                    limit=limit,
+                    mask_sizes=dataset.mask_sizes,
+                    timeout=config.worker_timeout,
+                )
+            except ReadTimeout:
+                took = f"{config.worker_timeout:g} s (worker_timeout)"
+                raise UserError(f"cache: no pair of {config.data_dir} was read in {took}; is the disk there?") from None
         num_cached += len(dataset.cache)
-        num_bytes += dataset.cache.content.numel()
+        num_bytes += dataset.cache.num_bytes
     num_pairs = sum(len(dataset.pairs) for dataset in datasets)
     where = "memory" if config.cache == "ram" else str(folder)
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")

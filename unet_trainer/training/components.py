@@ -6,25 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 
+from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.error_maps import sample_sheet
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.overlays import to_display
-from unet_trainer.images.tiling import resize_mask
-from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import set_training_mode
 from unet_trainer.model.precision import Numerics
 from unet_trainer.runs.host_copy import HostCopy
+from unet_trainer.system.console import counted
 from unet_trainer.training.evaluation import EvalStep, predict
+from unet_trainer.training.sample_images import SampleImages, choose_samples
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step import TrainStep
-
-NUM_SAMPLES = 4  # validation images shown in samples/
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,40 @@ class Loaders:
         failures.num_pieces = 0
         return found
 
+    def take_notices(self) -> list[str]:
+        """What reading has noticed since the last call: files that changed, a cache that is damaged."""
+        datasets = (self.train.dataset, self.val.dataset)
+        changed = [
+            str(getattr(dataset.pairs[index], kind))
+            for dataset in datasets
+            for kind, flag in (("image", IMAGE_CHANGED), ("mask", MASK_CHANGED))
+            for index in dataset.take_noticed(flag)
+        ]
+        notices = []
+        if changed:
+            files = counted(len(changed), "file")
+            how = "has changed since the run began, and is trained on as it is now"
+            if len(changed) > 1:
+                how = "have changed since the run began, and are trained on as they are now"
+            notices.append(f"{files} {how}: {first_few(changed)}")
+        for dataset in datasets:
+            if dataset.cache is not None and dataset.take_first(CACHE_DAMAGED):
+                dataset.cache.discard()
+                notices.append(
+                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the "
+                    "images, which is slower. The next start makes it anew"
+                )
+        return notices
+
     def close(self) -> None:
         """Ends the worker processes."""
         if self.pool is not None:
             self.pool.close()
 
     @cached_property
-    def samples(self) -> tuple[list[Pixels], list[Pixels]]:
-        """A few validation pairs, spread over the set and at the size that the model sees; the same in every epoch."""
-        dataset: SegmentationDataset = self.val.dataset
-        indices = np.unique(np.linspace(0, len(dataset) - 1, NUM_SAMPLES).round().astype(int))
-        pairs = [dataset[0, int(index)] for index in indices]
-        return [image for image, _ in pairs], [resize_mask(mask, dataset.tiling.size) for _, mask in pairs]
+    def samples(self) -> SampleImages:
+        """A few validation images to show; the same in every epoch."""
+        return choose_samples(self.val.dataset, self.val.sample)
 
 
 @dataclass(frozen=True)
@@ -93,15 +113,14 @@ class Components:
 
     def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
         """Predicts a few samples now; the function that is returned draws them, once the device is done."""
-        images, truths = loaders.samples
+        samples, spec = loaders.samples, self.state.eval_segmenter.spec
         size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
-        parts = torch.from_numpy(np.stack(images)).split(size)
+        parts = torch.from_numpy(samples.inputs).split(size)
         ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
         copy = HostCopy(ids)
-        spec = self.state.eval_segmenter.spec
 
         def draw() -> Pixels:
-            shown, predicted = [to_display(image) for image in images], list(copy.content().numpy())
-            return sample_sheet(shown, truths, predicted, spec.id_names, has_background=spec.num_classes == 1)
+            predicted = samples.stitch(copy.content().numpy())
+            return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
 
         return draw

@@ -39,6 +39,10 @@ class EarlyStopping:
             self.patience_used += counts
         return improved
 
+    def forget_best(self) -> None:
+        """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
+        self.best_value, self.best_epoch = math.nan, 0
+
     def is_out_of_patience(self, patience: int | None) -> bool:
         return patience is not None and self.patience_used >= patience
 

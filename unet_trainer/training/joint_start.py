@@ -120,6 +120,14 @@ def share_state(state: TrainState, processes: Processes) -> None:
         state.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
+def share_best(state: TrainState, processes: Processes) -> None:
+    """Which epoch is the best so far: rank 0 alone looks whether its weights are still there."""
+    best = processes.broadcast((state.early_stopping.state_dict(), state.per_class_iou, state.confusion))
+    if not processes.is_main:
+        saved, state.per_class_iou, state.confusion = best
+        state.early_stopping.load_state_dict(saved)
+
+
 def begin_sync(components: Components, processes: Processes) -> None:
     """From here on steps are taken together: not before, since trials of a step are each process's own."""
     if processes.is_alone:

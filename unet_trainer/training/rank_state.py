@@ -77,7 +77,9 @@ def load_rank_state(state: TrainState, ranks: Sequence[RankState] | None) -> Non
             torch.cuda.set_rng_state(own["cuda_random_state"].clone(), state.device)
         return
     if ranks is not None:
-        columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
+        columns = list(zip(*(rank["statistics"] for rank in ranks), strict=True))
+        if any(tensor.shape != column[0].shape for column in columns for tensor in column):
+            raise ValueError("ranks: the statistics of the processes have other shapes")
         _copy_statistics(state, [torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
         state.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
     if state.rank > 0:  # rank 0 has counted for all
@@ -90,4 +92,6 @@ def _copy_statistics(state: TrainState, values: Sequence[torch.Tensor]) -> None:
     tensors = statistics(state)
     if len(tensors) == len(values):  # else the average of weights was switched on or off since
         for tensor, value in zip(tensors, values, strict=True):
+            if tensor.shape != value.shape:
+                raise ValueError("ranks: statistics of other shapes than this model's")
             tensor.copy_(value)

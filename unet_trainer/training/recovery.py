@@ -81,7 +81,8 @@ class Recovery:
                 save_on_failure(self.run)
         saved = _describe_saved(self.run)
         if isinstance(error, WorkerError):
-            raise TrainingFailed(f"{error}. Try fewer num_workers, or num_workers=0; {saved}") from None
+            ideas = "Try fewer num_workers, or num_workers=0" if self.run.config.num_workers else "See whether the disk is there"
+            raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
         if isinstance(error, UserError):  # a file that became unreadable
             raise UserError(f"{error}; {saved}") from None
         return False

@@ -10,14 +10,16 @@ from statistics import harmonic_mean
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.runs.curves import CURVES
+from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.history import Row, column, write_result
-from unet_trainer.runs.run_folder import BEST, LAST
+from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT
 from unet_trainer.system.console import Console, counted
+from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.resume_messages import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.verdict import Baseline, best_baseline, judge_model
+from unet_trainer.training.verdict import judge_model
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class TrainResult:
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
     baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
+    missing: list[str] = field(default_factory=list)  # best.pt: was deleted or damaged after it was written
     warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
 
 
@@ -61,6 +64,7 @@ def build_result(run: Run) -> TrainResult:
         number_format=config.number_format,
         is_compiled=config.compile_model,
         baseline_iou=None if baseline is None else baseline.iou,
+        missing=[BEST] if not has_best and run.lost_best is not None else [],
         warnings=_warnings(run),
     )
 
@@ -72,6 +76,8 @@ def _baseline(run: Run) -> Baseline | None:
 def _warnings(run: Run) -> list[str]:
     config, state = run.config, run.state
     best_epoch, steps_per_epoch = state.early_stopping.best_epoch, state.learning_rate.steps_per_epoch
+    if best_epoch == 0 and run.lost_best is not None:
+        return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
     findings = judge_model(config, state.confusion, state.history, best_epoch, steps_per_epoch)
@@ -86,11 +92,15 @@ def result_dict(result: TrainResult) -> dict[str, Any]:
 
 
 def report(run: Run) -> TrainResult:
-    """Writes result.json and says the result."""
+    """Looks whether the weights are there, writes result.json, says the result and writes report.html."""
+    if isinstance(run.checkpointer, Checkpointer):  # of a torchrun job one process writes
+        run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
     say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
     run.events.add("end", how="stopped early" if result.stopped_early else "finished")
+    if run.processes.is_main:
+        run.write_report(with_pictures=True)
     return result
 
 
@@ -114,7 +124,7 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    console.say(f"Weights: {weights} | report: {folder / REPORT} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")

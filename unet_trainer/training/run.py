@@ -14,11 +14,14 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
-from unet_trainer.runs.event_log import EventLog
+from unet_trainer.reports.run_report import REPORT, write_report
+from unet_trainer.runs.event_log import EventLog, finite
 from unet_trainer.runs.following_checkpointer import AnyCheckpointer
 from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.host_copy import HostCopy
-from unet_trainer.system.console import Console, counted
+from unet_trainer.runs.run_summary import read_epoch
+from unet_trainer.runs.tracker_queue import TrackerQueue
+from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.processes import ALONE, Processes
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
@@ -52,6 +55,9 @@ class Run:
     startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
+    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
+    trackers: list[TrackerQueue] = field(default_factory=list)
+    has_report: bool = False
     processes: Processes = ALONE  # that share the work
 
     @property
@@ -80,7 +86,7 @@ class Run:
         step = self.components.train_step
         if not step.mid_accumulation and not (step.sync is not None and step.sync.num_owed):
             self._raise_if_ending()
-        return self.loaders.train.read(self.state.epoch, index)
+        return self.loaders.train.read(self.state.epoch, index, self.signals.is_stopping)
 
     def begin_step(self, batch: int) -> None:
         """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
@@ -176,11 +182,26 @@ class Run:
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
         self.state.gather_ranks(self.processes)
         if self.processes.is_main:
-            self.events.add("epoch", **epoch_facts(row, found, improved, self.times, self.config))
+            facts = epoch_facts(row, found, improved, self.times, self.config)
+            self.events.add("epoch", **facts)
+            for tracker in self.trackers:
+                tracker.log(read_epoch(finite(facts)))
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
         if self.curves is not None:
             self.curves.request()
+
+    def write_report(self, with_pictures: bool) -> None:
+        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of
+        whatever kind, ends or fails a run."""
+        if self.has_report:
+            return
+        self.has_report = True  # one that was interrupted by a signal is not begun again
+        device = str(self.components.numerics.device)
+        try:
+            write_report(self.checkpointer.folder, with_pictures, device)
+        except Exception as error:
+            self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
 
     def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
         """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""
@@ -197,12 +218,17 @@ class Run:
         """The epoch's line; how many pieces workers failed to read; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
+        for tracker in self.trackers:
+            if (problem := tracker.take_problem()) is not None:
+                self.console.warn(problem)
         num_failed, reason = self.loaders.take_failures()
         if num_failed:
             self.console.warn(
                 f"workers could not fill {counted(num_failed, 'part')} of a batch in this epoch ({reason}); "
                 "the training process read them instead, which is slower"
             )
+        for notice in self.loaders.take_notices():
+            self.console.warn(notice)
         in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
         if self.times is None or self.was_advised or self.state.epoch < 2 or in_job:  # the first epoch starts the workers
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from unet_trainer.config.errors import UserError
@@ -14,6 +15,7 @@ from unet_trainer.runs.run_folder import has_checkpoint
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
 from unet_trainer.system.distributed import current
 from unet_trainer.system.folder_lock import FolderLock
+from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted, Signals
 
@@ -42,14 +44,33 @@ class Session:
         self._exits.callback(call)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
         try:
-            if error is not None and not isinstance(error, PeerFailed):
-                self.processes.report_failure(*_report_of(error))  # for processes that wait for this one
-            self._log_end(error)  # while the lock is held: afterwards another process may go on with the run
+            if shown is not None and not isinstance(shown, PeerFailed):
+                self.processes.report_failure(*_report_of(shown))  # for processes that wait for this one
+            self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
         finally:
             self._exits.close()
-        if isinstance(error, KeyboardInterrupt):
-            self._say_interrupted()
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                self._say_interrupted()
+        finally:
+            self.console.close_log()
+        if shown is not error and shown is not None:
+            raise shown from None
+
+    def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
+        """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
+        text, folder = sentence(error), self._folder
+        if folder is None:
+            return UserError(text)
+        saved = f"to go on: {_resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
+        return TrainingFailed(f"{text}; {saved}")
+
+    @property
+    def _folder(self) -> Path | None:
+        """Of the run, once it has begun."""
+        return None if self.console.log is None else self.console.log.parent
 
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has told the end of one that came to it."""
@@ -63,12 +84,15 @@ class Session:
             self.events.add("end", how="failed", text=text)
 
     def _say_interrupted(self) -> None:
-        folder = None if self.console.log is None else self.console.log.parent
+        folder = self._folder
         if folder is not None and has_checkpoint(folder):
-            command = f"python train_unet.py --resume {shlex.quote(str(folder))}"
-            self.console.say(f"Interrupted. To go on where the state was saved: {command}")
+            self.console.say(f"Interrupted. To go on where the state was saved: {_resume_command(folder)}")
         else:
             self.console.say("Interrupted before anything was saved")
+
+
+def _resume_command(folder: Path) -> str:
+    return f"python train_unet.py --resume {shlex.quote(str(folder))}"
 
 
 def _report_of(error: BaseException) -> tuple[str, int]:

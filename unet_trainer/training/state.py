@@ -14,6 +14,7 @@ from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.network import parameter_groups
 from unet_trainer.model.optimizer import LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
+from unet_trainer.runs.checkpoint_content import check_fits
 from unet_trainer.runs.history import Row
 from unet_trainer.system.processes import Processes
 from unet_trainer.training.async_reader import AsyncReader
@@ -179,6 +180,8 @@ class TrainState:
         groups = self.optimizer.param_groups
         if len(saved_groups) == len(groups):
             return [saved["params"] for saved in saved_groups]
+        if not saved_groups:
+            raise ValueError("optimizer.param_groups is empty")
         # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
         factor = saved_groups[0].get("lr_factor", 1.0)
         then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
@@ -186,11 +189,55 @@ class TrainState:
         number_of = dict(zip(then, saved, strict=True))
         return [[number_of[parameter] for parameter in group["params"]] for group in groups]
 
+    def check_fits(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError unless the tensors of a state have the shapes of this model, which torch checks of some alone."""
+        own = network_weights(self.segmenter)
+        hint = "; was timm or segmentation-models-pytorch changed since?"
+        try:
+            check_fits("its model", state["model"], own)
+            if self.ema is not None and state["ema"]:
+                check_fits("its average", state["ema"]["model"], own)
+        except ValueError as error:
+            raise ValueError(f"{error}{hint}") from None
+        totals = self.metrics.state_dict()
+        names = [name for name, value in totals.items() if torch.is_tensor(value)]
+        check_fits("totals", {name: state["totals"][name] for name in names}, {name: totals[name] for name in names})
+        check_fits("the state", {"random_state": state["random_state"]}, {"random_state": torch.get_rng_state()})
+        num_ids = len(self.metrics.matrix)
+        num_scores = 1 if self.metrics.num_classes == 1 else num_ids
+        if state["progress"]["best_epoch"] and len(state["per_class_iou"]) != num_scores:
+            raise ValueError(f"per_class_iou has {len(state['per_class_iou'])} values, for {num_scores} classes")
+        confusion = state.get("confusion", [])
+        if confusion and [len(row) for row in confusion] != [num_ids] * num_ids:
+            raise ValueError(f"confusion is no table of {num_ids} × {num_ids}")
+
+    def _check_optimizer(self, saved: Mapping[int, Any], numbers: Sequence[Sequence[int]]) -> None:
+        """Raises ValueError unless each parameter's state has its shape: torch would fail in the first step."""
+        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
+            if len(group["params"]) != len(params):
+                raise ValueError(f"optimizer.param_groups has {len(params)} parameters, for {len(group['params'])} of the model")
+            for parameter, number in zip(group["params"], params, strict=True):
+                if number in saved:
+                    self._check_moments(saved[number], parameter, f"optimizer.state[{number}]")
+
+    def _check_moments(self, saved: Mapping[str, Any], parameter: torch.Tensor, place: str) -> None:
+        moments = ("momentum_buffer",) if isinstance(self.optimizer, torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
+        for name in moments:
+            value = saved.get(name)
+            if not torch.is_tensor(value) or value.shape != parameter.shape:
+                found = f"has {tuple(value.shape)}" if torch.is_tensor(value) else "is no tensor"
+                raise ValueError(f"{place}.{name} {found}; its parameter has {tuple(parameter.shape)}")
+        if "exp_avg" in moments and not (torch.is_tensor(step := saved.get("step")) and step.numel() == 1 and float(step) >= 0):
+            raise ValueError(f"{place}.step is no number of steps")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError for a state of another model, before anything of it is loaded."""
+        self.check_fits(state)
         load_network_weights(self.segmenter, state["model"])
         # Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
         # optimizer needs its step counts on the device.
         numbers = self._numbers_of_parameters(state["optimizer"]["param_groups"])
+        self._check_optimizer(state["optimizer"]["state"], numbers)
         groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):

@@ -17,11 +17,10 @@ from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
+from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.history import Row, column
 from unet_trainer.system.console import counted
-
-Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: not known
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
@@ -40,14 +39,6 @@ FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """The IoU of a prediction that needs no model."""
-
-    prediction: str
-    iou: float
-
-
-@dataclass(frozen=True)
 class Finding:
     """What is wrong with a model, and likely causes with the settings to try."""
 
@@ -57,26 +48,6 @@ class Finding:
     @property
     def text(self) -> str:
         return "".join([self.problem, *(f"\n  - {line}" for line in self.advice)])
-
-
-def baselines(confusion: Confusion, num_classes: int, names: Sequence[str]) -> list[Baseline]:
-    """IoU of predicting one class everywhere: with one class background and foreground, else the most frequent one.
-
-    `names`: one for each class id. Empty if no pixel was counted.
-    """
-    in_truth = [sum(row) for row in confusion]
-    num_pixels = sum(in_truth)
-    if num_pixels == 0:
-        return []
-    if num_classes == 1:
-        return [Baseline(f"all {names[0]}", 0.0), Baseline(f"all {names[1]}", in_truth[1] / num_pixels)]
-    most = max(in_truth)
-    num_present = sum(count > 0 for count in in_truth)
-    return [Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)]
-
-
-def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
-    return max(baselines(confusion, num_classes, names), key=lambda baseline: baseline.iou, default=None)
 
 
 def judge_model(

@@ -1,0 +1,216 @@
+"""Folders as datasets come: every layout of docs/data.md, with files of real encoders."""
+
+from __future__ import annotations
+
+import json
+
+import cv2
+import numpy as np
+import tifffile
+
+SIDE, COUNT = 40, 6
+
+
+def disc(index, value=255):
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    return ((np.hypot(rows - 12 - 2 * index, columns - 20) < 9) * value).astype(np.uint8)
+
+
+def photo(index):
+    noise = np.random.default_rng(index).integers(0, 80, (SIDE, SIDE, 3))
+    return (noise + 150 * (disc(index) > 0)[:, :, None]).astype(np.uint8)
+
+
+def write(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), pixels)
+
+
+def bowl(data):
+    for index in range(COUNT):
+        write(data / f"stage1_train/{index:04x}/images/{index:04x}.png", photo(index))
+        write(data / f"stage1_train/{index:04x}/masks/{index:04x}a.png", disc(index))
+        write(data / f"stage1_train/{index:04x}/masks/{index:04x}b.png", np.rot90(disc(index)))
+    write(data / "stage1_test/ffff/images/ffff.png", photo(0))
+
+
+def voc(data):
+    for index in range(COUNT + 3):
+        write(data / f"JPEGImages/2007_{index:06d}.jpg", photo(index))
+    for index in range(COUNT):
+        write(data / f"SegmentationClass/2007_{index:06d}.png", disc(index, 1))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+
+
+def side_by_side(data):
+    for index in range(COUNT):
+        write(data / f"{index}.jpg", photo(index))
+        write(data / f"{index}.png", disc(index))
+
+
+def sequences(data):
+    for index in range(COUNT):
+        write(data / f"seq{index % 2}/images/{index}.png", photo(index))
+        write(data / f"seq{index % 2}/masks/{index}.png", disc(index))
+
+
+def classes(data):
+    for index in range(COUNT):
+        write(data / f"images/{index}.png", photo(index))
+        write(data / f"masks/sea/{index}.png", np.full((SIDE, SIDE), 255, np.uint8))
+        write(data / f"masks/whale/{index}.png", disc(index))
+
+
+def stacks(data):
+    data.mkdir()
+    tifffile.imwrite(data / "images.tif", np.stack([photo(index)[:, :, 0] for index in range(COUNT)]), photometric="minisblack")
+    tifffile.imwrite(data / "labels.tif", np.stack([disc(index) for index in range(COUNT)]), photometric="minisblack")
+
+
+def cityscapes(data):
+    for part, numbers in (("train", range(4)), ("val", [4]), ("test", [5])):
+        for number in numbers:
+            stem = f"{part}/ulm/ulm_{number:06d}_000019"
+            write(data / f"leftImg8bit/{stem}_leftImg8bit.png", photo(number))
+            for kind, value in (("labelIds", 7), ("labelTrainIds", 1), ("instanceIds", 26), ("color", 128)):
+                write(data / f"gtFine/{stem}_gtFine_{kind}.png", disc(number, value))
+
+
+def few_masks(data):
+    for index in range(2 * COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+    for index in range(COUNT):
+        write(data / f"masks/{index}.png", disc(index))
+
+
+def archive(data):
+    few_masks(data / "download" / "mine")
+    for index in range(COUNT, 2 * COUNT):
+        write(data / f"download/mine/masks/{index}.png", disc(index))
+
+
+def parts(data):
+    for part, numbers in (("train", range(4)), ("val", [4]), ("test", [5])):
+        for number in numbers:
+            write(data / part / f"images/{number}.png", photo(number))
+            write(data / part / f"masks/{number}.png", disc(number))
+
+
+def plain(data):
+    for index in range(COUNT):
+        write(data / f"images/{index}.png", photo(index))
+        write(data / f"masks/{index}.png", disc(index))
+
+
+def renamed(data):
+    for index in range(COUNT):
+        write(data / f"images/{index + 21}_training.tif", photo(index))
+        write(data / f"masks/{index + 21}_manual1.png", disc(index))
+
+
+def marked(data):
+    for index in range(COUNT):
+        write(data / f"{index}.jpg", photo(index))
+        write(data / f"{index}_mask.png", disc(index))
+
+
+def other_sizes(data):
+    for index in range(COUNT):
+        write(data / f"images/{index}.png", cv2.resize(photo(index), None, fx=2, fy=2))
+        write(data / f"masks/{index}.png", disc(index))
+
+
+def video(data):
+    """A bright square that moves over noise which stays the same, frame by frame; 30 frames."""
+    noise = np.random.default_rng(0).integers(0, 60, (SIDE, SIDE, 3)).astype(np.uint8)
+    for index in range(30):
+        image, mask = np.roll(noise, index, axis=1), np.zeros((SIDE, SIDE), np.uint8)
+        mask[10:22, index : index + 10] = 255
+        image[mask > 0] = 200
+        write(data / f"images/frame_{index:04d}.png", image)
+        write(data / f"masks/frame_{index:04d}.png", mask)
+
+
+def two_folders_of_masks(data):
+    plain(data)
+    for index in range(COUNT):
+        write(data / f"labels/{index}.png", disc(index, 1))
+
+
+# Annotations of the disc's bounding square
+
+
+def corners(index):
+    """Left, top, right and bottom."""
+    top = max(0, 3 + 2 * index)
+    return 11, top, 29, min(SIDE, top + 18)
+
+
+def label(index):
+    return ("cat", "dog")[index % 2]
+
+
+def coco(data):
+    images, annotations = [], []
+    for index in range(COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+        left, top, right, bottom = corners(index)
+        images.append({"id": index, "file_name": f"{index}.jpg", "width": SIDE, "height": SIDE})
+        outline = [left, top, right, top, right, bottom, left, bottom]
+        annotations.append(
+            {"id": index + 1, "image_id": index, "category_id": 1 + index % 2, "iscrowd": 0, "segmentation": [outline]}
+        )
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (data / "annotations").mkdir()
+    (data / "annotations/instances.json").write_text(json.dumps(content))
+
+
+def labelme(data):
+    for index in range(COUNT):
+        write(data / f"{index}.jpg", photo(index))
+        left, top, right, bottom = corners(index)
+        outline = [[left, top], [right, top], [right, bottom], [left, bottom]]
+        shape = {"label": label(index), "points": outline, "group_id": None, "shape_type": "polygon", "flags": {}}
+        content = {"version": "5.4.1", "flags": {}, "shapes": [shape], "imagePath": f"{index}.jpg", "imageData": None}
+        (data / f"{index}.json").write_text(json.dumps({**content, "imageHeight": SIDE, "imageWidth": SIDE}))
+
+
+def yolo(data):
+    for index in range(COUNT):
+        part = "val" if index == 0 else "train"
+        write(data / f"images/{part}/{index}.jpg", photo(index))
+        left, top, right, bottom = (value / SIDE for value in corners(index))
+        path = data / f"labels/{part}/{index}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{index % 2} {left} {top} {right} {top} {right} {bottom} {left} {bottom}\n")
+    (data / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]\n")
+
+
+def cvat(data):
+    images = []
+    for index in range(COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+        left, top, right, bottom = corners(index)
+        points = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
+        shape = f'<polygon label="{label(index)}" source="manual" occluded="0" points="{points}" z_order="0"></polygon>'
+        images.append(f'<image id="{index}" name="{index}.jpg" width="{SIDE}" height="{SIDE}">{shape}</image>')
+    labels = "".join(f"<label><name>{name}</name></label>" for name in ("cat", "dog"))
+    meta = f"<version>1.1</version><meta><task><labels>{labels}</labels></task></meta>"
+    (data / "annotations.xml").write_text(f'<?xml version="1.0"?><annotations>{meta}{"".join(images)}</annotations>')
+
+
+def supervisely(data):
+    for index in range(COUNT):
+        write(data / f"ds0/img/{index}.jpg", photo(index))
+        left, top, right, bottom = corners(index)
+        outline = [[left, top], [right - 1, top], [right - 1, bottom - 1], [left, bottom - 1]]
+        shape = {"classTitle": label(index), "geometryType": "polygon", "points": {"exterior": outline, "interior": []}}
+        (data / "ds0/ann").mkdir(parents=True, exist_ok=True)
+        content = {"size": {"height": SIDE, "width": SIDE}, "tags": [], "objects": [shape]}
+        (data / f"ds0/ann/{index}.jpg.json").write_text(json.dumps(content))
+    classes = [{"title": name, "shape": "polygon", "color": "#50E3C2"} for name in ("cat", "dog")]
+    (data / "meta.json").write_text(json.dumps({"classes": classes, "tags": [], "projectType": "images"}))

@@ -1,0 +1,93 @@
+"""Masks of every kind that users have, written by real encoders beside images of discs."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from unet_trainer.images.mask_coding import IGNORED
+
+SIDE = 48
+NUM_PAIRS = 8
+
+
+def blob(index):
+    """H,W of 0 and 1: a disc, at another place for each index."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    return (np.hypot(rows - 20 - index, columns - 24) < 14).astype(np.uint8)
+
+
+def rings(index):
+    """H,W of ids 0, 1, 2."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    distance = np.hypot(rows - 20 - index, columns - 24)
+    return (distance < 18).astype(np.uint8) + (distance < 9)
+
+
+def bands(index):
+    """H,W of ids 0 to 11, four rows each."""
+    return np.repeat((np.arange(12, dtype=np.uint8) + index) % 12, 4)[:, None].repeat(SIDE, 1)
+
+
+def write_dataset(folder, make_mask, extension="png"):
+    """`make_mask(index)` gives an array or a PIL image."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(NUM_PAIRS):
+        image = rng.integers(0, 60, (SIDE, SIDE, 3)) + 150 * blob(index)[:, :, None]
+        Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{index}.png")
+        mask = make_mask(index)
+        path = folder / "masks" / f"{index}.{extension}"
+        if isinstance(mask, np.ndarray):
+            assert cv2.imwrite(str(path), mask)
+        else:
+            mask.save(path)
+    return folder
+
+
+def palette(ids, colours):
+    image = Image.frombytes("P", ids.shape[::-1], ids.tobytes())
+    image.putpalette([channel for colour in colours for channel in colour])
+    return image
+
+
+def colour(ids, colours):
+    return Image.fromarray(np.array(colours, np.uint8)[ids])
+
+
+def soft(index):
+    """A disc whose edge has all greys."""
+    large = cv2.resize(blob(index) * 255, (SIDE * 4, SIDE * 4), interpolation=cv2.INTER_NEAREST)
+    return cv2.resize(cv2.GaussianBlur(large, (0, 0), 3), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+
+
+def transparent(ids, value):
+    """A picture of one colour, of which only the pixels with an id can be seen."""
+    return Image.fromarray(np.dstack([np.full((SIDE, SIDE, 3), value, np.uint8), ids * 255]))
+
+
+def objects(index, number):
+    """H,W uint16: ids of discs that do not touch, 1 to `number`."""
+    mask = np.zeros((SIDE, SIDE), np.uint16)
+    for one in range(number):
+        cv2.circle(mask, (6 + 12 * ((one + index) % 4), 6 + 12 * (one // 4)), 4, one + 1, -1)
+    return mask
+
+
+def voc(index):
+    """H,W of ids 0 to 20 in squares, with lines of 255 between them."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    ids = (rows // 8 * 6 + columns // 8 + index) % 21
+    return np.where((rows % 8 == 0) | (columns % 8 == 0), 255, ids).astype(np.uint8)
+
+
+def with_void(ids):
+    ids = ids.copy()
+    ids[:4] = 255
+    return ids
+
+
+def with_last_ignored(ids, last):
+    return np.where(ids == last, IGNORED, ids).astype(np.uint8)

@@ -1,0 +1,77 @@
+"""The script in processes of their own: as any user, or as one who may not read and write everything.
+
+Root may, whatever the permissions of a file say, unless it gives up the two capabilities for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from helpers.killed_runs import HANG_SECONDS, start
+from helpers.project import ROOT
+
+VERSION = 0x20080522  # of the kernel's interface for capabilities
+POWERS = (1 << 1) | (1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+
+def is_root():
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def give_up_powers():
+    """In a child process. Raises OSError where the system does not allow it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = (ctypes.c_uint32 * 2)(VERSION, 0), (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    if libc.capget(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capget")
+    for index in range(3):
+        sets[index] &= ~POWERS
+    if libc.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _run(words, log, folder, as_user, closes_streams):
+    from train_unet import main
+
+    os.chdir(folder)
+    if as_user and is_root():
+        try:
+            give_up_powers()
+        except (OSError, AttributeError):
+            os._exit(99)
+    if closes_streams:
+        for number in range(3):
+            os.close(number)
+        sys.stdin = sys.stdout = sys.stderr = None
+    else:
+        sys.stdout = sys.stderr = open(log, "a", buffering=1, errors="replace")  # noqa: SIM115, PTH123 (for the life of the process)
+    os._exit(main([str(word) for word in words]))
+
+
+def run_in_child(*words, as_user=False, cwd=None, closes_streams=False):
+    """Exit code and all that was printed. Skips where root cannot give its powers away."""
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "log"
+        log.touch()
+        process = start(_run, words, log, cwd or place, as_user, closes_streams)
+        process.join(HANG_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            pytest.fail(f"it hangs: {log.read_text()}")
+        if process.exitcode == 99:
+            pytest.skip("root may read and write everything, and cannot give that up here")
+        return process.exitcode, log.read_text()
+
+
+def run_script(*words, cwd=None, interpreter=()):
+    """By a Python interpreter of its own; its exit code and what it printed on the two streams, one after the other."""
+    command = [sys.executable, *interpreter, str(ROOT / "train_unet.py"), *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=HANG_SECONDS, check=False)
+    return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,64 @@
+"""Small datasets on disk, and their reports."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.answered_report import build_answered_report
+from unet_trainer.datasets.build_report import build_dataset_report
+from unet_trainer.system.console import Console
+
+HEIGHT, WIDTH = 20, 30
+
+
+class Dataset:
+    """Six pairs of noise and a mask with a square; tests replace files."""
+
+    def __init__(self, folder):
+        self.folder = folder / "data"
+        self.checkpoints = folder / "checkpoints"
+        (self.folder / "images").mkdir(parents=True)
+        (self.folder / "masks").mkdir()
+        for index in range(6):
+            self.image(index, noise(index))
+            self.mask(index, square())
+
+    def image(self, index, pixels):
+        assert cv2.imwrite(str(self.folder / f"images/{index}.png"), pixels)
+
+    def mask(self, index, pixels):
+        assert cv2.imwrite(str(self.folder / f"masks/{index}.png"), pixels)
+
+    def replace_image(self, index, name, data):
+        (self.folder / f"images/{index}.png").unlink()
+        path = self.folder / "images" / name
+        path.write_bytes(data)
+        return path
+
+    def config(self, **settings):
+        return load_config({"data_dir": str(self.folder), "checkpoint_dir": str(self.checkpoints), **settings})
+
+    def report(self, **settings):
+        return build_dataset_report(self.config(**settings), Console(io.StringIO()))
+
+    def answered(self, **settings):
+        return build_answered_report(self.config(**settings), Console(io.StringIO()))
+
+
+def noise(seed, channels=3, dtype=np.uint8, high=256):
+    return np.random.default_rng(seed).integers(0, high, (HEIGHT, WIDTH, channels)).astype(dtype)
+
+
+def square(value=255, size=(HEIGHT, WIDTH)):
+    mask = np.zeros(size, np.uint8)
+    mask[4:9, 3:8] = value
+    return mask
+
+
+def only_problem(report):
+    (problem,) = report.problems
+    return problem

@@ -1,0 +1,128 @@
+"""Pictures of a report: which images, what the layers show, and that all of it is bounded."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.brightness_engine import bright_predictor
+from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.error_maps import ErrorKind
+from unet_trainer.images.image_files import write_image
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.reports import gallery
+from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, error_layer, make_gallery
+from unet_trainer.runs.run_summary import read_run_summary
+from unet_trainer.runs.val_scores import image_score, worst_first
+
+SCORES = worst_first(scores_of(FOUR_IMAGES))
+GREEN = (0, 200, 120)
+
+
+def many(number):
+    """IoU from 1 / number to 1."""
+    return [image_score(f"{index:03}.png", "m.png", [[0, 0, 0], [index, number, index]], ["x"]) for index in range(1, number + 1)]
+
+
+def rgba(content):
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGBA"))
+
+
+def test_the_worst_the_middle_and_the_best_are_chosen_and_take_turns():
+    chosen = choose_images(many(101))
+    names = {group: [int(score.image[:3]) for score, its in chosen if its == group] for group in ("worst", "median", "best")}
+    assert names == {"worst": list(range(1, 10)), "median": list(range(48, 54)), "best": [101, 100, 99, 98, 97, 96]}
+    assert [group for _, group in chosen[:6]] == ["worst", "median", "best"] * 2
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 7, 21, 22, 24])
+def test_of_few_images_each_is_chosen_once(number):
+    chosen = [score.image for score, _ in choose_images(many(number))]
+    assert len(set(chosen)) == len(chosen) == min(number, 21)
+
+
+def test_an_image_without_an_iou_is_not_chosen():
+    assert choose_images(scores_of([[[5, 5, 5], [0, 0, 0]]])) == []
+
+
+def test_layers_show_truth_prediction_and_errors(tmp_path):
+    found = small_gallery(tmp_path, SCORES)
+    assert [picture.group for picture in found.pictures] == ["worst", "best", "worst", "best"]
+    assert (found.note, found.is_ranked, found.colours) == ("", True, ((0, 0, 0), GREEN))
+    picture = found.pictures[0]
+    assert (picture.size, picture.shown, picture.score) == ((40, 60), (40, 60), SCORES[0])
+    truth, prediction, errors = (rgba(content) for content in (picture.truth, picture.prediction, picture.errors))
+    assert [truth[5, x, 3] for x in (35, 40, 50)] == [0, 255, 92]  # nothing, the outline, the class
+    assert [prediction[5, x, 3] for x in (20, 30, 35)] == [0, 255, 92]
+    assert tuple(truth[5, 50, :3]) == GREEN
+    assert tuple(errors[5, 35, :3]) == (255, 120, 0)  # falsely found
+    assert tuple(errors[5, 10]) == (0, 0, 0, 150)
+    photo = cv2.imdecode(np.frombuffer(picture.image, np.uint8), cv2.IMREAD_COLOR)
+    assert abs(int(photo[5, 50, 0]) - 200) < 6
+
+
+def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), np.uint8)
+    write_image(tmp_path / "a.png", noise)
+    write_image(tmp_path / "m.png", (noise[:, :, 0] > 128).astype(np.uint8))
+    pair = Pair("a", tmp_path / "a.png", tmp_path / "m.png")
+    large = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=10**9)
+    small = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=60_000)
+    assert large.shown == (576, 768)
+    assert max(small.shown) == 256  # the smallest that there is, if need be
+    assert small.num_bytes < large.num_bytes / 5
+    assert large.size == small.size == (900, 1200)
+
+
+def test_many_classes_share_a_palette_and_ignored_pixels_are_grey():
+    ids = np.array([[0, 199], [0, IGNORED]], np.uint8)
+    shown = rgba(class_layer(ids, [(0, 0, 0), *[(index, 1, 2) for index in range(1, 200)]]))
+    assert (shown[0, 0, 3], tuple(shown[0, 1])) == (0, (199, 1, 2, 92))
+    assert tuple(shown[1, 1, :3]) == (128, 128, 128)
+
+
+def test_every_kind_of_error_has_its_colour():
+    shown = rgba(error_layer(np.array([[0, *ErrorKind]], np.uint8)))
+    assert len({tuple(pixel) for pixel in shown[0]}) == 6
+
+
+def test_files_that_are_gone_or_broken_are_counted_and_the_first_is_named(tmp_path):
+    small_gallery(tmp_path, SCORES)
+    (tmp_path / "images/a.png").write_bytes(b"no image")
+    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abc"]
+    found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor())
+    assert [picture.score.image for picture in found.pictures] == ["images/b.png", "images/c.png"]
+    assert found.note.startswith(f"2 images could not be shown ({tmp_path / 'images/a.png'}: ")
+
+
+def test_time_that_has_run_out_ends_it(tmp_path):
+    small_gallery(tmp_path, SCORES)
+    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
+    found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor(), max_seconds=-1)
+    assert (list(found.pictures), found.note) == ([], "4 images more would have taken longer than -1 s.")
+
+
+def test_an_image_that_is_too_large_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "MAX_PIXELS", 2000)
+    assert "60×40 pixels; a report shows images of up to" in small_gallery(tmp_path, SCORES).note
+
+
+def test_a_run_without_scores_of_its_images_gets_a_sample_that_is_scored_now(tmp_path):
+    small_gallery(tmp_path, SCORES)
+    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
+    found = draw_gallery([], pairs, tmp_path, bright_predictor())
+    assert not found.is_ranked
+    assert {round(picture.score.iou, 3) for picture in found.pictures} == {round(20 / 30, 3)}
+    assert sorted(picture.group for picture in found.pictures) == ["best", "best", "worst", "worst"]
+
+
+def test_a_run_without_its_model_or_its_data_says_so(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert make_gallery(read_run_summary(folder)).note == "There are no pictures: the run has no best.pt."
+    (folder / "best.pt").write_bytes(b"x")
+    assert "split.csv, which names them" in make_gallery(read_run_summary(folder)).note

@@ -1,0 +1,246 @@
+"""A report in a real browser: both schemes, a phone, the slider, sorting, switches, hovering; and that nothing leaves the file."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from helpers.browser import browsing, console_errors, emulate, requested_hosts
+from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
+from unet_trainer.reports.comparison_page import render_comparison
+from unet_trainer.reports.live_server import WatchServer
+from unet_trainer.reports.run_report import render_report
+from unet_trainer.runs.event_log import EventLog
+from unet_trainer.runs.run_summary import read_run_summary
+from unet_trainer.runs.val_scores import worst_first
+
+pytestmark = pytest.mark.browser
+
+IDS = ("sky", f"a road {ATTACK}", "cow", "a-class-with-a-very-long-name-that-has-no-place-to-break-on-a-phone")
+ARROW_RIGHT, ARROW_LEFT, ESCAPE = "\ue014", "\ue012", "\ue00c"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("downloads")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Four classes with hostile names, four images, a run that was interrupted and went on."""
+    place = tmp_path_factory.mktemp("report")
+    folder = write_run(place / "run", IDS, end="interrupted", encoder=ATTACK)
+    log = EventLog()
+    log.open(
+        folder, resumed_after={"epoch": 3, "batch": 0}, model={"ids": list(IDS), "encoder": ATTACK}, data={"notices": [ATTACK]}
+    )
+    log.add("epoch", **epoch_event(4, list(IDS), 0.55, {"cow": 0.1}))
+    log.add("end", how="finished")
+    gallery = small_gallery(place / "data", worst_first(scores_of(FOUR_IMAGES)))
+    page = place / "report.html"
+    page.write_text(render_report(read_run_summary(folder), gallery), encoding="utf-8")
+    return page
+
+
+class Page:
+    def __init__(self, driver, path):
+        self.driver, self.url = driver, path.as_uri()
+
+    def open(self, width=1280, height=900, scheme="light", is_phone=False):
+        emulate(self.driver, width, height, scheme, is_phone)
+        self.driver.get(self.url)
+        return self
+
+    def find(self, selector):
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def choose(self, name, value):
+        self.run("arguments[0].click()", self.find(f'[name="{name}"][value="{value}"]'))
+
+    def select(self, selector, value):
+        self.run("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", self.find(selector), value)
+
+    def names(self):
+        return [card.get_attribute("data-name") for card in self.all("#gallery li") if card.is_displayed()]
+
+
+@pytest.fixture
+def page(driver, report):
+    console_errors(driver), requested_hosts(driver)
+    page = Page(driver, report).open()
+    yield page
+    assert console_errors(driver) == []
+    assert requested_hosts(driver) <= {"file", "data"}
+    assert page.run("return window.hit") is None
+
+
+@pytest.mark.parametrize(("width", "is_phone"), [(1280, False), (390, True)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_renders_in_both_schemes_and_on_a_phone_without_scrolling_sideways(page, scheme, width, is_phone):
+    page.open(width, 844, scheme, is_phone)
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (int(background.split("(")[1].split(",")[0]) < 60) == (scheme == "dark")
+    assert len(page.all(".chart > svg")) == 6
+    assert page.find("#best-iou").text == "0.6000"
+    for figure in page.all("figure"):
+        box = figure.rect
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+
+
+def luminance(colour):
+    values = [float(value) / 255 for value in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_its_ground(page, scheme):
+    page.open(scheme=scheme)
+    script = """const style = name => getComputedStyle(document.querySelector(name));
+        return [['h1', 'header'], ['.card .label', '.card'], ['.panel .muted', '.panel'], ['summary', '.panel'], ['.pill', '.pill']]
+            .map(([text, ground]) => [text, style(text).color, style(ground).backgroundColor])"""
+    for name, text, ground in page.run(script):
+        bright, dim = sorted([luminance(text), luminance(ground)], reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, name  # WCAG AA
+
+
+def test_hovering_reads_an_epoch(page):
+    from selenium.webdriver import ActionChains
+
+    chart = page.find('[data-key="iou"] > svg')
+    page.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
+    ActionChains(page.driver).move_to_element_with_offset(chart, chart.size["width"] // 2 - 20, 0).perform()
+    assert page.find('[data-key="iou"] .tip').text.splitlines()[:3] == ["epoch 4", "val 0.55", "train 0.6"]
+
+
+def test_a_chart_is_read_with_the_keyboard_and_says_it(page):
+    chart = page.find('[data-key="iou"] > svg')
+    page.run("arguments[0].focus()", chart)
+    chart.send_keys(ARROW_RIGHT, ARROW_LEFT, ARROW_LEFT)
+    spoken = page.run("return document.querySelector('[data-key=\"iou\"] [aria-live]').textContent")
+    assert spoken == "epoch 2: val 0.6, train 0.65"
+    assert chart.get_attribute("aria-label").startswith("IoU over epoch: val from 0.4 to 0.55; train from 0.45 to 0.6.")
+
+
+def test_classes_are_switched_off_and_on_and_the_score_is_chosen(page):
+    box = '[data-key="classes-curve"]'
+    assert len(page.all(f"{box} .line")) == 4
+    cow = page.find(f'{box} [data-name="switch cow"]')
+    page.run("arguments[0].click()", cow)
+    assert len(page.all(f"{box} .line")) == 3
+    assert page.find(f'{box} [data-name="switch cow"]').get_attribute("aria-pressed") == "false"
+    page.select(f"{box} select", "2")
+    assert len(page.all(f"{box} .line")) == 3  # what was switched off stays so
+    assert page.find(f"{box} svg").get_attribute("aria-label").startswith("Precision over epoch")
+    page.run("arguments[0].click()", page.find(f'{box} [data-name="all"]'))
+    assert len(page.all(f"{box} .line")) == 4
+
+
+def test_the_slider_moves_the_border_between_truth_and_prediction(page):
+    slide = page.find("#gallery .slide")
+    page.run("arguments[0].focus()", slide)
+    slide.send_keys(*[ARROW_RIGHT] * 5)
+    assert page.run("return getComputedStyle(document.querySelector('#gallery .truth')).clipPath") == "inset(0px 45% 0px 0px)"
+    assert page.run("return getComputedStyle(document.querySelector('#gallery .prediction')).clipPath") == "inset(0px 0px 0px 55%)"
+
+
+def test_views_show_layers_and_groups_show_images(page):
+    def visible(layer):
+        return page.run(f"return getComputedStyle(document.querySelector('#gallery .{layer}')).visibility") == "visible"
+
+    assert (visible("truth"), visible("prediction"), visible("errors")) == (True, True, False)
+    page.choose("gallery-view", "errors")
+    assert (visible("truth"), visible("prediction"), visible("errors")) == (False, False, True)
+    page.choose("gallery-view", "image")
+    assert (visible("truth"), visible("errors")) == (False, False)
+    page.choose("gallery-group", "best")
+    assert page.names() == ["images/c.png", "images/d.png"]
+
+
+def test_images_are_sorted(page):
+    assert page.names() == [f"images/{name}.png" for name in "abcd"]
+    page.select("#gallery-sort", "best")
+    assert page.names() == [f"images/{name}.png" for name in "dcba"]
+    page.select("#gallery-sort", "name")
+    assert page.names() == [f"images/{name}.png" for name in "abcd"]
+
+
+def test_a_picture_is_shown_in_full_size_and_the_next_one_follows(page):
+    page.run("arguments[0].click()", page.find("#gallery .enlarge"))
+    viewer = page.find("#viewer")
+    assert viewer.is_displayed()
+    assert page.find("#viewer-text").text.startswith("images/a.png: IoU 0.200")
+    assert page.find("#viewer-frame .photo").size["width"] > 600  # of 60 pixels
+    page.find("#viewer-after").click()
+    assert page.find("#viewer-text").text.startswith("images/b.png")
+    viewer.send_keys(ESCAPE)
+    assert not viewer.is_displayed()
+    assert page.run("return document.activeElement.className") == "enlarge"
+
+
+def test_the_matrix_shows_shares_or_pixels(page):
+    cell = "#matrix .diagonal"
+    assert page.find(cell).text == "80.0 %"
+    page.select("#matrix-show", "pixels")
+    assert page.find(cell).text == "8"
+
+
+def test_hostile_names_are_shown_as_they_are(page):
+    assert ATTACK in page.find("#data").text
+    assert ATTACK in page.run("return document.querySelector('[data-key=\"classes-curve\"] .switches').textContent")
+
+
+def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
+    folders = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.3, 0.7))
+    (tmp_path / "page.html").write_text(render_comparison([read_run_summary(folder) for folder in folders]), encoding="utf-8")
+    page = Page(driver, tmp_path / "page.html").open(390, 844, is_phone=True)
+    assert page.run("return document.documentElement.scrollWidth") == 390
+    assert len(page.all('[data-key="val-iou"] .line')) == 2
+    page.select('[data-key="val-iou"] select', "1")
+    assert page.find('[data-key="val-iou"] svg').get_attribute("aria-label").startswith("by time over minutes")
+    assert console_errors(driver) == []
+
+
+def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path):
+    folder = write_run(tmp_path / "run", end=None)
+    server = WatchServer(("127.0.0.1", 0), [folder], with_pictures=False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        emulate(driver, 1280, 900)
+        driver.get(server.url)
+        page = Page(driver, tmp_path)
+        page.run("arguments[0].click()", page.find('[data-key="iou"] [data-name="switch train"]'))
+        page.run("document.querySelector('[data-key=\"loss-numbers\"]').open = true")
+        log = EventLog()
+        log.open(folder, resumed_after={"epoch": 3, "batch": 0})
+        log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.75))
+        deadline = time.monotonic() + 60
+        while page.run("return document.getElementById('best-iou').textContent") != "0.7500":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len(page.all('[data-key="iou"] .line')) == 1
+        assert page.find('[data-key="loss-numbers"]').get_attribute("open") is not None
+        assert console_errors(driver) == []
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        server.worker.shutdown()
+    deadline = time.monotonic() + 60
+    while not page.all(".lost"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    console_errors(driver)
+    driver.get("about:blank")

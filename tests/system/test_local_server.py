@@ -1,0 +1,84 @@
+"""Who gets an answer from a local page, and what an error looks like. tests/inference/test_try_server.py has the attacks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from http import HTTPStatus
+
+import pytest
+
+from helpers.try_page import ask, refusal
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused, content_security_policy, digest, is_loopback
+
+
+class Handler(LocalHandler):
+    def get(self, path):
+        if path == "user":
+            raise UserError("mend it")
+        if path == "fault":
+            raise ZeroDivisionError
+        if path == "memory":
+            raise MemoryError
+        if path:
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
+        self.send(b"hello", "text/plain")
+
+    def explain(self, error):
+        return (HTTPStatus.INSUFFICIENT_STORAGE, "too large") if isinstance(error, MemoryError) else None
+
+
+@pytest.fixture(scope="module")
+def server():
+    running = LocalServer(("127.0.0.1", 0), Handler)
+    running.handle_error = lambda *_: None  # the terminal shows a fault; not that of a test
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    with contextlib.closing(running.socket):
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_who_knows_the_key_gets_an_answer_that_nobody_keeps_or_frames(server):
+    status, headers, content = ask(server, "GET", "")
+    assert (status, content) == (200, b"hello")
+    assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+    assert headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+    assert server.url == f"http://127.0.0.1:{server.server_port}/{server.key}/"
+    assert not server.is_busy
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status"),
+    [
+        ({}, "/", 403),
+        ({}, "/wrong/", 403),
+        ({"Host": "evil.example"}, "", 421),
+        ({"Origin": "http://evil.example"}, "", 403),
+        ({"Sec-Fetch-Site": "cross-site"}, "", 403),
+    ],
+)
+def test_others_are_refused(server, headers, path, status):
+    assert ask(server, "GET", path, **headers)[0] == status
+
+
+def test_errors_have_a_status_and_a_sentence(server):
+    assert refusal(ask(server, "GET", "user")) == (422, "mend it")
+    assert refusal(ask(server, "GET", "memory")) == (507, "too large")
+    assert refusal(ask(server, "GET", "elsewhere")) == (404, "nothing here")
+    assert refusal(ask(server, "GET", "fault")) == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
+
+
+def test_a_policy_names_style_and_script_by_their_digests():
+    policy = content_security_policy("<style>a</style><script>b</script>")
+    assert f"script-src '{digest('b')}'; style-src '{digest('a')}'" in policy
+    assert digest("") == "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)]
+)
+def test_loopback_is_this_machine_alone(address, answer):
+    assert is_loopback(address) is answer

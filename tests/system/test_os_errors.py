@@ -1,0 +1,97 @@
+"""Errors of the system as sentences: the cause in its own words, what to do, and no traceback for what is no bug."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.system import os_errors
+from unet_trainer.system.os_errors import cannot, is_of_the_machine, sentence
+
+
+def made(number, name=None):
+    return OSError(number, os.strerror(number), name)
+
+
+SENTENCES = [
+    (errno.EACCES, "Permission denied"),
+    (errno.EPERM, "Operation not permitted"),
+    (errno.ENOSPC, "No space left on device; make room"),
+    (errno.EDQUOT, f"{os.strerror(errno.EDQUOT)}; make room within your quota"),
+    (errno.EROFS, "Read-only file system; choose a folder on a disk that can be written to"),
+    (errno.EIO, "Input/output error; the disk or its connection fails; look at the system's log"),
+    (errno.ENOTDIR, "Not a directory; a part of that path is a file, not a folder"),
+    (errno.ENAMETOOLONG, "File name too long"),
+]
+
+
+@pytest.mark.parametrize(("number", "text"), SENTENCES, ids=[errno.errorcode[number] for number, _ in SENTENCES])
+def test_an_error_of_the_machine_names_the_file_the_cause_and_what_to_do(number, text):
+    assert is_of_the_machine(made(number))
+    assert sentence(made(number)) == text
+    assert sentence(made(number, "/nowhere/a")) == f"/nowhere/a: {text}"
+    assert sentence(made(number, b"/nowhere/a")) == f"/nowhere/a: {text}"
+
+
+def test_of_a_rename_the_file_that_it_was_to_become_is_named():
+    error = OSError(errno.EACCES, "Permission denied", "draft", None, "last.pt")
+    assert sentence(error) == "last.pt: Permission denied"
+
+
+@pytest.mark.skipif(os_errors.resource is None, reason="Windows has no such limits")
+@pytest.mark.parametrize(
+    ("number", "limit", "command"), [(errno.EMFILE, "RLIMIT_NOFILE", "ulimit -n"), (errno.EAGAIN, "RLIMIT_NPROC", "ulimit -u")]
+)
+def test_a_limit_is_named_with_its_value(number, limit, command, monkeypatch):
+    monkeypatch.setattr(os_errors.resource, "getrlimit", lambda which: (8, 100))
+    assert f"({command} is 8); allow more with {command}" in sentence(made(number))
+    monkeypatch.setattr(os_errors.resource, "getrlimit", lambda which: (os_errors.resource.RLIM_INFINITY,) * 2)
+    assert " is " not in sentence(made(number))
+
+
+def test_a_thread_that_cannot_be_started_is_told_like_a_process():
+    error = RuntimeError("can't start new thread")
+    assert is_of_the_machine(error)
+    assert sentence(error).startswith("no more processes or threads may be started; allow more with ulimit -u")
+
+
+def test_a_machine_without_temporary_folders_is_told_how_to_name_one():
+    error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert is_of_the_machine(error)
+    assert sentence(error) == "there is no folder for temporary files that can be written to; name one: TMPDIR=FOLDER"
+
+
+@pytest.mark.parametrize(
+    "error", [made(errno.ENOENT), made(errno.EEXIST), made(errno.EINVAL), OSError("odd"), RuntimeError("odd"), ValueError("odd")]
+)
+def test_a_bug_keeps_its_traceback(error):
+    assert not is_of_the_machine(error)
+
+
+def disk(**values):
+    return SimpleNamespace(**{"f_files": 100, "f_favail": 0, "f_bavail": 10, **values})
+
+
+def test_a_disk_that_takes_no_more_files_is_not_answered_with_the_advice_to_make_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "statvfs", lambda path: disk())
+    expected = "No inodes left on device: it has room, but for no more files; delete files there, however small"
+    assert sentence(made(errno.ENOSPC, str(tmp_path / "a"))) == f"{tmp_path / 'a'}: {expected}"
+
+
+@pytest.mark.parametrize("values", [{"f_favail": 3}, {"f_bavail": 0}, {"f_files": 0}], ids=["inodes left", "no room", "unknown"])
+def test_a_disk_without_room_is_answered_with_the_advice_to_make_room(values, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "statvfs", lambda path: disk(**values))
+    assert sentence(made(errno.ENOSPC, str(tmp_path))).endswith("No space left on device; make room")
+
+
+def test_a_message_for_what_the_user_named_begins_with_the_option():
+    found = cannot("--json: a.json", "be written", made(errno.EACCES))
+    assert isinstance(found, UserError)
+    assert str(found) == "--json: a.json cannot be written (Permission denied)"
+    assert str(cannot("--out: a", "be made", made(errno.EROFS))).endswith(
+        "(Read-only file system); choose a folder on a disk that can be written to"
+    )

@@ -1,0 +1,151 @@
+"""Every layout and every kind of masks: what check prints is what docs/data.md says, and what it writes trains as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+
+from helpers import layouts
+from helpers.mask_files import blob, colour, objects, palette, rings, soft, transparent, voc, with_void, write_dataset
+from helpers.project import ROOT
+from train_unet import main
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+def masks(make_mask, extension="png", files=None):
+    """Writes pairs with such masks, and further files."""
+
+    def make(data):
+        write_dataset(data, make_mask, extension)
+        for name, text in (files or {}).items():
+            (data / name).write_text(text)
+
+    return make
+
+
+def camvid(index):
+    """Ids 0 to 10 in squares, with thin lines of 11 between some of them."""
+    rows, columns = np.mgrid[:48, :48]
+    ids = (rows // 12 * 4 + columns // 12 + index) % 11
+    return np.where(rows % 24 == 0, 11, ids).astype(np.uint8)
+
+
+def noisy(index):
+    ids = rings(index) * 120
+    if index == 3:
+        ids[0, :2] = (7, 9)
+    return ids
+
+
+def jpeg_colours(data):
+    write_dataset(data, blob)
+    for path in (data / "masks").iterdir():
+        colour(rings(int(path.stem)), COLOURS).save(path.with_suffix(".jpg"), quality=95, subsampling=0)
+        path.unlink()
+
+
+CLASS_FILE = {"class_dict.csv": "name,r,g,b\nground,0,0,0\nroad,255,0,0\ncar,0,0,255\n"}
+COLOURS = [(0, 0, 0), (255, 0, 0), (0, 0, 255)]
+
+# What docs/data.md names → what makes it, the exit code of check, and what is printed, which docs/data.md says too.
+LAYOUTS = {
+    "same names": (layouts.plain, 0, ["images/ + masks/, same names"]),
+    "a common part": (layouts.renamed, 0, ["paired like 21_training ↔ 21_manual1"]),
+    "side by side": (layouts.marked, 0, ["image and mask side by side, paired like 0 ↔ 0_mask"]),
+    "two extensions": (layouts.side_by_side, 0, ["image and mask side by side, paired like 0.jpg ↔ 0.png"]),
+    "train, val and test": (layouts.parts, 0, ["folders train and val", "20 test kept for evaluate"]),
+    "sequences": (layouts.sequences, 0, ["*/images/ + */masks/ in 2 folders"]),
+    "PASCAL VOC": (
+        layouts.voc,
+        0,
+        ["ImageSets/Segmentation/train.txt and val.txt", "9963 images in no list of ImageSets/Segmentation left out"],
+    ),
+    "Cityscapes": (layouts.cityscapes, 2, ["mask_suffix: _gtFine_labelTrainIds"]),
+    "2018 Data Science Bowl": (layouts.bowl, 0, ["a mask file for each object, 29461 files merged"]),
+    "a folder for each class": (layouts.classes, 0, ["a mask file for each class: sea, whale"]),
+    "stacks": (layouts.stacks, 0, ["30 pages of 1 stack"]),
+    "images without masks": (layouts.few_masks, 2, ["unpaired: skip  # 352 images without a mask in masks"]),
+    "several folders of masks": (layouts.two_folders_of_masks, 2, ["mask_dir: labels", "#   mask_dir: masks"]),
+    "masks of another size": (layouts.other_sizes, 2, ["resize_masks: true  # 328 masks of another size than their images"]),
+    "a video": (layouts.video, 0, ["split: blocks"]),
+    "an archive": (layouts.archive, 0, ["download/mine/images/ + download/mine/masks/, same names"]),
+    "COCO": (layouts.coco, 0, ["annotations/instances.json (COCO), drawn as masks, classes by category id"]),
+    "LabelMe": (layouts.labelme, 0, ["6 JSON files such as 0.json (LabelMe), drawn as masks, classes in alphabetical order"]),
+    "YOLO": (layouts.yolo, 0, ["6 text files such as 0.txt (YOLO), drawn as masks, classes in the order of data.yaml"]),
+    "CVAT": (layouts.cvat, 0, ["annotations.xml (CVAT), drawn as masks, classes in the order of the labels"]),
+    "Supervisely": (layouts.supervisely, 0, ["6 JSON files such as 0.jpg.json (Supervisely), drawn as masks"]),
+}
+MASKS = {
+    "two values": (masks(lambda i: blob(i) * 255), 0, ["num_classes: 1 (the masks hold two values, 0 and 255)"]),
+    "ids": (masks(rings), 0, ["num_classes: 3 (the masks hold ids 0 to 2)"]),
+    "ids in 16 bit": (masks(lambda i: rings(i).astype(np.uint16)), 0, ["num_classes: 3 (the masks hold ids 0 to 2)"]),
+    "a palette": (masks(lambda i: palette(rings(i), COLOURS)), 0, ["num_classes: 3 (the masks hold ids 0 to 2)"]),
+    "ids and 255": (masks(voc), 0, ["255 beside them is taken as void"]),
+    "void": (masks(camvid), 2, ["num_classes: 11", "ignore_value: 11", "#   num_classes: 12"]),
+    "soft edges": (masks(soft), 0, ["greys around 0 and 255, split at 127"]),
+    "two values as JPEG": (masks(lambda i: blob(i) * 255, "jpg"), 0, ["greys around 0 and 255, split at 127"]),
+    "colours as JPEG": (jpeg_colours, 2, ["values between them go to the nearest", "num_classes: 3"]),
+    "objects": (masks(lambda i: objects(i, 2 + i).astype(np.uint8)), 2, ["mask_values: nonzero", "# every object is foreground"]),
+    "objects made visible": (masks(lambda i: (objects(i, 2 + i) * 30).astype(np.uint8)), 2, ["# every object is foreground"]),
+    "greys": (masks(lambda i: rings(i) * 100), 2, ["mask_values: [0, 100, 200]"]),
+    "colours": (masks(lambda i: colour(rings(i), COLOURS)), 2, ["mask_values: [0, [0, 0, 255], [255, 0, 0]]"]),
+    "a class file": (masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE), 0, ["class_names: [ground, road, car]"]),
+    "two values without 0": (masks(lambda i: blob(i) * 100 + 38), 2, ["mask_values: [38, 138]", "#   mask_values: [138, 38]"]),
+    "a trimap": (masks(lambda i: np.array([2, 1, 3], np.uint8)[rings(i)]), 2, ["mask_values: [2, 1]", "#   mask_values: [1, 2]"]),
+    "noise": (masks(noisy), 2, ["unknown_values: ignore", "In one mask only, perhaps noise: 7, 9 in masks/3.png"]),
+    "transparent": (masks(lambda i: transparent(blob(i), 255)), 0, ["the alpha channel of 8 of 8 masks is the mask"]),
+    "an id and void": (masks(lambda i: with_void(blob(i))), 0, ["255 beside them is taken as void"]),
+}
+
+
+@pytest.fixture
+def small(tiny_config, tmp_path):
+    """A config that keeps training short; what it says of the data is nothing."""
+    settings = {name: value for name, value in tiny_config.items() if name != "data_dir"}
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump({**settings, "num_epochs": 1, "batch_size": 2, "class_weights": "auto"}))
+    return file
+
+
+def without_numbers(text):
+    return re.sub(r"\d+", "#", text)
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, *MASKS])
+def test_what_check_writes_trains_as_it_is(kind, small, tmp_path, capsys):
+    make, code, documented = {**LAYOUTS, **MASKS}[kind]
+    data, mine = tmp_path / "data", tmp_path / "mine.yaml"
+    make(data)
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    report = tmp_path / "report.json"
+    assert main(["check", str(small), f"data_dir={data}", "--write", str(mine), "--json", str(report)]) == code
+    printed = capsys.readouterr().out
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    for said in documented:
+        assert f"`{said}`" in page
+        assert without_numbers(said) in without_numbers(printed)
+    block = printed.partition("(--write FILE writes them as a config):\n")[2].partition("\n\nWritten. ")[0]
+    assert yaml.safe_load(block) == yaml.safe_load(mine.read_text(encoding="utf-8"))
+    assert yaml.safe_load(block) == json.loads(report.read_text(encoding="utf-8"))["settings"]
+    assert printed.count(str(data)) == 1  # data_dir, in the settings
+    assert not re.findall(r"(?<![\d.#])\b1 (?:images|masks|pairs|files|problems|decisions|values|sizes|groups|sets)\b", printed)
+    assert (tmp_path / "checkpoints/check").is_dir()
+    assert main([str(mine)]) == 0
+    assert "cannot" not in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+
+
+def test_every_row_of_the_tables_is_held_by_a_test():
+    """The rows of docs/data.md whose masks or folders check answers; those that it refuses have tests of their own."""
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    tables = re.findall(r"\| (?:layout|masks) \| what is printed \|\n\| --- \| --- \|\n((?:\|.*\n)+)", page)
+    assert len(tables) == 2
+    said = [phrase for _, _, documented in (*LAYOUTS.values(), *MASKS.values()) for phrase in documented]
+    for row in "".join(tables).splitlines():
+        printed = row.split(" | ")[-1]
+        assert any(f"`{phrase}`" in printed for phrase in said) or "refused" in printed or "a problem" in printed, row

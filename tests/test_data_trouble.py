@@ -1,0 +1,326 @@
+"""Data that change, hang or attack while a run trains on them: it goes on and says so, or stops with one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from helpers.image_bytes import empty_png, point_back, shared_strip_tiff, tiff_bytes
+from helpers.killed_runs import wait_until
+from helpers.project import ROOT
+from helpers.runs import weights_digest, words
+from train_unet import TrainingFailed, main, train
+from unet_trainer.config.errors import UserError
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.system.signals import Interrupted
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+@pytest.fixture
+def data(tiny_data, tmp_path):
+    shutil.copytree(tiny_data, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def config(tiny_config, data):
+    return {**tiny_config, "data_dir": str(data), "run_name": "run"}
+
+
+def files_of(run_dir, part):
+    """Images and masks of a part, by split.csv."""
+    rows = [line.split(",") for line in (run_dir / "split.csv").read_text().splitlines()]
+    return [(row[0], row[1]) for row in rows if row[2] == part]
+
+
+def repaint(path):
+    """Other pixels of the same size and format."""
+    pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    cv2.imwrite(str(path), np.ascontiguousarray(pixels[::-1]))
+
+
+# Content that changes
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_image_whose_content_changes_in_a_run_is_named_once(num_workers, config, data, capsys):
+    victims = []
+
+    def change(row):
+        if row["epoch"] == 1:
+            image, mask = (data / name for name in files_of(Path(config["checkpoint_dir"]) / "run", "train")[0])
+            repaint(image)
+            mask.touch()  # another time, the same content
+            victims.append(image)
+
+    train(config, on_epoch=change, num_epochs=4, num_workers=num_workers)
+    said = capsys.readouterr().out
+    assert said.count("changed since the run began") == 1
+    assert f"Warning: 1 file has changed since the run began, and is trained on as it is now: {victims[0]}" in said
+
+
+def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
+    run = train(config, num_epochs=1)
+    (image, _), (_, mask) = files_of(run.run_dir, "train")[:2]
+    repaint(data / image)
+    repaint(data / mask)
+    (data / files_of(run.run_dir, "val")[0][0]).touch()
+    capsys.readouterr()
+    main(["check", *words(config)])  # knows the new content: the run remembers what it began with
+    capsys.readouterr()
+    train(config, num_epochs=2, resume="auto")
+    said = capsys.readouterr().out
+    assert f"2 files have changed since the run began: {data / image}, {data / mask}; scores from before" in said
+    assert said.count("changed since the run began") == 1
+
+
+def test_nothing_is_said_of_files_that_stay_as_they_are(config, capsys):
+    train(config, num_epochs=1)
+    train(config, num_epochs=2, resume="auto")
+    assert "changed since the run began" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        (lambda: empty_png(20_000, 20_000), "image", "20000×20000 pixels: a decompression bomb"),
+        (lambda: empty_png(20_000, 20_000), "mask", "20000×20000 pixels: a decompression bomb"),
+        (lambda: shared_strip_tiff(9000, 9000, 60), "image", "on 60 pages: a decompression bomb"),
+        (lambda: point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")), "image", "point back at each other"),
+    ],
+)
+def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(make, name, reason, config, data):
+    victims = []
+
+    def swap(row):
+        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][name == "mask"])
+        victims[0].write_bytes(make())
+
+    with pytest.raises(UserError) as caught:
+        train(config, on_epoch=swap, num_epochs=3)
+    assert str(caught.value).startswith(f"{victims[0]}: ")
+    assert reason in str(caught.value)
+    assert "to go on: python train_unet.py --resume" in str(caught.value)
+
+
+# Reading that never ends
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_pipe_in_the_place_of_an_image_is_named_and_not_waited_for(num_workers, config, data):
+    def swap(row):
+        victim = data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0]
+        victim.unlink()
+        os.mkfifo(victim)
+
+    with pytest.raises(UserError, match=r"\.jpg: a pipe, a socket or a device; need a file; .*last\.pt is whole"):
+        train(config, on_epoch=swap, num_workers=num_workers, num_epochs=3)
+
+
+@pytest.fixture
+def dead_disk(monkeypatch):
+    """Calls make every further reading of a pair wait until the test is over."""
+    is_over, is_dead = threading.Event(), threading.Event()
+    real = SegmentationDataset._read
+
+    def read(self, index):
+        if is_dead.is_set():
+            is_over.wait()
+        return real(self, index)
+
+    monkeypatch.setattr(SegmentationDataset, "_read", read)
+    yield is_dead.set
+    is_over.set()
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(accumulation_steps, config, dead_disk):
+    with pytest.raises(
+        TrainingFailed, match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; .*whole"
+    ):
+        train(config, on_epoch=lambda row: dead_disk(), num_epochs=3, worker_timeout=1, accumulation_steps=accumulation_steps)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(accumulation_steps, config, dead_disk):
+    def terminate():
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def die(row):
+        dead_disk()
+        threading.Thread(target=terminate).start()
+
+    with pytest.raises(Interrupted):
+        train(config, on_epoch=die, num_epochs=3, worker_timeout=None, accumulation_steps=accumulation_steps)
+    assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
+
+
+def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk):
+    dead_disk()
+    for place in ("ram", "disk"):
+        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 1 s \(worker_timeout\); is the disk there\?$"):
+            train(config, cache=place, worker_timeout=1)
+
+
+def start_check(config, *more):
+    command = [sys.executable, "train_unet.py", "check", *words(config), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data):
+    (data / "images/cells_000.jpg").unlink()
+    (data / "images/cells_000.tif").write_bytes(point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")))
+    with start_check(config) as process:
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in said
+
+
+# Names
+
+NASTY = [
+    b" lead",
+    b"trail ",
+    b"cr\rname",
+    b"nl\nname",
+    b'qu"ote',
+    b"com,ma",
+    b"esc\x1b[31mred",
+    b"bad\xe4name",
+    b"'semi;colon",
+    b"tab\t",
+]
+
+
+@pytest.fixture
+def nasty(data):
+    """The names of the first pairs are hard to write down."""
+    for index, name in enumerate(NASTY):
+        for old in (data / f"images/cells_{index:03d}.jpg", data / f"masks/cells_{index:03d}.png"):
+            old.rename(Path(os.fsdecode(os.fsencode(old.parent) + b"/" + name + os.fsencode(old.suffix))))
+    return data
+
+
+@pytest.mark.real_network
+def test_names_with_anything_in_them_train_resume_and_predict_as_others_do(nasty, config, tmp_path, capsys):
+    stop = {"val_fraction": 0.5}
+    run = train(config, num_epochs=1, **stop)
+    train(config, num_epochs=2, resume="auto", **stop)
+    assert main(["check", *words(config), "--json", str(tmp_path / "report.json")]) == 0
+    assert main(["evaluate", str(run.run_dir)]) == 0
+    assert main(["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", str(tmp_path / "out"), "--polygons"]) == 0
+    written = {os.fsencode(path.stem) for path in (tmp_path / "out").rglob("*.png")}
+    assert set(NASTY) <= written
+    assert len(written) == 12
+    images = {image["file_name"] for image in json.loads((tmp_path / "out/polygons.json").read_bytes())["images"]}
+    assert {os.fsencode(Path(image).stem) for image in images} == written
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\r" not in said
+    for table in (run.run_dir / "split.csv", run.run_dir / "evaluation/evaluation.csv"):
+        rows = list(csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "surrogateescape"), newline="")))
+        assert {os.fsencode(Path(row["image"]).stem) for row in rows} <= written
+        assert len(rows) == (12 if table.name == "split.csv" else 6)
+
+
+def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys):
+    (nasty / os.fsdecode(b"images/esc\x1b[31mred.jpg")).write_bytes(b"no image")
+    (nasty / "images/nl\nname.jpg").write_bytes(b"no image")
+    assert main(["check", *words(config)]) == 2
+    said = capsys.readouterr().out
+    assert "esc\\x1b[31mred.jpg: not an image that can be decoded" in said
+    assert "nl\\nname.jpg: not an image" in said
+    assert main(words(config)) == 2
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "esc\\x1b[31mred.jpg" in err
+
+
+# The cache on disk
+
+
+def cache_files(config):
+    return sorted(Path(config["checkpoint_dir"]).glob(".cache/*.pixels"), key=lambda path: -path.stat().st_size)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(num_workers, config, capsys):
+    config = {**config, "num_workers": num_workers}
+    straight = train(config, cache="none", run_name="straight")
+    train(config, cache="disk", run_name="filled")
+    for path in cache_files(config):
+        path.write_bytes(bytes(path.stat().st_size - 100) + path.read_bytes()[-100:])
+    capsys.readouterr()
+    again = train(config, cache="disk", run_name="again")
+    assert weights_digest(again.run_dir) == weights_digest(straight.run_dir)
+    said = capsys.readouterr().out
+    assert said.count("Warning: cache: the file of decoded pairs was changed by something else; what is damaged in it is read") == 2
+    assert cache_files(config) == []
+    train(config, cache="disk", run_name="anew")
+    assert "Warning: cache" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(num_workers, config, capsys):
+    def cut(row):
+        if row["epoch"] == 1:
+            for path in cache_files(config):
+                os.truncate(path, 1000)
+
+    config = {**config, "num_workers": num_workers, "num_epochs": 3}
+    straight = train(config, cache="none", run_name="straight")
+    broken = train(config, cache="disk", run_name="broken", on_epoch=cut)
+    assert weights_digest(broken.run_dir) == weights_digest(straight.run_dir)
+    assert capsys.readouterr().out.count("was changed by something else") == 2  # the pairs of train and of val
+
+
+def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
+    """A child that hangs in its item never sees that its parent is gone."""
+    script = (
+        "import os, time; from unet_trainer.system.forked_map import forked_map\n"
+        "def hang(item, read_stderr):\n    print(os.getpid(), flush=True); time.sleep(600)\n"
+        "list(forked_map(hang, [0], 1))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait(60)
+        wait_until(lambda: not Path(f"/proc/{child}").exists() or ") Z " in Path(f"/proc/{child}/stat").read_text())
+
+
+# Our own pictures
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_our_own_pictures_do_not_become_data(is_flat, config, data, monkeypatch, capsys):
+    """data_dir: . beside checkpoints/, with images and masks in folders of their own or in one."""
+    if is_flat:
+        for path in [*data.glob("images/*"), *data.glob("masks/*")]:
+            path.rename(data / f"{path.stem}{'_mask' if path.parent.name == 'masks' else ''}{path.suffix}")
+        for name in ("images", "masks"):
+            (data / name).rmdir()
+    monkeypatch.chdir(data)
+    config = {**config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
+    for _ in range(2):
+        train(config)
+        assert main(["check", *words(config)]) == 0
+    shutil.rmtree("checkpoints/.scan")  # the run's folder alone tells what it is
+    train(config)
+    said = capsys.readouterr().out
+    assert said.count("10 train, 2 val") == 5

@@ -1,0 +1,317 @@
+"""Places that cannot be read or written: one sentence that names the cause, the right exit code, and nothing harmed.
+
+Each was an attack that broke something. Those that need no process of their own stand with their modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers.killed_runs import wait_until
+from helpers.ordinary_user import run_in_child, run_script
+from helpers.project import ROOT, TINY_MODEL
+from helpers.runs import words
+from unet_trainer.datasets import demo
+from unet_trainer.datasets.demo import write_demo
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places") / "data"
+    write_demo(folder, 6, side=32)
+    return folder
+
+
+@pytest.fixture
+def open_again(tmp_path):
+    """Folders whose permissions a test takes away, which pytest could not delete."""
+    closed = []
+
+    def close(folder, mode):
+        folder.chmod(mode)
+        closed.append(folder)
+        return folder
+
+    yield close
+    for folder in closed:
+        folder.chmod(0o755)
+
+
+def training(data, tmp_path, **settings):
+    config = {"data_dir": str(data), "checkpoint_dir": str(tmp_path / "runs"), "run_name": "run", "image_size": 32}
+    return words({**TINY_MODEL, **config, "batch_size": 2, "num_epochs": 1, "num_workers": 0, "device": "cpu", **settings})
+
+
+def assert_one_sentence(answer, code, *parts):
+    assert answer[0] == code, answer
+    assert "Traceback" not in answer[1], answer[1]
+    errors = [line for line in answer[1].splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, answer[1]
+    for part in parts:
+        assert part in errors[0], errors[0]
+    assert ".tmp" not in errors[0]
+
+
+# Standard streams that are closed, and python -O
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_neither_the_exit_code_nor_a_file(closed, data, tmp_path):
+    script = f"{sys.executable} {ROOT / 'train_unet.py'}"
+    report = tmp_path / "report.json"
+    good = f"{script} check data_dir={data} checkpoint_dir={tmp_path / 'runs'} --json {report} {closed}"
+    assert subprocess.run(["/bin/sh", "-c", good], timeout=300, check=False).returncode == 0
+    assert report.read_text().startswith('{\n  "ok": true')
+    assert subprocess.run(["/bin/sh", "-c", f"{script} check data_dir=/none {closed}"], timeout=300, check=False).returncode == 2
+
+
+def test_a_run_with_closed_streams_trains_and_its_log_has_what_was_said(data, tmp_path):
+    assert run_in_child(*training(data, tmp_path), closes_streams=True)[0] == 0
+    assert "Best epoch: 1 of 1" in (tmp_path / "runs" / "run" / "train.log").read_text()
+
+
+def test_python_without_docstrings_is_refused_in_a_sentence(data, tmp_path):
+    answer = run_script("check", f"data_dir={data}", interpreter=["-OO"])
+    assert_one_sentence(answer, 2, "python -OO", "-O")
+
+
+def test_python_without_assertions_checks_as_ever(data, tmp_path):
+    answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path}", interpreter=["-O"])
+    assert answer[0] == 0
+    assert "Nothing stands in the way of training" in answer[1]
+
+
+# Permissions
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode"),
+    [
+        ("images", 0o444),
+        ("images", 0o111),
+        ("images", 0),
+        (".", 0o444),
+        (".", 0),
+        ("..", 0o444),
+        ("..", 0),
+    ],  # above it: no r is needed
+)
+def test_a_folder_that_may_not_be_read_is_named_with_the_permission(closed, mode, tmp_path, open_again):
+    data = tmp_path / "above" / "data"
+    write_demo(data, 2, side=32)
+    folder = open_again((data / closed).resolve(), mode)
+    answer = run_in_child("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
+    assert_one_sentence(answer, 2, "data_dir: ", "Permission denied", str(folder))
+
+
+def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
+    write_demo(tmp_path / "data", 3, side=32)
+    closed = tmp_path / "data" / "images" / "cells_001.jpg"
+    closed.chmod(0)
+    code, said = run_in_child("check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
+    assert code == 2
+    assert "Traceback" not in said
+    assert f"{closed}: " in said
+    assert "Permission denied" in said
+
+
+def test_a_working_folder_that_may_not_be_written_keeps_the_demo_from_being_made(tmp_path, open_again):
+    open_again(tmp_path, 0o555)
+    for command in ([], ["check"], ["bench", "--quick"]):
+        answer = run_in_child(*command, as_user=True, cwd=tmp_path)
+        assert_one_sentence(answer, 2, "data_dir: data/demo", "Permission denied")
+
+
+def test_a_file_named_data_keeps_the_demo_from_being_made(tmp_path):
+    (tmp_path / "data").touch()
+    assert_one_sentence(run_in_child("check", cwd=tmp_path), 2, "data_dir: data/demo", "data is no folder")
+    assert (tmp_path / "data").read_bytes() == b""
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o555], ids=oct)
+def test_a_checkpoint_dir_that_may_not_be_used_is_told_before_anything_is_trained(mode, data, tmp_path, open_again):
+    (tmp_path / "runs").mkdir()
+    open_again(tmp_path / "runs", mode)
+    answer = run_in_child(*training(data, tmp_path), as_user=True)
+    assert_one_sentence(answer, 2, f"checkpoint_dir: {tmp_path / 'runs'}", "Permission denied")
+    if mode == 0:
+        answer = run_in_child("--resume", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
+        assert_one_sentence(answer, 2, f"{tmp_path / 'runs'} cannot be read", "Permission denied")
+
+
+def test_a_run_folder_without_w_is_told_before_an_epoch_is_trained_and_an_unreadable_state_is_kept(data, tmp_path, open_again):
+    assert run_in_child(*training(data, tmp_path))[0] == 0
+    folder = tmp_path / "runs" / "run"
+    before = {path.name: path.read_bytes() for path in folder.glob("*.pt")}
+    open_again(folder, 0o555)
+    answer = run_in_child("--resume", folder, "num_epochs=2", as_user=True)
+    assert_one_sentence(answer, 2, f"{folder} cannot be written to (Permission denied)")
+    assert "Epoch 2" not in answer[1]
+    folder.chmod(0o755)
+    for name in ("last.pt", "best.pt"):
+        (folder / name).chmod(0)
+        answer = run_in_child("--resume", folder, "num_epochs=2", as_user=True)
+        assert_one_sentence(answer, 2, f"{folder / name} cannot be read (Permission denied)")
+        (folder / name).chmod(0o644)
+        assert {path.name: path.read_bytes() for path in folder.glob("*.pt")} == before
+
+
+# Disks without room
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a disk of some size; skips where that is not allowed."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(place)]
+        try:
+            failed = subprocess.run(command, capture_output=True, check=False).returncode != 0
+        except OSError:
+            failed = True
+        if failed:
+            pytest.skip("a small disk cannot be mounted here")
+        return place
+
+    yield mount
+    subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+
+
+def fill(disk, num_left=0):
+    with (disk / "filler").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        file.truncate(max(0, file.tell() - num_left))
+
+
+def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tmp_path, small_disk):
+    disk = small_disk("size=1m")
+    fill(disk, num_left=4096)  # a folder fits, and nothing in it
+    settings = training(data, tmp_path, checkpoint_dir=str(disk))
+    answer = run_in_child(*settings)
+    assert_one_sentence(answer, 2, "cannot be written to (No space left on device)", "make room")
+    (disk / "filler").unlink()
+    answer = run_in_child(*settings, "resume=auto")  # room for some files, not for the state of the epoch
+    assert_one_sentence(answer, 3, "could not be written (No space left on device): ", "Make room")
+    subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
+    assert run_in_child(*settings, "resume=auto")[0] == 0
+    state = (disk / "run" / "last.pt").read_bytes()
+    fill(disk)
+    answer = run_in_child("--resume", disk / "run", "num_epochs=2")
+    assert_one_sentence(answer, 2, f"{disk / 'run'} cannot be written to (No space left on device)", "make room")
+    assert (disk / "run" / "last.pt").read_bytes() == state
+
+
+def test_a_disk_without_inodes_is_not_answered_with_the_advice_to_make_room(data, tmp_path, small_disk):
+    disk = small_disk("size=60m,nr_inodes=8")
+    answer = run_in_child(*training(data, tmp_path, checkpoint_dir=str(disk)))
+    assert answer[0] in (2, 3)
+    assert_one_sentence(answer, answer[0], "No inodes left on device", "elete files")
+    assert "ake room" not in answer[1]
+
+
+# Devices, pipes and links
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def read_pipe(path, content):
+    thread = threading.Thread(target=lambda: content.append(path.read_text()), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of_them(data, tmp_path, pipe):
+    check = ("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json")
+    content: list[str] = []
+    reader = read_pipe(pipe, content)
+    assert run_script(*check, pipe)[0] == 0
+    reader.join(60)
+    assert content[0].startswith('{\n  "ok": true')
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    code, said = run_script(*check, "/dev/stdout")
+    assert code == 0
+    assert '\n{\n  "ok": true' in said
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    assert run_script(*check, link)[0] == 0
+    assert (link.is_symlink(), target.read_text()) == (True, content[0])
+
+
+def test_a_full_device_is_told_and_still_there(data, tmp_path):
+    """A node of the test's own, like /dev/full: as root, the real one would be lost if this failed."""
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        with node.open("rb"):
+            pass
+    except OSError:
+        pytest.skip("a device node can be made and opened by root alone, and not everywhere")
+    answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", node)
+    assert_one_sentence(answer, 2, f"--json: {node} cannot be written (No space left on device)")
+    assert stat.S_ISCHR(node.lstat().st_mode)
+
+
+# Processes that are killed
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_killed_demo_leaves_nothing_that_the_next_start_does_not_remove(number, tmp_path, monkeypatch):
+    drafts = tmp_path / "data"
+    command = [sys.executable, str(ROOT / "train_unet.py"), "check"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
+        while not list(drafts.glob(".demo-*/masks/*")):
+            assert child.poll() is None
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    assert "Traceback" not in errors
+    if number == signal.SIGTERM:
+        assert (child.returncode, errors) == (143, "Error: interrupted by SIGTERM\n")
+        assert list(drafts.iterdir()) == []
+    monkeypatch.setattr(demo, "NUM_IMAGES", 2)
+    assert demo.ensure_demo(drafts / "demo")
+    assert [path.name for path in drafts.iterdir()] == ["demo"]
+
+
+def processes_with(text):
+    """Numbers of the processes whose command line holds a text."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if text.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+def test_a_killed_bench_leaves_no_training_behind(data, tmp_path):
+    settings = training(data, tmp_path, num_epochs=5)
+    command = [sys.executable, str(ROOT / "train_unet.py"), "bench", "--quick", *settings]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        rows = str(tmp_path / "runs" / "bench")
+        wait_until(lambda: processes_with(rows))
+        child.kill()
+        child.wait()
+    wait_until(lambda: not processes_with(rows))

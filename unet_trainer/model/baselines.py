@@ -1,0 +1,36 @@
+"""What a prediction that needs no model scores: a model has to be better. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: not known
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The IoU of a prediction that needs no model."""
+
+    prediction: str
+    iou: float
+
+
+def baselines(confusion: Confusion, num_classes: int, names: Sequence[str]) -> list[Baseline]:
+    """IoU of predicting one class everywhere: with one class background and foreground, else the most frequent one.
+
+    `names`: one for each class id. Empty if no pixel was counted.
+    """
+    in_truth = [sum(row) for row in confusion]
+    num_pixels = sum(in_truth)
+    if num_pixels == 0:
+        return []
+    if num_classes == 1:
+        return [Baseline(f"all {names[0]}", 0.0), Baseline(f"all {names[1]}", in_truth[1] / num_pixels)]
+    most = max(in_truth)
+    num_present = sum(count > 0 for count in in_truth)
+    return [Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)]
+
+
+def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
+    return max(baselines(confusion, num_classes, names), key=lambda baseline: baseline.iou, default=None)

@@ -1,0 +1,251 @@
+"""Pictures of validation images for a report: what the model of best.pt makes of the worst, the middle and the best of them.
+
+The image is one compressed picture; truth, prediction and errors are transparent layers of few colours above it, small and
+sharp. All of it is bounded: images, seconds, pixels of an image, bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.datasets.pairs import Pair, path_in
+from unet_trainer.images.error_maps import ERROR_COLOURS, error_kinds
+from unet_trainer.images.image_files import DataError, Pixels, read_bytes
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.overlays import IGNORED_COLOUR, to_display
+from unet_trainer.images.tiling import fit_image, resize_mask
+from unet_trainer.runs.run_folder import BEST
+from unet_trainer.runs.run_summary import RunSummary
+from unet_trainer.runs.val_scores import ImageScore, image_score, worst_first
+from unet_trainer.system.console import counted, first_line
+
+if TYPE_CHECKING:
+    from unet_trainer.inference.predictor import Predictor
+
+Group = Literal["worst", "median", "best"]
+Colour = tuple[int, int, int]
+
+NUM_OF_GROUP: dict[Group, int] = {"worst": 9, "median": 6, "best": 6}
+MAX_SECONDS = 60.0
+MAX_PIXELS = 25_000_000  # of an image: larger ones take long and are shown at a fraction in any case
+MAX_BYTES = 2_600_000  # of all pictures together; in base64 a third more
+# Longest side and quality, tried in this order until a picture is small enough.
+SIZES = ((768, 82), (768, 65), (512, 70), (384, 60), (256, 50))
+FILL, LINE, DIM = 92, 255, 150  # opacities: of a class, of its outline, of what is right in an error map
+MAX_OUTLINED = 120  # ids that a palette has two colours for
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image with its truth and prediction. Layers are PNG files, as large as the image."""
+
+    score: ImageScore
+    group: Group
+    size: tuple[int, int]  # of the file: height, width
+    shown: tuple[int, int]  # of the pictures
+    image: bytes
+    image_type: str
+    truth: bytes
+    prediction: bytes
+    errors: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.image) + len(self.truth) + len(self.prediction) + len(self.errors)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """`note`: why there are no pictures, or fewer; empty if all is as it should be."""
+
+    pictures: Sequence[Picture] = ()
+    colours: Sequence[Colour] = ()  # of each class id
+    note: str = ""
+    is_ranked: bool = True  # else the run kept no scores of its images, and these are a sample
+
+
+def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]]:
+    """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that a part
+    has something of each. Images without an IoU, in which no class occurs, are not chosen."""
+    scored = [score for score in scores if score.iou is not None]
+    if len(scored) <= sum(NUM_OF_GROUP.values()):
+        third = -(-len(scored) // 3)
+        groups: dict[Group, list[ImageScore]] = {
+            "worst": scored[:third],
+            "median": scored[third : len(scored) - third],
+            "best": scored[max(third, len(scored) - third) :][::-1],
+        }
+    else:
+        first = (len(scored) - NUM_OF_GROUP["median"]) // 2
+        groups = {
+            "worst": scored[: NUM_OF_GROUP["worst"]],
+            "median": scored[max(first, NUM_OF_GROUP["worst"]) :][: NUM_OF_GROUP["median"]],
+            "best": scored[-NUM_OF_GROUP["best"] :][::-1],
+        }
+    turns = max((len(group) for group in groups.values()), default=0)
+    return [(group[turn], name) for turn in range(turns) for name, group in groups.items() if turn < len(group)]
+
+
+def make_gallery(
+    summary: RunSummary,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    max_seconds: float = MAX_SECONDS,
+    tick: Callable[[], object] = lambda: None,
+) -> Gallery:
+    """Predicts and draws. What is not there (data, best.pt, a file) makes a note and not an error."""
+    from unet_trainer.inference.loaded_model import load_engine
+    from unet_trainer.inference.predictor import Predictor
+    from unet_trainer.inference.validation_images import find_validation_pairs
+
+    model = summary.folder / BEST
+    if not model.is_file():
+        return Gallery(note=f"There are no pictures: the run has no {BEST}.")
+    try:
+        pairs = find_validation_pairs(model, data_dir)
+        predictor = Predictor(load_engine(model, device))
+    except UserError as error:
+        return Gallery(note=f"There are no pictures: {first_line(error)}.")
+    base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
+    return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, tick)
+
+
+def draw_gallery(
+    scores: Sequence[ImageScore],
+    pairs: Sequence[Pair],
+    data_dir: Path,
+    predictor: Predictor,
+    max_seconds: float = MAX_SECONDS,
+    tick: Callable[[], object] = lambda: None,
+) -> Gallery:
+    """Pictures of the worst, middle and best of `scores`; without scores of a sample of the pairs, which are then scored here."""
+    by_name = {path_in(data_dir, pair.image): pair for pair in pairs}
+    chosen: list[tuple[ImageScore | None, Group, Pair | None]]
+    chosen = [(score, group, by_name.get(score.image)) for score, group in choose_images(scores)]
+    if not chosen:
+        step = max(1, len(pairs) // sum(NUM_OF_GROUP.values()))
+        chosen = [(None, "median", pair) for pair in pairs[::step][: sum(NUM_OF_GROUP.values())]]
+    deadline = time.monotonic() + max_seconds
+    pictures: list[Picture] = []
+    reasons: list[str] = []
+    num_late = 0
+    for score, group, pair in chosen:
+        if time.monotonic() > deadline:
+            num_late += 1
+            continue
+        if pair is None:
+            reasons.append(f"{score.image if score else ''} is not in {data_dir} any more")
+            continue
+        try:
+            pictures.append(draw_picture(predictor, pair, score, group, data_dir, MAX_BYTES // len(chosen)))
+        except DataError as error:
+            reasons.append(f"{pair.shown_image}: {first_line(error)}")
+        tick()
+    if not scores:
+        pictures = _regrouped(pictures)
+    notes = [f"{counted(len(reasons), 'image')} could not be shown ({reasons[0]})."] if reasons else []
+    if num_late:
+        notes.append(f"{counted(num_late, 'image')} more would have taken longer than {max_seconds:.0f} s.")
+    return Gallery(pictures, predictor.spec.id_colours, " ".join(notes), bool(scores))
+
+
+def _regrouped(pictures: Sequence[Picture]) -> list[Picture]:
+    """By the scores that they have now."""
+    by_image = {picture.score.image: picture for picture in pictures}
+    chosen = choose_images(worst_first([picture.score for picture in pictures]))
+    return [
+        Picture(**{**vars(by_image[score.image]), "group": group})  # all others have no score and are left out
+        for score, group in chosen
+    ]
+
+
+def draw_picture(
+    predictor: Predictor, pair: Pair, score: ImageScore | None, group: Group, data_dir: Path, max_bytes: int
+) -> Picture:
+    """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
+    from unet_trainer.inference.image_scores import count_image
+    from unet_trainer.inference.logits import all_ids
+    from unet_trainer.inference.page_result import decode_for_page, read_truth
+    from unet_trainer.inference.predictor import check_image
+
+    spec = predictor.spec
+    image = decode_for_page(read_bytes(pair.image))
+    height, width = image.shape[:2]
+    if height * width > MAX_PIXELS:
+        raise DataError(f"{width}×{height} pixels; a report shows images of up to {MAX_PIXELS // 10**6} megapixels")
+    truth = read_truth(pair.mask, spec.coding, (height, width))
+    ids = all_ids(predictor.predict_image(image))
+    if score is None:
+        confusion = count_image(truth, ids, spec.num_ids).confusion
+        counts = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)], axis=1).tolist()
+        names = path_in(data_dir, pair.image), path_in(data_dir, pair.mask)
+        score = image_score(*names, counts, spec.class_names)
+    display = to_display(check_image(image, spec.image))
+    picture = None
+    for side, quality in SIZES:
+        shown = _size_within((height, width), side)
+        picture = Picture(
+            score,
+            group,
+            (height, width),
+            shown,
+            *encode_photo(fit_image(display, shown), quality),
+            class_layer(resize_mask(truth, shown), spec.id_colours),
+            class_layer(resize_mask(ids, shown), spec.id_colours),
+            error_layer(error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1)),
+        )
+        if picture.num_bytes <= max_bytes:
+            break
+    assert picture is not None
+    return picture
+
+
+def _size_within(size: tuple[int, int], side: int) -> tuple[int, int]:
+    factor = min(1.0, side / max(size))
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def encode_photo(pixels: Pixels, quality: int) -> tuple[bytes, str]:
+    """RGB → a compressed file and its type."""
+    kind, option = ("webp", cv2.IMWRITE_WEBP_QUALITY) if cv2.haveImageWriter(".webp") else ("jpeg", cv2.IMWRITE_JPEG_QUALITY)
+    done, buffer = cv2.imencode(f".{kind}", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), [option, quality])
+    assert done
+    return buffer.tobytes(), f"image/{kind}"
+
+
+def class_layer(ids: Pixels, colours: Sequence[Colour]) -> bytes:
+    """Every class but 0 in its colour, tinted with an opaque outline; a PNG."""
+    num_ids = len(colours)
+    palette = [(*colour, FILL if index else 0) for index, colour in enumerate(colours)]
+    shown = np.where(ids == IGNORED, np.uint8(num_ids), ids) if num_ids < IGNORED else ids
+    palette.append((*IGNORED_COLOUR, FILL))
+    if num_ids <= MAX_OUTLINED:
+        palette += [(*colour, LINE if index else 0) for index, colour in enumerate(colours)]
+        cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+        is_border = (cv2.dilate(ids, cross) != cv2.erode(ids, cross)) & (ids != 0) & (ids != IGNORED)
+        shown = np.where(is_border, shown + np.uint8(num_ids + 1), shown).astype(np.uint8)
+    return _palette_png(shown, palette[:256])
+
+
+def error_layer(kinds: Pixels) -> bytes:
+    """Darkens what is right; errors in their colours."""
+    palette = [(0, 0, 0, DIM), *((*ERROR_COLOURS[kind], 235) for kind in sorted(ERROR_COLOURS))]
+    return _palette_png(kinds, palette)
+
+
+def _palette_png(indices: Pixels, palette: Sequence[tuple[int, int, int, int]]) -> bytes:
+    picture = Image.fromarray(np.ascontiguousarray(indices))
+    picture.putpalette([value for colour in palette for value in colour[:3]])
+    file = io.BytesIO()
+    picture.save(file, "PNG", transparency=bytes(colour[3] for colour in palette))
+    return file.getvalue()

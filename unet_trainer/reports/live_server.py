@@ -1,0 +1,129 @@
+"""The server of `watch`: reports of runs that go on, made anew when their files change. Writes nothing.
+
+GET  /KEY/               the report of the run; of several runs, their comparison
+GET  /KEY/version        changes when the page does
+GET  /KEY/run/N/         the report of one of several runs; run/N/version likewise
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from pathlib import Path
+
+from unet_trainer.reports.comparison_page import render_comparison
+from unet_trainer.reports.gallery import Gallery
+from unet_trainer.reports.page import page_policy
+from unet_trainer.reports.run_report import NO_PICTURES, SAMPLES, gallery_or_reason, render_report
+from unet_trainer.runs.run_folder import BEST, SETTINGS, VAL_SCORES
+from unet_trainer.runs.run_summary import RUN_FILES, RunSummary, read_run_summary
+from unet_trainer.system.folder_lock import is_locked
+from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
+
+WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES)
+
+
+class WatchServer(LocalServer):
+    """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine itself."""
+
+    def __init__(self, address: tuple[str, int], folders: Sequence[Path], with_pictures: bool = True) -> None:
+        """Raises OSError if the address cannot be used."""
+        self.folders = list(folders)
+        self.with_pictures = with_pictures
+        self.galleries: dict[Path, tuple[str, Gallery]] = {}  # with the version of the files that they were made of
+        self.worker = ThreadPoolExecutor(1, "pictures")
+        self.num_running = 0
+        self._pages: dict[str, tuple[str, bytes]] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, WatchHandler)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_running > 0
+
+    def shown_folders(self, path: str) -> list[Path]:
+        """Whose page a path names. Raises RequestRefused."""
+        found = re.fullmatch(r"run/([0-9]{1,4})/", path)
+        if path == "":
+            return self.folders
+        if found and int(found[1]) < len(self.folders) and len(self.folders) > 1:
+            return [self.folders[int(found[1])]]
+        raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
+
+    def version(self, folders: Sequence[Path]) -> str:
+        """Of all that the page of these runs shows."""
+        parts = [
+            part for folder in folders for part in (*_file_facts(folder), str(folder in self.galleries), str(is_locked(folder)))
+        ]
+        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def page(self, path: str) -> bytes:
+        folders = self.shown_folders(path)
+        with self._lock:  # tabs that ask at the same time get one page
+            version = self.version(folders)
+            known = self._pages.get(path)
+            if known is None or known[0] != version:
+                known = (version, self._render(folders, version).encode())
+                self._pages[path] = known
+            return known[1]
+
+    def _render(self, folders: Sequence[Path], version: str) -> str:
+        if len(folders) > 1:
+            return render_comparison([read_run_summary(folder) for folder in folders], live=version, links=True)
+        summary = read_run_summary(folders[0])
+        return render_report(summary, self._gallery(summary), live=version)
+
+    def _gallery(self, summary: RunSummary) -> Gallery:
+        """As far as it is made; asks for it if it is not."""
+        if summary.state == "running":
+            return (
+                Gallery(note="Pictures of the worst and the best images follow when the run has ended.")
+                if summary.best
+                else NO_PICTURES
+            )
+        if not self.with_pictures:
+            return NO_PICTURES
+        made_of = "\n".join(_file_facts(summary.folder))
+        known = self.galleries.get(summary.folder)
+        if known is not None and known[0] == made_of:
+            return known[1]
+        if not self.is_busy:
+            self.num_running += 1
+            self.worker.submit(self._make_gallery, summary, made_of)
+        return Gallery(note="Pictures of the worst and the best images are being made …")
+
+    def _make_gallery(self, summary: RunSummary, made_of: str) -> None:
+        try:
+            # On the CPU: a run that trains beside needs the GPU's memory.
+            self.galleries[summary.folder] = made_of, gallery_or_reason(summary, "cpu")
+            with self._lock:
+                self._pages.clear()
+        finally:
+            self.num_running -= 1
+
+
+class WatchHandler(LocalHandler):
+    server: WatchServer
+
+    def get(self, path: str) -> None:
+        if path == "version" or path.endswith("/version"):
+            folders = self.server.shown_folders(path.removesuffix("version"))
+            self.send(self.server.version(folders).encode(), "text/plain; charset=utf-8")
+            return
+        policy = f"{page_policy(live=True)}; frame-ancestors 'none'"
+        self.send(self.server.page(path), HTML_TYPE, {"Content-Security-Policy": policy})
+
+
+def _file_facts(folder: Path) -> list[str]:
+    """Sizes and times of the files that a report is made of."""
+    facts = []
+    for path in (*(folder / name for name in WATCHED), folder / SAMPLES):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            facts.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
+    return facts

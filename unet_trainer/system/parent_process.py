@@ -1,0 +1,31 @@
+"""A process that must not outlive the one that started it, however that one ends: a kill leaves no time to end its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+
+VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of the child: the number of the process that it ends with
+POLL_SECONDS = 1.0
+
+
+def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child that is to end with this process."""
+    return {**environment, VARIABLE: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that was started by anybody else."""
+    parent = os.environ.pop(VARIABLE, "")  # popped: it is not meant for the children of this process
+    if not parent.isdigit():
+        return
+    threading.Thread(target=_wait_for, args=(int(parent),), name="parent watch", daemon=True).start()
+
+
+def _wait_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
