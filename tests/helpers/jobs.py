@@ -73,9 +73,11 @@ def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
     _be_quiet(f"{folder}/rank{rank}.log")
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
+    from unet_trainer.system import distributed
     from unet_trainer.training import gradient_sync
 
     gradient_sync.RANKS_PER_VOTE = ranks_per_vote
+    distributed.START_SECONDS, distributed.SILENT_SECONDS = 40, 20  # nobody ends the others, as torchrun would
     from unet_trainer.system.signals import exit_process
 
     exit_process(main(words(settings)))

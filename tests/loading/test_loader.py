@@ -18,7 +18,7 @@ from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.processes import Launch
 
 
 def test_workers_give_the_same_bytes_as_this_process(tiny_data):

@@ -20,7 +20,7 @@ from unet_trainer.model.precision import (
     local_device,
     set_backends,
 )
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.processes import Launch
 
 CPU = torch.device("cpu")
 GPU = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=8)

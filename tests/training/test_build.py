@@ -19,7 +19,7 @@ from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.system.distributed import Alone, Launch
+from unet_trainer.system.processes import Alone, Launch
 from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.steps import make_batch, make_step, plain_segmenter, take_step
-from unet_trainer.system.distributed import Alone, Launch, PeerLost
+from unet_trainer.system.processes import Alone, Launch, PeerLost
 from unet_trainer.training.gradient_sync import GradientSync
 
 

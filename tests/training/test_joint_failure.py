@@ -11,7 +11,7 @@ from helpers.steps import make_batch, small_components, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
-from unet_trainer.system.distributed import Alone, Launch, PeerFailed
+from unet_trainer.system.processes import Alone, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.joint_failure import FailureReport, agree_on_failure, kind_of
 from unet_trainer.training.out_of_memory import is_out_of_memory

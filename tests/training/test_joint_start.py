@@ -12,7 +12,7 @@ from helpers.steps import make_batch, make_settings, small_components, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.system.console import Console
-from unet_trainer.system.distributed import Alone, Launch
+from unet_trainer.system.processes import Alone, Launch
 from unet_trainer.training import joint_start
 from unet_trainer.training.joint_start import (
     adapt_to_world_size,
@@ -21,6 +21,7 @@ from unet_trainer.training.joint_start import (
     connect,
     read_earlier,
     say_job,
+    share_best,
     share_state,
     take_settings,
 )
@@ -158,6 +159,21 @@ def test_the_state_of_rank_0_is_sent_whole():
     assert torch.equal(weights(first.state.ema.segmenter), weights(second.state.ema.segmenter))
     assert second.state.epoch == 3
     assert second.state.optimizer.state_dict()["state"].keys() == first.state.optimizer.state_dict()["state"].keys()
+
+
+def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
+    """Or they would disagree on which epoch is the best, and when patience runs out."""
+    first, second = small_components().state, small_components().state
+    for state in (first, second):
+        state.early_stopping.update(0.8, 1)
+        state.per_class_iou = [0.8]
+    first.early_stopping.forget_best()
+    first.per_class_iou = []
+    sender = First()
+    share_best(first, sender)
+    share_best(second, Told(state=sender.sent))
+    assert second.early_stopping == first.early_stopping
+    assert second.per_class_iou == []
 
 
 def test_steps_are_taken_together_from_a_moment_on():

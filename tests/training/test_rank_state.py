@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.steps import make_batch, small_components, take_step
-from unet_trainer.system.distributed import Alone
+from unet_trainer.system.processes import Alone
 from unet_trainer.training.rank_state import average_statistics, rank_state, statistics, sum_totals
 
 

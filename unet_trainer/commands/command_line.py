@@ -22,9 +22,10 @@ from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.distributed import current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.parent_process import end_with_parent
+from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.system.standard_streams import open_closed_streams
 

@@ -19,7 +19,7 @@ from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Ke
 from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.loading.worker_pool import WorkerPool
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.processes import Launch
 
 Outcome = TypeVar("Outcome")
 

@@ -21,11 +21,12 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from unet_trainer.system.processes import ALONE, Launch, PeerFailed, PeerLost, Processes, read_launch
 
 if TYPE_CHECKING:
     import torch
@@ -38,129 +39,6 @@ SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
-
-
-class PeerFailed(RuntimeError):
-    """Another process has failed and says why; this one ends with the same exit code and says nothing."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-
-
-class PeerLost(RuntimeError):
-    """A process of the job was killed, hangs or cannot be reached."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What torchrun tells a process of its place."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node: int = 0
-    is_torchrun: bool = False
-
-
-def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
-    """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
-    given = os.environ if environment is None else environment
-    if any(name not in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")):
-        return Launch()
-    rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
-    return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
-
-
-class Processes(Protocol):
-    """What a run needs of the processes that share its work."""
-
-    launch: Launch
-
-    @property
-    def is_main(self) -> bool:
-        """Rank 0 writes and speaks."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Without torchrun: nothing is exchanged."""
-
-    def share(self, name: str, make: Callable[[], Value]) -> Value:
-        """What rank 0 makes. Before and after `connect`; each name once in a run."""
-
-    def in_turn(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
-
-    def connect(self, device: torch.device, timeout: float) -> None: ...
-
-    def agree(self, wanted: bool = False) -> bool:
-        """Whether any process wants it; raises PeerFailed if one has failed."""
-
-    def gather(self, value: Value) -> list[Value]:
-        """The values of all processes, by rank, on each of them."""
-
-    def broadcast(self, value: Value) -> Value:
-        """Rank 0's value."""
-
-    def average(self, tensor: torch.Tensor) -> None:
-        """In place, on its device; the same bits on all processes."""
-
-    def fail(self) -> None:
-        """Tells the others, at their next agreement, that this process has failed."""
-
-    def meet(self, value: Value) -> list[Value]:
-        """As gather, after a failure: all processes have learned of it."""
-
-    def report_failure(self, text: str, exit_code: int) -> bool:
-        """Tells what ended this process; True for the first that does: it speaks for all."""
-
-    def close(self) -> None: ...
-
-
-class Alone:
-    """One process, without torchrun."""
-
-    launch = Launch()
-    is_main = True
-    is_alone = True
-
-    def share(self, name: str, make: Callable[[], Value]) -> Value:
-        return make()
-
-    def in_turn(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def connect(self, device: torch.device, timeout: float) -> None:
-        """There is nobody."""
-
-    def agree(self, wanted: bool = False) -> bool:
-        return wanted
-
-    def gather(self, value: Value) -> list[Value]:
-        return [value]
-
-    def broadcast(self, value: Value) -> Value:
-        return value
-
-    def average(self, tensor: torch.Tensor) -> None:
-        """It is the average."""
-
-    def fail(self) -> None:
-        """Nobody waits."""
-
-    def meet(self, value: Value) -> list[Value]:
-        return [value]
-
-    def report_failure(self, text: str, exit_code: int) -> bool:
-        return True
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-ALONE = Alone()
 
 
 class Job:

@@ -51,7 +51,7 @@ from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import ALONE, Launch, Processes
+from unet_trainer.system.processes import ALONE, Launch, Processes
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders

@@ -21,7 +21,7 @@ from unet_trainer.model.metrics import Scores, class_counts, compute_scores, con
 from unet_trainer.model.native_resolution import native_confusion_matrices, resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.distributed import ALONE, Processes
+from unet_trainer.system.processes import ALONE, Processes
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unet_trainer.system.distributed import PeerLost, Processes
+from unet_trainer.system.processes import PeerLost, Processes
 from unet_trainer.training.finite_guard import FiniteGuard
 
 NUM_FAULTS = 2  # as FiniteGuard.faults has them

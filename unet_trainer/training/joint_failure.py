@@ -15,7 +15,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, first_line
-from unet_trainer.system.distributed import PeerFailed, Processes
+from unet_trainer.system.processes import PeerFailed, Processes
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.out_of_memory import is_out_of_memory
 from unet_trainer.training.state import TrainState

@@ -21,7 +21,8 @@ from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs.checkpoint_file import read_run
 from unet_trainer.runs.resume_checks import split_names
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import Launch, Processes, choose_backend
+from unet_trainer.system.distributed import choose_backend
+from unet_trainer.system.processes import Launch, Processes
 from unet_trainer.training.build import build_components, build_components_with_weights
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.gradient_sync import GradientSync
@@ -117,6 +118,14 @@ def share_state(state: TrainState, processes: Processes) -> None:
     content = processes.broadcast(content)
     if not processes.is_main:
         state.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+
+
+def share_best(state: TrainState, processes: Processes) -> None:
+    """Which epoch is the best so far: rank 0 alone looks whether its weights are still there."""
+    best = processes.broadcast((state.early_stopping.state_dict(), state.per_class_iou, state.confusion))
+    if not processes.is_main:
+        saved, state.per_class_iou, state.confusion = best
+        state.early_stopping.load_state_dict(saved)
 
 
 def begin_sync(components: Components, processes: Processes) -> None:

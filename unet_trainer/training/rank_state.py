@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unet_trainer.system.distributed import Processes
+from unet_trainer.system.processes import Processes
 
 if TYPE_CHECKING:
     from unet_trainer.training.state import TrainState

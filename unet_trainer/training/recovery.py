@@ -16,7 +16,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.system.console import first_line
-from unet_trainer.system.distributed import PeerFailed, PeerLost
+from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import restoring_model
 from unet_trainer.training.diagnosis import explain

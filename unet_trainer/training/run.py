@@ -22,7 +22,7 @@ from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.runs.run_summary import read_epoch
 from unet_trainer.runs.tracker_queue import TrackerQueue
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import ALONE, Processes
+from unet_trainer.system.processes import ALONE, Processes
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
 from unet_trainer.system.throttled_task import ThrottledTask

@@ -13,9 +13,10 @@ from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.runs.event_log import EventLog
 from unet_trainer.runs.run_folder import has_checkpoint
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.distributed import current
 from unet_trainer.system.folder_lock import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
+from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted, Signals
 
 

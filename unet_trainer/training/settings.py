@@ -31,8 +31,8 @@ from unet_trainer.model.precision import (
 )
 from unet_trainer.model.pretrained import choose_encoder_weights
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.findings import Finding
+from unet_trainer.system.processes import ALONE, Launch
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.config_review import review
 from unet_trainer.training.step_probe import StepProbe

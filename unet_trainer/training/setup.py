@@ -42,8 +42,8 @@ from unet_trainer.runs.run_folder import (
 from unet_trainer.runs.tracker_queue import TrackerQueue, build_trackers
 from unet_trainer.runs.trackers import chosen_trackers
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import Processes
 from unet_trainer.system.os_errors import named_file, reason
+from unet_trainer.system.processes import Processes
 from unet_trainer.system.throttled_task import ThrottledTask
 from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.build import build_dataset, build_loaders, compile_components, try_components
@@ -55,6 +55,7 @@ from unet_trainer.training.joint_start import (
     connect,
     read_earlier,
     say_job,
+    share_best,
     share_state,
     take_settings,
 )
@@ -132,6 +133,7 @@ def set_up(config: Config, session: Session) -> Run:
         say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
         if isinstance(checkpointer, Checkpointer):
             run.lost_best = look_for_best(checkpointer, state, console)
+        share_best(state, processes)
         if run.lost_best is not None and not run.is_finished():
             console.warn(f"{run.lost_best}; the best of the epochs to come takes their place")
         if settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:

@@ -16,7 +16,7 @@ from unet_trainer.model.optimizer import LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
 from unet_trainer.runs.checkpoint_content import check_fits
 from unet_trainer.runs.history import Row
-from unet_trainer.system.distributed import Processes
+from unet_trainer.system.processes import Processes
 from unet_trainer.training.async_reader import AsyncReader
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.rank_state import RankState, load_rank_state, rank_state, sum_totals

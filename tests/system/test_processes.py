@@ -1,0 +1,44 @@
+"""What a process is told by torchrun, and what one alone agrees on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unet_trainer.system.distributed import current
+from unet_trainer.system.processes import ALONE, Launch, read_launch
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchrun_tells_each_process_its_place():
+    assert read_launch(TORCHRUN) == Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, is_torchrun=True)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_process_that_torchrun_has_not_started_is_alone(missing):
+    assert read_launch({name: value for name, value in TORCHRUN.items() if name != missing}) == Launch()
+    assert read_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == Launch()
+
+
+def test_one_process_agrees_with_itself_and_loads_nothing():
+    tensor = torch.ones(2)
+    ALONE.average(tensor)
+    ALONE.connect(torch.device("cpu"), 1)
+    with ALONE.in_turn("dataset"):
+        assert ALONE.share("name", lambda: 3) == 3
+    assert (ALONE.is_main, ALONE.is_alone, ALONE.launch.world_size) == (True, True, 1)
+    assert (ALONE.agree(), ALONE.agree(True)) == (False, True)
+    assert (ALONE.gather(1), ALONE.meet(2), ALONE.broadcast(3)) == ([1], [2], 3)
+    assert ALONE.report_failure("a reason", 2)
+    assert tensor.tolist() == [1, 1]
+    assert not torch.distributed.is_initialized()
+    assert current() is ALONE
