@@ -53,7 +53,7 @@ def describe_problems(problems: Sequence[Problem], most: int) -> str:
 
 
 def _describe(problem: Problem, most: int) -> str:
-    lines = [f"{len(problem.lines)} {problem.title}:", *(f"  {line}" for line in problem.lines[:most])]
+    lines = [f"{len(problem.lines)} {problem.title}:", *(f"  {one_line(line)}" for line in problem.lines[:most])]
     if len(problem.lines) > most:
         lines.append(f"  … and {len(problem.lines) - most} more")
     return "\n".join([*lines, *([f"  Fix: {problem.fix}"] if problem.fix else [])])
