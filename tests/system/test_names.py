@@ -45,7 +45,8 @@ def test_a_message_does_nothing_to_a_terminal(text, shown):
 
 
 def test_a_name_stays_on_its_line():
-    assert one_line("nl\nname\ttab\x1b") == "nl\\nname\\ttab\\x1b"
+    assert one_line("nl\nname\ttab") == "nl\\nname\\ttab"
+    assert readable(one_line("nl\n\x1b")) == "nl\\n\\x1b"
 
 
 def test_bars_keep_their_carriage_return():

@@ -9,7 +9,6 @@ from typing import Any
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.name_matching import composed
 from unet_trainer.datasets.problems import Problem
-from unet_trainer.system.names import one_line
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,11 @@ class Pair:
     @property
     def shown_image(self) -> str:
         """How messages name the image."""
-        return one_line(self.image_origin or str(self.image))
+        return self.image_origin or str(self.image)
 
     @property
     def shown_mask(self) -> str:
-        return one_line(self.mask_origin or str(self.mask))
+        return self.mask_origin or str(self.mask)
 
     def path_in(self, data_dir: Path) -> str:
         """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""

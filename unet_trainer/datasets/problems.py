@@ -80,7 +80,7 @@ def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where:
 
 def _describe(problem: Problem, most: int, where: str) -> str:
     lines = [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
-    lines += [f"  {line}" for line in problem.lines[:most]]
+    lines += [f"  {one_line(line)}" for line in problem.lines[:most]]
     if len(problem.lines) > most:
         lines.append(f"  … and {len(problem.lines) - most} more{where}")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import cv2
 import torch
 
-from unet_trainer.system.forked_map import end_with
+from unet_trainer.system.parent_process import end_with
 
 CAN_FORK = sys.platform == "linux"
 JOIN_SECONDS = 1  # after SIGKILL

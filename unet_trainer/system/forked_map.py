@@ -8,7 +8,6 @@ killed while they hang.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -26,6 +25,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import IO, Any, Generic, TypeVar
+
+from unet_trainer.system.parent_process import end_with
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -202,12 +203,3 @@ def _work(
             except Exception:  # an outcome that cannot be pickled is an error as well
                 answer = pickle.dumps((None, traceback.format_exc()))
             connection.send_bytes(answer)
-
-
-def end_with(parent: int) -> None:
-    """Linux kills this process when the thread that forked it ends: a child that hangs would never see that its parent is gone."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)

@@ -27,8 +27,8 @@ def encodable(text: str) -> str:
 
 
 def one_line(name: str) -> str:
-    """A name in a message of lines."""
-    return readable(name.replace("\n", "\\n").replace("\t", "\\t"))
+    """A name in a message of lines. What else cannot be shown is escaped when the message is printed."""
+    return name.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _escaped(found: re.Match[str]) -> str:

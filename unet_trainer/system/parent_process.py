@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -10,6 +12,15 @@ from collections.abc import Mapping
 
 VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of the child: the number of the process that it ends with
 POLL_SECONDS = 1.0
+
+
+def end_with(parent: int) -> None:
+    """Linux kills this process when the thread that forked it ends: a child that hangs would never see that its parent is gone."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
 def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
