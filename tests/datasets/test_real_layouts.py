@@ -163,7 +163,7 @@ def test_a_damaged_file_of_a_strange_name_is_named(tiny_config, tmp_path, capfd)
     ]
     assert main(words) == 2
     assert "masks/K\\xe4fer.png: the file is empty" in capfd.readouterr().out
-    assert b"K\\\\xe4fer.png: the file is empty" in (tmp_path / "r.json").read_bytes()
+    assert b"K\\udce4fer.png: the file is empty" in (tmp_path / "r.json").read_bytes()
 
 
 @pytest.mark.usefixtures("small_network")
