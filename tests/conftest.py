@@ -54,11 +54,16 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def reports_without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process write their report without loading best.pt and predicting: a second for each run of the suite."""
-    if "unet_trainer.training.run" in sys.modules:
-        write = sys.modules["unet_trainer.reports.run_report"].write_report
-        monkeypatch.setattr("unet_trainer.training.run.write_report", lambda folder, *_: write(folder, with_pictures=False))
+def reports_without_pictures() -> Iterator[None]:
+    """Runs in this process write their report without loading best.pt and predicting: a second for each run of the suite.
+
+    Patches of its own: the fixture monkeypatch, begun here, would be undone after small_network, and leave that in place.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "unet_trainer.training.run" in sys.modules:
+            write = sys.modules["unet_trainer.reports.run_report"].write_report
+            patch.setattr("unet_trainer.training.run.write_report", lambda folder, *_: write(folder, with_pictures=False))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,7 +28,16 @@ README = (ROOT / "README.md").read_text()
 KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
 SMALL_RUN = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_epochs": 2, "num_workers": 0}
 SMALL = [f"{name}={value_text(value)}" for name, value in SMALL_RUN.items()]
-USE_A_MODEL = ("evaluate", "predict", "export", "try", "report", "watch", "compare")  # commands whose settings are the model's own
+USE_A_MODEL = (
+    "evaluate",
+    "predict",
+    "export",
+    "try",
+    "report",
+    "watch",
+    "compare",
+    "runs",
+)  # commands whose settings are the model's own
 
 
 def code_blocks(text):

@@ -121,7 +121,7 @@ def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
     code, said = run_in_child("check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
     assert code == 2
     assert "Traceback" not in said
-    assert f"{closed}: " in said
+    assert f"images/{closed.name}: " in said
     assert "Permission denied" in said
 
 

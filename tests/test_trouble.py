@@ -192,7 +192,7 @@ def test_a_folder_that_became_read_only_is_told_in_one_sentence(tiny_config, mon
     def read_only(path):
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr("unet_trainer.system.console._open_log", read_only)
+    monkeypatch.setattr("unet_trainer.system.console.open_to_append", read_only)
     assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 2
     error = capsys.readouterr().err
     assert error == f"Error: {run.run_dir / 'train.log'} cannot be written to (Read-only file system); a run needs its folder\n"
