@@ -52,6 +52,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
         "last.pt",
         "metrics.csv",
         "previous.pt",
+        "report.html",
         "result.json",
         "samples",
         "settings.json",

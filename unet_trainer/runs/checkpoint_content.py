@@ -167,8 +167,8 @@ def settings(value: Any, place: str) -> None:
             raise ValueError(f"{place}.{name} is {value[name]!r:.60}; {error}") from None
 
 
-ROW_NAMES = ("epoch", "train_loss", "val_loss", "train_iou", "val_iou", "learning_rate", "seconds")
-ROW = both(by_name(number), fields(**dict.fromkeys(ROW_NAMES, number), images_per_second=positive))
+# Columns that a later version added are missing in the rows of an earlier one.
+ROW = both(by_name(number), fields(epoch=number, images_per_second=maybe(positive)))
 WEIGHTS = by_name(tensor)
 TOTALS = fields(**dict.fromkeys(("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad"), tensor), num_images=count)
 
