@@ -76,7 +76,9 @@ def run(number, size):
             "cache=none",
         ]
         for what, where in (("start of training", f"{folder}/others"), ("start of training after check", f"{folder}/checkpoints")):
-            config = load_config({}, [*words, *small, f"checkpoint_dir={where}"])
+            config = load_config(
+                {}, [*(word for word in words if not word.startswith("checkpoint_dir=")), *small, f"checkpoint_dir={where}"]
+            )
             with timed(what), redirect_stdout(io.StringIO()), Session() as session:
                 set_up(config, session)
 
