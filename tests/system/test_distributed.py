@@ -116,6 +116,8 @@ def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
     assert isinstance(error, PeerFailed)
     assert (str(error), error.exit_code) == ("rank 0: data_dir: nothing there", 2)
     assert second.report_failure("something else", 3) is False
+    second._connected_store = lambda: 1 / 0  # the store is gone with the first: what it said before holds
+    assert second.report_failure("something else", 3) is False
     assert first.report_failure("data_dir: nothing there, in other words", 2) is True  # it is still the one that speaks
 
 

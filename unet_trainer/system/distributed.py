@@ -54,6 +54,7 @@ class Job:
         self._beats: dict[int, tuple[int, float]] = {}  # rank: its last sign of life, and when it was new
         self._has_ended_start = threading.Event()
         self._lock = threading.Lock()
+        self._speaks: bool | None = None  # whether this process was the first to report a failure
 
     @property
     def is_main(self) -> bool:
@@ -179,10 +180,11 @@ class Job:
                 stored = mine if not store.check(["failure"]) and store.add("failures", 1) == 1 else None
                 if stored is not None:
                     store.set("failure", mine)
-                    return True
-                return bool(store.check(["failure"])) and pickle.loads(store.get("failure"))[0] == self.launch.rank
-        except Exception:  # the store is gone, with the machine or the process that held it: better twice than never
-            return True
+                is_known = stored is None and bool(store.check(["failure"]))
+                self._speaks = stored is not None or (is_known and pickle.loads(store.get("failure"))[0] == self.launch.rank)
+        except Exception:  # the store is gone, with the machine or the process that held it
+            pass
+        return self._speaks is not False  # not asked while there was a store: better twice than never
 
     # The groups.
 
