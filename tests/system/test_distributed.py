@@ -6,6 +6,7 @@ Jobs that train are in tests/test_torchrun.py.
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from unittest import mock
@@ -15,7 +16,7 @@ import torch
 
 from helpers.jobs import free_port
 from unet_trainer.system import distributed
-from unet_trainer.system.distributed import Job, choose_backend
+from unet_trainer.system.distributed import Job, choose_backend, decode, encode
 from unet_trainer.system.processes import Launch, PeerFailed, PeerLost
 
 
@@ -140,3 +141,21 @@ def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):
     assert str(error) == "only 1 of 3 processes have started within 0.5 s"
     (error,) = in_threads(lambda: make_job(1, 3)._connected_store())
     assert str(error) == "rank 0 has not answered within 0.5 s; did it start?"
+
+
+class Runs:
+    """Unpickled, it would run what it says."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_what_is_received_is_values_and_nothing_of_it_is_run(capsys):
+    value = {"a": [1, 2.5, None, "text", b"bytes", (1, 2)], "b": torch.arange(3)}
+    back = decode(encode(value))
+    assert back["a"] == value["a"]
+    assert torch.equal(back["b"], value["b"])
+    for sent in (pickle.dumps(Runs(), protocol=2), encode(Runs())):
+        with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+            decode(sent)
+    assert capsys.readouterr().out == ""

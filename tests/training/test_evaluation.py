@@ -321,7 +321,7 @@ def test_parts_of_processes_add_up_to_the_set_in_its_order():
     def part(samples, counts, is_finite=True):
         per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
         matrix = torch.full((2, 2), sum(counts))
-        return EvalSums(torch.tensor([float(sum(counts))]), matrix, per_sample, np.array(samples, np.int64), is_finite)
+        return EvalSums(torch.tensor([float(sum(counts))]), matrix, per_sample, torch.tensor(samples), is_finite)
 
     whole = add_up([part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])])
     assert whole.sample_counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]

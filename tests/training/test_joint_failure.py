@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -31,7 +32,7 @@ class Meeting(Alone):
         self.num_failed += 1
 
     def meet(self, value):
-        return [value, *self.others]
+        return [value, *map(dataclasses.asdict, self.others)]
 
 
 @pytest.fixture(scope="module")

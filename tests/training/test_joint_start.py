@@ -10,6 +10,7 @@ import torch
 
 from helpers.steps import make_batch, make_settings, small_components, take_step, weights
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolved_config import Decision
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.system.console import Console
 from unet_trainer.system.processes import Alone, Launch
@@ -123,8 +124,10 @@ def test_other_files_on_another_machine_are_refused():
 
 def test_settings_are_those_of_rank_0_with_the_own_device():
     settings = make_settings()
-    taken = take_settings(Told(settings=settings), "settings", lambda: None, torch.device("cuda", 1))
-    assert taken.taken.device == "cuda:1"
+    taken = take_settings(Told(settings=settings.to_dict()), "settings", lambda: None, torch.device("cuda", 1))
+    assert taken.taken == dataclasses.replace(settings.taken, device="cuda:1")
+    assert taken.asked == settings.asked
+    assert taken.decisions == {**settings.decisions, "device": Decision("decided", "this process's")}
     assert take_settings(Alone(), "settings", lambda: settings, torch.device("cpu")) is settings
 
 
@@ -221,6 +224,6 @@ def test_only_rank_0_looks_for_pretrained_weights(monkeypatch, console):
     monkeypatch.setattr(joint_start, "build_components", lambda *a: built.append(("without", a[5])) or "other")
     device = torch.device("cpu")
     assert joint_start.build_joint_components(First(), settings, None, device, 4, console, False) == (settings, "first")
-    told = Told(**{"settings with weights": settings})
+    told = Told(**{"settings with weights": settings.to_dict()})
     assert joint_start.build_joint_components(told, settings, None, device, 4, console, False)[1] == "other"
     assert built == [("with weights", False), ("without", True)]

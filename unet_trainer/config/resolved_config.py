@@ -82,6 +82,11 @@ class ResolvedConfig(Config):
         return self.amp_dtype if self.use_amp else "float32"
 
 
+def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Each value of as_dict as its field has it, whatever the others are."""
+    return {name: field.metadata["parse"](values[name]) for name, field in FIELDS.items()}
+
+
 @dataclass(frozen=True)
 class Decision:
     """Where a value came from (default, file, config, command line, argument, or decided) and, if decided, why."""
@@ -97,6 +102,15 @@ class Settings:
         self.asked = asked
         self.taken = taken
         self.decisions = dict(decisions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, from which another process makes the same settings."""
+        return {"asked": as_dict(self.asked), "taken": as_dict(self.taken), "decisions": self.decisions_dict()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Settings:
+        decisions = {name: Decision(*decision) for name, decision in content["decisions"].items()}
+        return cls(Config(**parsed(content["asked"])), ResolvedConfig(**parsed(content["taken"])), decisions)
 
     def change(self, reason: str, **values: Any) -> None:
         """Replaces the values that are taken."""

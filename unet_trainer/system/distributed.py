@@ -15,8 +15,8 @@ Imports torch only under torchrun.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-import pickle
 import socket
 import threading
 import time
@@ -149,14 +149,14 @@ class Job:
         with self._lock:
             if not self._store.check(["failure"]):
                 return
-            rank, text, exit_code = pickle.loads(self._store.get("failure"))
+            rank, text, exit_code = decode(self._store.get("failure"))
         raise PeerFailed(f"rank {rank}: {text}", exit_code)
 
     def share(self, name: str, make: Callable[[], Value]) -> Value:
         if not self.is_main:
-            return pickle.loads(self._wait(f"shared/{name}", rank=0))
+            return decode(self._wait(f"shared/{name}", rank=0))
         value = make()
-        self._set(f"shared/{name}", pickle.dumps(value))
+        self._set(f"shared/{name}", encode(value))
         return value
 
     @contextlib.contextmanager
@@ -173,7 +173,7 @@ class Job:
             self._set(f"{name}/node {launch.node}", "done")
 
     def report_failure(self, text: str, exit_code: int) -> bool:
-        mine = pickle.dumps((self.launch.rank, text, exit_code))
+        mine = encode((self.launch.rank, text, exit_code))
         try:
             store = self._connected_store()
             with self._lock:
@@ -181,7 +181,7 @@ class Job:
                 if stored is not None:
                     store.set("failure", mine)
                 is_known = stored is None and bool(store.check(["failure"]))
-                self._speaks = stored is not None or (is_known and pickle.loads(store.get("failure"))[0] == self.launch.rank)
+                self._speaks = stored is not None or (is_known and decode(store.get("failure"))[0] == self.launch.rank)
         except Exception:  # the store is gone, with the machine or the process that held it
             pass
         return self._speaks is not False  # not asked while there was a store: better twice than never
@@ -269,25 +269,34 @@ class Job:
         self._sum_flags(True, False)
 
     def meet(self, value: Value) -> list[Value]:
+        import torch
         import torch.distributed as dist
 
-        values: list[Any] = [None] * self.launch.world_size
+        content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.launch.world_size)]
         with self._exchange("meeting"):
-            dist.all_gather_object(values, value, group=self._control)
-        return values
+            dist.all_gather(lengths, torch.tensor([len(content)]), group=self._control)
+            longest = max(int(length) for length in lengths)
+            contents = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
+            dist.all_gather(contents, torch.nn.functional.pad(content, (0, longest - len(content))), group=self._control)
+        return [decode(one[: int(length)].numpy().tobytes()) for one, length in zip(contents, lengths, strict=True)]
 
     def gather(self, value: Value) -> list[Value]:
         self.agree()
         return self.meet(value)
 
     def broadcast(self, value: Value) -> Value:
+        import torch
         import torch.distributed as dist
 
         self.agree()
-        values: list[Any] = [value if self.is_main else None]
+        content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+        length = torch.tensor([len(content)])
         with self._exchange("sharing"):
-            dist.broadcast_object_list(values, src=0, group=self._control)
-        return values[0]
+            dist.broadcast(length, src=0, group=self._control)
+            content = content if self.is_main else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(content, src=0, group=self._control)
+        return value if self.is_main else decode(content.numpy().tobytes())
 
     def average(self, tensor: torch.Tensor) -> None:
         import torch.distributed as dist
@@ -307,6 +316,22 @@ class Job:
         if dist.is_initialized() and not self.is_lost:
             dist.destroy_process_group()
         self._control = None
+
+
+def encode(value: Any) -> bytes:
+    """Numbers, texts, bytes, tensors, and lists, tuples and dicts of them."""
+    import torch
+
+    memory = io.BytesIO()
+    torch.save(value, memory)
+    return memory.getvalue()
+
+
+def decode(content: bytes) -> Any:
+    """Whoever reaches the port of the job can send it something: nothing that is received is run."""
+    import torch
+
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def choose_backend(device: torch.device, local_world_size: int) -> str:

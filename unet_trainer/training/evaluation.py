@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import Loader
@@ -146,9 +144,10 @@ def evaluate(
             on_batch(metrics)
     first_bad = int(metrics.first_bad)  # waits for the device
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
-    found = EvalSums(metrics.loss_sums.cpu(), metrics.matrix, counts, loader.batches.own[: len(counts)], first_bad < 0)
+    samples = torch.from_numpy(loader.batches.own[: len(counts)])
+    found = EvalSums(metrics.loss_sums.cpu(), metrics.matrix, counts, samples, first_bad < 0)
     if not processes.is_alone:
-        found = add_up(processes.gather(found.on_host()))
+        found = add_up([EvalSums(**part) for part in processes.gather(found.on_host()._asdict())])
     own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
         loss=metrics.loss.from_sums(found.loss_sums) if found.is_finite else math.nan,
@@ -165,7 +164,7 @@ class EvalSums(NamedTuple):
     loss_sums: torch.Tensor
     matrix: torch.Tensor
     sample_counts: torch.Tensor  # samples,K,3
-    samples: NDArray[np.int64]  # their numbers in the set
+    samples: torch.Tensor  # their numbers in the set
     is_finite: bool
 
     def on_host(self) -> EvalSums:
@@ -174,12 +173,12 @@ class EvalSums(NamedTuple):
 
 def add_up(parts: Sequence[EvalSums]) -> EvalSums:
     """Of the whole set: counts are whole numbers, so the sum does not depend on who counted what."""
-    samples = np.concatenate([part.samples for part in parts])
+    samples, order = torch.cat([part.samples for part in parts]).sort()
     counts = torch.cat([part.sample_counts for part in parts])
     return EvalSums(
         torch.stack([part.loss_sums for part in parts]).sum(0),
         torch.stack([part.matrix for part in parts]).sum(0),
-        counts[torch.from_numpy(np.argsort(samples))],
-        np.sort(samples),
+        counts[order],
+        samples,
         all(part.is_finite for part in parts),
     )

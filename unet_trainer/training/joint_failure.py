@@ -7,7 +7,7 @@ signal) becomes an error of the same kind on every process; any other ends the j
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -56,7 +56,7 @@ def agree_on_failure(error: BaseException, processes: Processes, step: TrainStep
         batch_number=error.batch_number if isinstance(error, NonFinite) else None,
         signal_number=error.signal_number if isinstance(error, Interrupted) else 0,
     )
-    reports = processes.meet(report)
+    reports = [FailureReport(**one) for one in processes.meet(asdict(report))]
     if not all(one.is_whole for one in reports) or len({one.position for one in reports}) > 1:
         step.mid_accumulation = True
     cause = min((one for one in reports if one.kind is not None), key=lambda one: KINDS.index(str(one.kind)))

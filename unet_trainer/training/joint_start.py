@@ -74,9 +74,12 @@ def _counts(parts: Mapping[str, int]) -> str:
 
 def take_settings(processes: Processes, name: str, make: Callable[[], Settings], device: torch.device) -> Settings:
     """Those that rank 0 makes, with this process's own device."""
-    settings = processes.share(name, make)
-    if not processes.is_main:
-        settings.change("this process's", device=str(device))
+    made = make() if processes.is_main else None
+    content: dict[str, Any] = processes.share(name, lambda: {} if made is None else made.to_dict())
+    if made is not None:
+        return made
+    settings = Settings.from_dict(content)
+    settings.change("this process's", device=str(device))
     return settings
 
 

@@ -73,7 +73,7 @@ def set_up(config: Config, session: Session) -> Run:
     console, signals, processes = session.console, session.signals, session.processes
     trackers = chosen_trackers(config) if processes.is_main else []
     checkpoint_dir = Path(config.checkpoint_dir)
-    source, folder = processes.share("source", lambda: _find_source(config, checkpoint_dir))
+    source, folder = map(_path, processes.share("source", lambda: _find_source(config, checkpoint_dir)))
     if folder is not None and processes.is_main:
         session.lock.acquire(folder, console.note)
     earlier = None if source is None else read_earlier(processes, source, console.warn)
@@ -110,7 +110,7 @@ def set_up(config: Config, session: Session) -> Run:
     if folder is None:
         if source is not None:
             console.note(f"{source} lies in no run's folder: a new run goes on from it")
-        folder = processes.share("folder", lambda: _begin_folder(config, checkpoint_dir, session))
+        folder = Path(processes.share("folder", lambda: str(_begin_folder(config, checkpoint_dir, session))))
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     if processes.is_main:
         start = _start_facts(settings, hardware, dataset, state, earlier is not None)
@@ -162,10 +162,15 @@ def set_up(config: Config, session: Session) -> Run:
     return run
 
 
-def _find_source(config: Config, checkpoint_dir: Path) -> tuple[Path | None, Path | None]:
+def _find_source(config: Config, checkpoint_dir: Path) -> tuple[str | None, str | None]:
     """What to resume from, and the run's folder that it lies in."""
     source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
-    return source, None if source is None else folder_of(source)
+    folder = None if source is None else folder_of(source)
+    return None if source is None else str(source), None if folder is None else str(folder)
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
 
 
 def _begin_folder(config: Config, checkpoint_dir: Path, session: Session) -> Path:

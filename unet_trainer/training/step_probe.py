@@ -27,8 +27,7 @@ import torch
 import unet_trainer
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
-from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.config.schema import FIELDS
+from unet_trainer.config.resolved_config import ResolvedConfig, parsed
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
@@ -214,9 +213,7 @@ def main() -> None:
             request = json.loads(line)
             try:
                 # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
-                resolved = ResolvedConfig(
-                    **{name: field.metadata["parse"](request["config"][name]) for name, field in FIELDS.items()}
-                )
+                resolved = ResolvedConfig(**parsed(request["config"]))
                 answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
             except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
                 answer = {"failure": f"{type(error).__name__}: {cause_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
