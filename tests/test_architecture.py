@@ -12,7 +12,20 @@ import pytest
 from helpers.project import ROOT
 
 # Each package may import those before it in this list, and itself.
-PACKAGES = ("config", "system", "images", "datasets", "loading", "model", "runs", "inference", "reports", "training", "commands")
+PACKAGES = (
+    "config",
+    "system",
+    "shards",
+    "images",
+    "datasets",
+    "loading",
+    "model",
+    "runs",
+    "inference",
+    "reports",
+    "training",
+    "commands",
+)
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for path in sorted((ROOT / "unet_trainer").rglob("*.py"))

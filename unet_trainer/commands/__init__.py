@@ -12,4 +12,5 @@ COMMANDS = {
     "report": "unet_trainer.commands.report",
     "watch": "unet_trainer.commands.watch",
     "compare": "unet_trainer.commands.compare",
+    "shard": "unet_trainer.commands.shard",
 }

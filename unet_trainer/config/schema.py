@@ -40,7 +40,8 @@ class Config:
     data_dir: str = key(
         DEMO_DIR,
         p.text("data/mine"),
-        "folder with images/ and masks/, or train/ and val/ that hold them; data/demo is made when missing",
+        "folder with images/ and masks/, or train/ and val/ that hold them; or folder or URL (s3://, gs://, https://) of shards; "
+        "data/demo is made when missing",
         theme="Data",
     )
     image_dir: str | None = key(
@@ -182,6 +183,11 @@ class Config:
         "auto",
         p.choice("auto", "none", "ram", "disk"),
         "decoded pairs: auto: ram if they fit into a quarter of the free memory; ram keeps them in memory, one copy for all workers; disk in a file that later runs find again",
+    )
+    cache_gb: float = key(
+        20.0,
+        p.number(minimum=0, maximum=1e6, example="20"),
+        "gigabytes of remote shards that are kept under checkpoint_dir as they are fetched; 0: none. Files on a local disk need none",
     )
 
     architecture: str = key("unet", p.choice(*ARCHITECTURES), f"one of {', '.join(ARCHITECTURES)}", theme="Model")

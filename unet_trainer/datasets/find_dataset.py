@@ -1,4 +1,5 @@
-"""The pairs of data_dir, however they lie there: masks in folders, annotations that masks are drawn from, or the rows of a CSV."""
+"""The pairs of data_dir, however they lie there: masks in folders, annotations that masks are drawn from, the rows of a CSV, or
+shards."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.readable_folders import refuse_unreadable
+from unet_trainer.datasets.shard_pairs import find_in_shards
 from unet_trainer.datasets.split_csv import read_split_csv
 from unet_trainer.images.image_files import DataError
 from unet_trainer.system.console import Console
@@ -23,14 +25,18 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
     """
     data_dir = Path(config.data_dir)
-    refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])
-    if not data_dir.is_dir():
+    stored = find_in_shards(config, console)
+    if stored is None:
+        refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])
+    if stored is None and not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
     if config.split_file is None:
-        found = _find_masks_or_annotations(config, data_dir, console)
+        found = stored or _find_masks_or_annotations(config, data_dir, console)
     else:
-        found = read_split_csv(_find_split_file(config.split_file, data_dir), data_dir)
+        found = read_split_csv(
+            _find_split_file(config.split_file, data_dir), data_dir, [*stored.pairs, *stored.test] if stored else ()
+        )
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found

@@ -27,15 +27,16 @@ from unet_trainer.images.image_files import (
     Pixels,
     ReadError,
     Stamp,
-    as_stamp,
     content_digest,
     decode_image,
     decode_mask_or_alpha,
+    file_stamp,
     read_bytes,
     refuse_bomb,
 )
 from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
+from unet_trainer.shards.shard_store import find_member
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 from unet_trainer.system.plain_content import from_plain
@@ -133,9 +134,11 @@ class ScanCache:
         return self._find("mask", MaskFacts, path, stamp)
 
     def _find(self, role: str, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
-        """A damaged entry is as good as none: the file is read anew."""
+        """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            known_stamp, known = self.known[_cache_key(role, path)]
+            stored = find_member(path)
+            in_index = None if stored is None else stored.facts
+            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[_cache_key(role, path)]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(kind, {**known, "stamp": []})
                 return facts if facts.is_consistent() else None
@@ -146,7 +149,7 @@ class ScanCache:
             if isinstance(found, str) or stamp is None:
                 self.known.pop(_cache_key(role, path), None)
             elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-                self.known[_cache_key(role, path)] = [stamp, _without_stamp(found)]
+                self.known[_cache_key(role, path)] = [stamp, plain_facts(found)]
             self.is_changed = True
 
     def save(self) -> None:
@@ -157,7 +160,8 @@ class ScanCache:
             write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
 
 
-def _without_stamp(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
+def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
+    """As they are remembered in a JSON file: without the stamp, which tells whether they still hold."""
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
 
@@ -340,11 +344,3 @@ def _count_values(mask: Pixels) -> dict[int, int]:
         return {int(value): int(histogram[value]) for value in np.flatnonzero(histogram)}
     values, counts = np.unique(mask, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
-
-
-def file_stamp(path: Path) -> Stamp | None:
-    """Size and times of a file; None where it is not there."""
-    try:
-        return as_stamp(path.stat())
-    except (OSError, ValueError):
-        return None

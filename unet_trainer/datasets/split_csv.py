@@ -15,7 +15,7 @@ from pathlib import Path
 from unet_trainer.datasets.layouts import PARTS, Part
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_files import DataError, is_file
 from unet_trainer.system.console import counted
 from unet_trainer.system.names import UNDECODED, csv_line
 
@@ -53,13 +53,13 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
         if split == UNUSED:
             unused += [Pair(name, image, mask)] if image and mask else []
             continue
-        if part == "test" and not (image and mask and _is_file(image) and _is_file(mask)):
+        if part == "test" and not (image and mask and is_file(image) and is_file(mask)):
             num_unusable += 1
             continue
         if image is None or mask is None:
             problems.append(f"line {number}: need an image and a mask")
             continue
-        missing = [f"line {number}: no file {file}" for file in (image, mask) if not _is_file(file)]
+        missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
         if missing:
             problems += missing
             continue
@@ -91,7 +91,7 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
     if not cell.strip():
         return None
     spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
-    return next((path for text in spellings if _is_file(path := data_dir / text)), data_dir / cell.strip())
+    return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
@@ -130,13 +130,6 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 def _encoding_hint(rows: Iterable[tuple[int, Row]]) -> str:
     is_utf8 = not any(UNDECODED.search(cell) for _, row in rows for cell in row.values())
     return "" if is_utf8 else "\n  The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # the name is too long, or holds a NUL
-        return False
 
 
 def split_csv_text(

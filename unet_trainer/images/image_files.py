@@ -25,6 +25,8 @@ from unet_trainer.images import image_headers as headers
 from unet_trainer.images.foreign_formats import describe_content
 from unet_trainer.images.image_headers import GIF_START, NPY_START, TIFF_STARTS, TiffTags
 from unet_trainer.images.tiff_structure import TiffDamage, TiffStructure, read_file_structure, read_structure
+from unet_trainer.shards.shard_store import StoredFile, find_member
+from unet_trainer.shards.tar_files import ShardError
 
 Pixels = NDArray[Any]  # OpenCV's type stubs know no dtype
 
@@ -83,6 +85,8 @@ Stamp = list[int]  # size and times of a file; a list, because JSON gives lists 
 
 def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     """The content of a file, and its stamp from when it was opened. Raises ReadError."""
+    if (stored := find_member(path)) is not None:
+        return _read_member(stored), stored.stamp
     try:
         with open_file(path) as file:
             stamp = as_stamp(os.fstat(file.fileno()))
@@ -94,6 +98,31 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     if not data:
         raise ReadError("the file is empty")
     return data, stamp
+
+
+def _read_member(stored: StoredFile) -> bytes:
+    try:
+        return stored.read()
+    except ShardError as error:
+        raise ReadError(str(error)) from None
+
+
+def file_stamp(path: Path) -> Stamp | None:
+    """Size and times of a file, or what tells a file in a shard from another; None where it is not there."""
+    if (stored := find_member(path)) is not None:
+        return stored.stamp
+    try:
+        return as_stamp(path.stat())
+    except (OSError, ValueError):
+        return None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file, on the disk or in an open shard."""
+    try:
+        return find_member(path) is not None or path.is_file()
+    except (OSError, ValueError):  # the name is too long, or holds a NUL
+        return False
 
 
 def as_stamp(status: os.stat_result) -> Stamp:
@@ -108,6 +137,8 @@ def content_digest(data: bytes) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """For reading. A pipe would be waited for for ever, and a device may never end: neither is opened. Raises ReadError."""
+    if (stored := find_member(path)) is not None:
+        return io.BytesIO(_read_member(stored))
     try:
         # Unbuffered, for fewer system calls: threads wait for the GIL after each.
         file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 # Path.open takes no opener

@@ -30,6 +30,7 @@ from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_
 from unet_trainer.loading.augmentation import Augmentation
 from unet_trainer.loading.checked_file import ContentDamage
 from unet_trainer.loading.pixel_cache import PixelCache
+from unet_trainer.shards.shard_store import find_member
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
@@ -132,6 +133,22 @@ class SegmentationDataset:
         clone = copy.copy(self)
         clone.augmentation = copy.deepcopy(self.augmentation)
         return clone
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading waits for a network."""
+        stored = find_member(self.pairs[0].image) if self.pairs else None
+        return stored is not None and stored.store.is_remote
+
+    def read_ahead(self, keys: Sequence[Key]) -> None:
+        """Begins to fetch samples of remote shards that will be asked for next."""
+        if not self.is_remote:
+            return
+        pairs = dict.fromkeys(self.tiling.pair_index(index) for _, index in keys)
+        missing = [self.pairs[pair] for pair in pairs if self.cache is None or pair >= len(self.cache)]
+        files = [stored for pair in missing for path in (pair.image, pair.mask) if (stored := find_member(path)) is not None]
+        if files:
+            files[0].store.read_ahead(files)
 
     def _extract(self, epoch: int, index: int) -> tuple[Pixels, Pixels]:
         pair = self.tiling.pair_index(index)
@@ -305,6 +322,7 @@ class BatchAssembler:
         keys = self.batches.keys(epoch, batch)
         images, masks = self.views(memory)
         read_seconds = augment_seconds = 0.0
+        self.dataset.read_ahead([keys[position] for position in piece if position < len(keys)])
         for position in piece:
             if position < len(keys):
                 on_start(position)
@@ -333,9 +351,12 @@ class BatchAssembler:
         return [self.file(epoch, batch, position) for position in range(len(self.batches.keys(epoch, batch)))]
 
     def pieces(self, num_workers: int) -> list[range]:
-        """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would decode it."""
+        """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would decode it.
+
+        Of remote data a worker has a whole batch, whose samples it fetches all at once.
+        """
         size = self.batches.batch_size
-        length = -(-size // min(num_workers, MAX_PIECES))
+        length = size if self.dataset.is_remote else -(-size // min(num_workers, MAX_PIECES))
         if isinstance(self.dataset.tiling, Tiles):
             length = max(length, min(size, -(-len(self.dataset) // len(self.dataset.pairs))))
         return [range(start, min(start + length, size)) for start in range(0, size, length)]

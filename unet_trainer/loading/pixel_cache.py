@@ -31,11 +31,7 @@ from unet_trainer.images.tiling import Size
 from unet_trainer.loading.checked_file import CheckedFile, CheckedWriter, ContentDamage, file_bytes
 from unet_trainer.loading.reading_threads import map_in_threads
 from unet_trainer.system.resources import free_disk, free_host_memory
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from unet_trainer.system.shared_locks import is_in_use, lock_shared
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
 ALIGNMENT = 64
@@ -198,7 +194,7 @@ def fill_cache(
             raise UserError(f"cache: disk: {path} was changed while it was written; set cache: none or ram")
         with contextlib.suppress(OSError):  # another user's file
             os.utime(path)  # it was used now
-        _lock_shared(found.file.handle)
+        lock_shared(found.file.handle)
         return found
     except OSError as error:
         raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
@@ -255,7 +251,7 @@ def _build(
     draft = Path(name)
     try:
         with os.fdopen(handle, "r+b", buffering=0) as file:
-            _lock_shared(handle)  # as long as this process lives, nobody takes the draft for that of a killed run
+            lock_shared(handle)  # as long as this process lives, nobody takes the draft for that of a killed run
             if hasattr(os, "posix_fallocate"):  # a full disk is told before hours are spent
                 os.posix_fallocate(handle, 0, file_bytes(_records(entries)))
             _fill(file, entries, read, num_threads, tick, timeout)
@@ -303,10 +299,10 @@ def _delete_old_files(folder: Path, keep: Path) -> None:
             with contextlib.suppress(OSError):
                 status = file.stat()
                 is_old = time.time() - status.st_mtime > max_age
-                is_in_use = _is_in_use(file)
+                is_used = is_in_use(file)
                 # Without content it may be one that was begun just now and is not locked yet.
-                is_killed_draft = pattern.endswith(DRAFT_SUFFIX) and is_in_use is False and status.st_size > 0
-                if file != keep and not is_in_use and (is_old or is_killed_draft):
+                is_killed_draft = pattern.endswith(DRAFT_SUFFIX) and is_used is False and status.st_size > 0
+                if file != keep and not is_used and (is_old or is_killed_draft):
                     file.unlink()
 
 
@@ -316,7 +312,7 @@ def _make_room(folder: Path, num_bytes: int) -> None:
         if free_disk(folder) * MAX_SHARE >= num_bytes:
             return
         with contextlib.suppress(OSError):
-            if not _is_in_use(file):
+            if not is_in_use(file):
                 file.unlink()
 
 
@@ -325,29 +321,6 @@ def _used_at(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:  # another run has just deleted it
         return 0.0
-
-
-def _lock_shared(handle: int) -> None:
-    """Until it is closed. Deleting an open file would free no space."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # no locks on this file system
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def _is_in_use(path: Path) -> bool | None:
-    """Whether a process has the file open as a cache or writes it; None where files cannot be locked. Raises OSError."""
-    if fcntl is None:
-        return None
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no locks on this file system
-        return None
-    finally:
-        os.close(handle)
-    return False
 
 
 def lay_out(
