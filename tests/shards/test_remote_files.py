@@ -115,7 +115,7 @@ def test_a_server_that_gives_the_whole_file_is_understood():
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "simplecache://x", "local://x", "python://x"])
 def test_other_protocols_load_nothing(url):
-    with pytest.raises(ShardError, match=r"is not known; need one of s3://, gs://"):
+    with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
         RemoteFiles(()).read(url)
 
 

@@ -160,7 +160,7 @@ def _protocol(url: str) -> str:
 
 def _connect(protocol: str) -> Any:
     if protocol not in PACKAGES:
-        raise ShardError(f"{protocol}:// is not known; need one of {', '.join(f'{name}://' for name in PACKAGES)}")
+        raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://")
     try:
         import fsspec
 
