@@ -10,7 +10,7 @@ from helpers.shards import write_shard, write_tar
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.shard_pairs import describe_size, find_in_shards
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_files import DataError, read_bytes
 from unet_trainer.shards import shard_store
 from unet_trainer.shards.shard_index import INDEX_NAME, ShardIndex, index_to_json
 
@@ -108,3 +108,18 @@ def test_a_split_file_divides_shards_by_their_names(tmp_path, config):
 @pytest.mark.parametrize(("num_bytes", "text"), [(67_901_440, "67.9 MB"), (1_500_000_000, "1.5 GB"), (10240, "0.0102 MB")])
 def test_sizes_are_told_in_megabytes_or_gigabytes(num_bytes, text):
     assert describe_size(num_bytes) == text
+
+
+def test_shards_that_the_webdataset_library_wrote_are_read(tmp_path, config):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    (tmp_path / "shards").mkdir()
+    with webdataset.ShardWriter(str(tmp_path / "shards/cells-%06d.tar"), maxcount=2, verbose=0) as writer:
+        for number in range(5):
+            writer.write(
+                {"__key__": f"cell/{number}", "jpg": b"image %d" % number, "seg.png": b"mask %d" % number, "json": {"id": number}}
+            )
+    found = find_in_shards(config)
+    assert [pair.name for pair in found.pairs] == [f"cell/{number}" for number in range(5)]
+    assert [read_bytes(pair.image) for pair in found.pairs] == [b"image %d" % number for number in range(5)]
+    assert [read_bytes(pair.mask) for pair in found.pairs] == [b"mask %d" % number for number in range(5)]
+    assert found.rule.startswith("3 shards")

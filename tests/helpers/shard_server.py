@@ -22,6 +22,7 @@ class ShardServer(ThreadingHTTPServer):
         self.folder = folder
         self.faults: deque[object] = deque()
         self.every: tuple[int, object] | None = None  # (n, fault): of every n-th such request
+        self.delay = 0.0  # seconds before each such answer
         self.requests: Counter[str] = Counter()  # path → number of requests with content
         self.num_bytes = 0
         self.lock = threading.Lock()
@@ -61,6 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.server.requests[self.path] += 1
             fault = self.server.next_fault() if path.suffix == ".tar" else None
+            time.sleep(self.server.delay)
         if isinstance(fault, int):
             return self._send(fault, b"", with_content)
         if isinstance(fault, float):
