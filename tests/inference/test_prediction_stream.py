@@ -34,8 +34,8 @@ class Progress:
     def __init__(self):
         self.num_done, self.tiles = 0, []
 
-    def image_done(self):
-        self.num_done += 1
+    def images_done(self, number):
+        self.num_done += number
 
     @contextlib.contextmanager
     def large_image(self, path, num_tiles):

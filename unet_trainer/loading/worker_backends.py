@@ -80,14 +80,18 @@ class WorkerBackend(Protocol):
 
 
 class ForkBackend:
-    """Forked processes, which share the datasets copy-on-write. They end with the training process, even when it is killed."""
+    """Forked processes, which share what there is at their start copy-on-write. They end with this process, even when it is
+    killed."""
 
-    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
+    def __init__(
+        self, num_workers: int, worker_main: WorkerMain, task: struct.Struct = TASK, result: struct.Struct = RESULT
+    ) -> None:
         import fcntl  # only where processes can be forked
 
         task_reader, self.task_writer = os.pipe()
         self.result_reader, result_writer = os.pipe()
         parent_ends = (self.task_writer, self.result_reader)
+        self.result_bytes = result.size
         self.workers: list[BaseProcess] = []
         # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
         self.close = multiprocessing.util.Finalize(
@@ -96,7 +100,7 @@ class ForkBackend:
         context = multiprocessing.get_context("fork")
         try:
             for number in range(num_workers):
-                arguments = worker_main, number, task_reader, result_writer, parent_ends, os.getpid()
+                arguments = worker_main, number, task_reader, result_writer, task.size, parent_ends, os.getpid()
                 self.workers.append(context.Process(target=_run_worker, args=arguments, daemon=True))
                 with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; workers take none
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
@@ -115,7 +119,7 @@ class ForkBackend:
         for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
             self.poller.register(file, select.POLLIN)
         pipe_sizes = [fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends]
-        self.capacity = min(pipe_sizes) // max(TASK.size, RESULT.size)
+        self.capacity = min(pipe_sizes) // max(task.size, result.size)
 
     def send(self, task: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
@@ -130,7 +134,7 @@ class ForkBackend:
 
     def _read(self) -> bytes:
         try:
-            return os.read(self.result_reader, 256 * RESULT.size)
+            return os.read(self.result_reader, 256 * self.result_bytes)
         except BlockingIOError:
             return b""
 
@@ -157,7 +161,13 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
 
 
 def _run_worker(
-    worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int], parent: int
+    worker_main: WorkerMain,
+    number: int,
+    task_reader: int,
+    result_writer: int,
+    task_bytes: int,
+    parent_ends: Sequence[int],
+    parent: int,
 ) -> None:
     end_with(parent)
     # A terminal or a scheduler signals the whole process group; the training process alone handles the signal.
@@ -168,7 +178,7 @@ def _run_worker(
     cv2.setNumThreads(0)  # one thread per worker
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError):  # the training process has ended
-        worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)
+        worker_main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
 
 
 class ThreadBackend:
