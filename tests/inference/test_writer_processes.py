@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import multiprocessing
 import os
 import signal
-import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +16,18 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, tiff_bytes
-from helpers.predicting import BrightnessEngine
+from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_files import ReadError
-from unet_trainer.inference import prediction_files, writer_processes
+from unet_trainer.inference import writer_processes
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
+from unet_trainer.inference.loaded_model import load
+from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
 from unet_trainer.inference.prediction_stream import PredictionStream
 from unet_trainer.inference.predictor import Predictor
-from unet_trainer.inference.writer_processes import TEXT_BYTES, WriterProcesses, _Ring, start_writers
+from unet_trainer.inference.writer_processes import MIN_IMAGES, RESULT, TASK, WriterProcesses, _Ring, start_writers, suits
 from unet_trainer.loading.worker_backends import CAN_FORK, WorkerError
+from unet_trainer.system.atomic_files import Draft
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
@@ -115,3 +117,272 @@ def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, given):
     predict(tmp_path, given, Kinds(probabilities="png"), 2, "processes", spec, batch_size=7)
     assert files_in(tmp_path / "threads") == files_in(tmp_path / "processes")
     assert np.array(Image.open(tmp_path / "processes/0.png")).shape == (20, 30)
+
+
+@pytest.mark.parametrize(("max_tasks", "num_bytes"), [(1000, 2**14), (2, 2**20)])
+def test_memory_and_pipes_that_hold_a_few_images_only_are_enough_for_all(tmp_path, given, max_tasks, num_bytes):
+    """The memory is used again and again, and no process blocks another."""
+    many = [Input(path, f"{turn}/{name}") for turn in range(6) for path, name in given]
+
+    def narrow(processes):
+        if processes is not None:
+            processes.max_tasks = max_tasks
+            assert len(processes.shared.memory) == num_bytes
+
+    predict(tmp_path, many, Kinds(probabilities="png"), 0, "threads")
+    stream = predict(tmp_path, many, Kinds(probabilities="png"), 2, "processes", started=narrow, num_bytes=num_bytes)
+    assert stream.outcome.num_written == 42
+    assert files_in(tmp_path / "threads") == files_in(tmp_path / "processes")
+
+
+def test_a_ring_gives_places_out_again_once_those_before_them_are_free():
+    ring = _Ring(100, 200)
+    assert [ring.take(40), ring.take(40), ring.take(40)] == [100, 140, None]  # 180 to 200 is too little
+    ring.free(140)
+    assert ring.take(40) is None  # the one before it is not free
+    ring.free(100)
+    assert [ring.take(60), ring.take(40), ring.take(1)] == [100, 160, None]
+    ring.free(100)
+    assert [ring.take(30), ring.take(30), ring.take(31)] == [100, 130, None]  # from the start again, up to 160
+    for place in (130, 160, 100):
+        ring.free(place)
+    assert ring.take(100) == 100
+    assert not ring.freed
+
+
+def test_pieces_are_small_enough_for_several_in_memory(tmp_path):
+    folder = PredictionFolder(tmp_path, make_spec(fit="crop", num_classes=3), Kinds(probabilities="npy"))
+    with WriterProcesses([], 1, num_bytes=2**20) as processes:
+        processes.open(folder, torch.device("cpu"), lambda num_written, unreadable: None)
+        # 512 bytes of text, 64 × 64 ids, 3 × 64 × 64 probabilities of 4 bytes: 53,760; four pieces in 1 MiB less what is stored.
+        assert processes.num_at_once((64, 64)) == 4
+        assert processes.num_at_once((4096, 4096)) == 1
+
+
+def test_messages_of_a_piece_are_written_at_once():
+    assert TASK.size * 64 < writer_processes.ATOMIC_BYTES <= 4096  # of a batch; what Linux writes to a pipe in one piece
+    assert RESULT.size < TASK.size
+
+
+def test_an_image_that_can_no_longer_be_read_counts_as_bad_with_a_reason_of_any_length(tmp_path, given, monkeypatch):
+    open_picture = ImageFiles._open_picture
+
+    def fail(files):
+        if files.given.name == "2":
+            raise ReadError("ä" * 1000)
+        return open_picture(files)
+
+    monkeypatch.setattr(ImageFiles, "_open_picture", fail)
+
+    class Vandal(Soft):
+        def logits(self, images):
+            given[0].path.unlink(missing_ok=True)
+            return super().logits(images)
+
+    stream = predict(tmp_path, given, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop")))
+    assert [(path.name, reason) for path, reason in stream.outcome.failed] == [
+        ("0.png", "No such file or directory"),
+        ("2.png", "ä" * 252),  # 504 bytes
+    ]
+    assert (stream.outcome.num_written, stream.progress.num_done) == (5, 7)
+    assert not {"0.png", "2.png", "overlays/0.png", "overlays/2.png"} & set(files_in(tmp_path / "out"))
+
+
+def in_a_writer(monkeypatch, owner, name, act):
+    """Calls `act` with what `owner.name` is called with, before it, in processes other than this one."""
+    before, here = getattr(owner, name), os.getpid()
+
+    def changed(*given):
+        if os.getpid() != here:
+            act(*given)
+        return before(*given)
+
+    monkeypatch.setattr(owner, name, changed)
+
+
+def flush_and_end(number):
+    """Ends the process that writes image 3 (sub/3) while half of its files are there."""
+
+    def act(files):
+        if files.given.name == "sub/3":
+            for draft in files.drafts:
+                draft.file.flush()
+            os.kill(os.getpid(), number)
+
+    return act
+
+
+def whole_files(folder):
+    """Their names. Fails if one is damaged or temporary."""
+    found = files_in(folder)
+    for name in found:
+        assert name.endswith((".png", ".tif"))
+        np.array(Image.open(folder / name))
+    return set(found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only(tmp_path, given, monkeypatch, number):
+    in_a_writer(monkeypatch, ImageFiles, "finish", flush_and_end(number))
+    seen = []
+    with pytest.raises(
+        WorkerError, match=rf"worker process \d+ died \({number.name}.*\) while it wrote the results of .*/sub/3.png"
+    ):
+        predict(tmp_path, given, Kinds(values=True), started=seen.append)
+    left = whole_files(tmp_path / "out")
+    assert "sub/3.png" not in left
+    assert all(worker.exitcode is not None for worker in seen[0].backend.workers)
+
+
+def test_an_idle_process_that_dies_ends_it(tmp_path, given):
+    seen = []
+
+    def kill(processes):
+        seen.append(processes)
+        os.kill(processes.backend.workers[0].pid, signal.SIGKILL)
+        processes.backend.workers[0].join(60)
+
+    with pytest.raises(WorkerError, match=r"died \(SIGKILL, which the system sends where memory has run out\)$"):
+        predict(tmp_path, given, started=kill)
+    whole_files(tmp_path / "out")
+    assert all(worker.exitcode is not None for worker in seen[0].backend.workers)
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_a_full_disk_is_the_same_error_from_processes_and_threads(tmp_path, given, monkeypatch, num_processes):
+    def fail(draft):
+        raise OSError(errno.ENOSPC, "No space left on device", str(draft.path))
+
+    monkeypatch.setattr(Draft, "keep", fail)
+    with pytest.raises(OSError, match="No space left") as raised:
+        predict(tmp_path, [given[0]], Kinds(values=True), num_processes)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "out/values/0.png"))
+    assert files_in(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (MemoryError("no memory"), MemoryError, "no memory"),
+        (KeyError("a fault of ours"), RuntimeError, "a process that writes results failed:\n(.|\n)*KeyError: 'a fault of ours'"),
+        (KeyError("x" * 20000), RuntimeError, "x" * 1000),
+        (OSError(5, "Input/output error", "x" * 20000), RuntimeError, "a process that writes results failed"),
+    ],
+)
+def test_what_fails_in_a_process_is_raised_here(tmp_path, given, monkeypatch, error, kind, text):
+    def fail(*arguments):
+        raise error
+
+    in_a_writer(monkeypatch, ImageFiles, "write", fail)
+    with pytest.raises(kind, match=text):
+        predict(tmp_path, given)
+    assert files_in(tmp_path / "out") == {}
+
+
+class Interrupting(Soft):
+    """Ctrl-C while the second batch is computed."""
+
+    def logits(self, images):
+        if len(self.shapes) == 1:
+            raise KeyboardInterrupt
+        return super().logits(images)
+
+
+def test_an_interruption_waits_for_the_images_that_are_under_way_and_counts_them(tmp_path, given, monkeypatch):
+    in_a_writer(monkeypatch, ImageFiles, "finish", lambda files: time.sleep(0.3))
+    engine, seen = Interrupting(make_spec(fit="crop")), []
+    folder = PredictionFolder(tmp_path / "out", engine.card.spec, Kinds())
+    folder.out.mkdir()
+    with WriterProcesses(given, 2) as processes:
+        stream = PredictionStream(Predictor(engine), folder, Progress(), batch_size=2, processes=processes)
+        seen += processes.backend.workers
+        with pytest.raises(KeyboardInterrupt):
+            stream.run(given)
+    left = whole_files(tmp_path / "out")
+    assert len([name for name in left if name.endswith(".png")]) == stream.outcome.num_written <= 2
+    assert all(worker.exitcode == 0 for worker in seen)
+
+
+@pytest.mark.parametrize("is_second_interrupt", [False, True])
+def test_a_process_that_hangs_is_killed_and_its_drafts_are_deleted(tmp_path, given, monkeypatch, is_second_interrupt):
+    """After JOIN_SECONDS, or at once if the user stops waiting."""
+    monkeypatch.setattr(writer_processes, "JOIN_SECONDS", 600.0 if is_second_interrupt else 0.1)
+    in_a_writer(monkeypatch, ImageFiles, "finish", flush_and_end(signal.SIGSTOP))
+    folder = PredictionFolder(tmp_path / "out", make_spec(fit="crop"), Kinds(overlay=True))
+    folder.out.mkdir()
+    processes = WriterProcesses(given, 1)
+    processes.open(folder, torch.device("cpu"), lambda num_written, unreadable: None)
+    processes.write([3], (20, 30), [torch.zeros((1, 20, 30), dtype=torch.uint8)])
+    processes.poll()
+    worker = processes.backend.workers[0]
+    assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
+    assert len(list((tmp_path / "out").rglob("*.tmp"))) == 2
+    if is_second_interrupt:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_once(processes.close, worker, monkeypatch)
+    else:
+        processes.close()
+    assert files_in(tmp_path / "out") == {}
+    assert worker.exitcode == -signal.SIGKILL
+
+
+def interrupted_once(call, worker, monkeypatch):
+    """The first time that the worker is waited for, Ctrl-C comes."""
+    join, calls = worker.join, itertools.count()
+
+    def interrupt(timeout=None):
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+        return join(timeout)
+
+    monkeypatch.setattr(worker, "join", interrupt)
+    call()
+
+
+def test_processes_that_are_not_needed_end_at_once_and_can_be_closed_twice(given):
+    processes = WriterProcesses(given, 3)
+    processes.close()
+    processes.close()
+    assert [worker.exitcode for worker in processes.backend.workers] == [0, 0, 0]
+
+
+def test_they_start_for_many_images_on_a_gpu_only(given, monkeypatch):
+    many = [*given] * MIN_IMAGES
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert start_writers(many, "auto") is None
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert start_writers(many, "cpu") is None
+    assert start_writers(many, "mps") is None
+    assert start_writers(many[: MIN_IMAGES - 1], "auto") is None
+    for cores, expected in ((1, 2), (8, 4), (64, 8)):
+        monkeypatch.setattr(writer_processes, "count_cores", lambda cores=cores: cores)
+        with start_writers(many[:MIN_IMAGES], "cuda:0") as processes:
+            assert len(processes.backend.workers) == expected
+    monkeypatch.setattr(writer_processes, "CAN_FORK", False)
+    assert start_writers(many, "cuda") is None
+    monkeypatch.setattr(writer_processes, "CAN_FORK", True)
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    assert start_writers(many, "cuda") is None
+    assert not suits(torch.device("cpu"))
+    assert suits(torch.device("cuda"))
+
+
+def test_too_many_processes_are_told(given, monkeypatch):
+    def fail(process):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(multiprocessing.get_context("fork").Process, "start", fail)
+    with pytest.raises(WorkerError, match="worker process 1 of 2 could not be started"):
+        WriterProcesses(given, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fit", ["crop", "resize"])
+def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, given, fit):
+    path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
+    many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in given]
+    for out, num_processes in (("threads", 0), ("processes", 4)):
+        engine = load(path, device="cuda").engine
+        predict(tmp_path, many, Kinds(probabilities="png"), num_processes, out, engine=engine, batch_size=8)
+    assert len(files_in(tmp_path / "threads")) == 30 * (7 * 4 + 4)
+    assert files_in(tmp_path / "threads") == files_in(tmp_path / "processes")

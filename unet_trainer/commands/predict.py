@@ -90,11 +90,11 @@ def predict(given: argparse.Namespace, console: Console) -> int:
 
 
 def _start_writers(given: argparse.Namespace, inputs: Sequence[Input], console: Console) -> WriterProcesses | None:
-    from unet_trainer.inference.writer_processes import start_writers
+    from unet_trainer.inference import writer_processes
     from unet_trainer.loading.worker_backends import WorkerError
 
     try:
-        return None if given.polygons else start_writers(inputs, given.device)
+        return None if given.polygons else writer_processes.start_writers(inputs, given.device)
     except WorkerError as error:
         console.note(f"results are written by threads, which is slower: {error}")
         return None
@@ -103,6 +103,7 @@ def _start_writers(given: argparse.Namespace, inputs: Sequence[Input], console: 
 def _predict(
     given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
 ) -> int:
+    from unet_trainer.inference import writer_processes
     from unet_trainer.inference.loaded_model import load_engine
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream
@@ -121,8 +122,8 @@ def _predict(
     _say_start(path, engine, inputs, sum(is_done), console)
     num_todo = len(inputs) - sum(is_done)
     with console.bar("Predicting:", num_todo) as bar:
-        processes = processes if engine.device.type == "cuda" else None  # a CPU has its cores for the network
-        stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size, processes)
+        used = processes if writer_processes.suits(engine.device) else None
+        stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size, used)
         stream.warm_up(num_todo)
         rates = _measure(stream, inputs) if given.time else None
         started = time.perf_counter()

@@ -80,7 +80,7 @@ class Outcome:
 
 class PredictionStream:
     """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes`: write the images that
-    are computed in batches, in place of threads; forked with the inputs of `run`, and closed by it. The files are the same."""
+    are computed in batches, in place of threads; forked with the inputs of `run`, which closes them if it fails."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class PredictionStream:
                 WriteBehind(self.num_writers, MAX_BYTES) as self.writers,
                 WriteBehind(1, MAX_BYTES) as self.large_writer,  # one thread: in order
                 self.read_ahead(todo) as ahead,
-                self.processes or contextlib.nullcontext(),
+                _closed_on_failure(self.processes),
                 torch.inference_mode(),
             ):
                 for numbered in every:
@@ -356,6 +356,17 @@ def one_opencv_thread() -> Iterator[None]:
         yield
     finally:
         cv2.setNumThreads(before)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(processes: WriterProcesses | None) -> Iterator[None]:
+    """After a success, whoever started them closes them: that takes as long as some images."""
+    try:
+        yield
+    except BaseException:
+        if processes is not None:
+            processes.close()
+        raise
 
 
 class StreamedImage:

@@ -74,6 +74,11 @@ def start_writers(inputs: Sequence[Input], device: str, num_processes: int | Non
     return WriterProcesses(inputs, num_processes or max(2, min(MAX_PROCESSES, count_cores() // 2)))
 
 
+def suits(device: torch.device) -> bool:
+    """Whether the processes are worth it: a CPU has its cores for the network."""
+    return device.type == "cuda"
+
+
 class WriterProcesses:
     """Writes the files of images by their number among `inputs`. After `open`: `write`, `poll` often, and `finish`; whatever
     happens, `close`."""

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from unet_trainer.system.parent_process import end_with
 
 CAN_FORK = sys.platform == "linux"
 JOIN_SECONDS = 1  # after SIGKILL
+IGNORED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # by the workers
 
 # receive a task (empty: no more tasks), send a result, the worker's number
 WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
@@ -102,7 +103,8 @@ class ForkBackend:
             for number in range(num_workers):
                 arguments = worker_main, number, task_reader, result_writer, task.size, parent_ends, os.getpid()
                 self.workers.append(context.Process(target=_run_worker, args=arguments, daemon=True))
-                with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; workers take none
+                with warnings.catch_warnings(), _signals_blocked():
+                    # Python 3.12 warns that a fork could copy held locks; workers take none
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
                     self.workers[-1].start()
         except OSError as error:
@@ -147,6 +149,16 @@ class ForkBackend:
         return None
 
 
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Around a fork: a signal would run this process's handler in the worker too, until the worker ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
     """Kills the workers: they hold nothing that could be lost."""
     os.close(task_writer)
@@ -171,8 +183,9 @@ def _run_worker(
 ) -> None:
     end_with(parent)
     # A terminal or a scheduler signals the whole process group; the training process alone handles the signal.
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in IGNORED:
         signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     for file in parent_ends:  # else the pipe would stay open after the training process has ended
         os.close(file)
     cv2.setNumThreads(0)  # one thread per worker
