@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -94,7 +93,7 @@ def predict_slowly(words, log, pids):
     def run_and_tell(stream, *given):
         numbers = [worker.pid for worker in started[0].backend.workers]
         Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
-        os.replace(f"{pids}.tmp", pids)
+        Path(f"{pids}.tmp").replace(pids)
         return run(stream, *given)
 
     PredictionStream.run = run_and_tell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -207,6 +208,7 @@ def flush_and_end(number):
         if files.given.name == "sub/3":
             for draft in files.drafts:
                 draft.file.flush()
+            faulthandler.disable()  # pytest's would print a traceback
             os.kill(os.getpid(), number)
 
     return act
