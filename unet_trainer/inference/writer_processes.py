@@ -110,9 +110,9 @@ class WriterProcesses:
             self.pinned_for = device
 
     def num_at_once(self, size: Size) -> int:
-        """Images of a piece: several pieces fit into the memory."""
+        """Images of a piece: several pieces fit into the memory, and its messages into a pipe."""
         assert self.folder is not None
-        return max(1, self.ring.num_bytes // 4 // _Layout.of(self.folder, 1, size).num_bytes)
+        return max(1, min(self.max_tasks, self.ring.num_bytes // 4 // _Layout.of(self.folder, 1, size).num_bytes))
 
     def write(self, images: Sequence[int], size: Size, results: Sequence[torch.Tensor]) -> None:
         """`results`: N,H,W ids and, if they are wanted, N,M,H,W probabilities, where the device computes them. Waits only for a
@@ -150,7 +150,7 @@ class WriterProcesses:
         piece = self.arriving[0]
         if piece.arrived is not None:
             piece.arrived.synchronize()
-        while self.num_tasks and self.num_tasks + len(piece.images) > self.max_tasks:  # two full pipes would block both ends
+        while self.num_tasks + len(piece.images) > self.max_tasks:  # two full pipes would block both ends for ever
             self._receive(POLL_SECONDS)
         self.arriving.popleft()
         self.open_pieces[piece.place] = piece
