@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, tiff_bytes
+from helpers.killed_runs import wait_until
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_files import ReadError
@@ -243,18 +244,56 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
     assert all(worker.exitcode is not None for worker in seen[0].backend.workers)
 
 
-def test_an_idle_process_that_dies_ends_it(tmp_path, given):
-    seen = []
+def opened(tmp_path, given, num_processes=1, kinds=None):
+    """Processes that wait for ids, and a list that gets the number of images of each answer."""
+    folder, answers = PredictionFolder(tmp_path / "out", make_spec(fit="crop"), kinds or Kinds()), []
+    folder.out.mkdir()
+    processes = WriterProcesses(given, num_processes)
+    processes.open(folder, torch.device("cpu"), lambda num_written, unreadable: answers.append(num_written))
+    return processes, answers
 
-    def kill(processes):
-        seen.append(processes)
-        os.kill(processes.backend.workers[0].pid, signal.SIGKILL)
-        processes.backend.workers[0].join(60)
 
+def ids_of(num_images):
+    return [torch.zeros((num_images, 20, 30), dtype=torch.uint8)]
+
+
+def write_and_finish(processes, images):
+    processes.write(images, (20, 30), ids_of(len(images)))
+    processes.finish()
+
+
+def test_a_process_that_dies_between_two_images_ends_it(tmp_path, given):
+    processes, answers = opened(tmp_path, given)
+    write_and_finish(processes, [0])
+    assert answers == [1]
+    processes.backend.workers[0].kill()
     with pytest.raises(WorkerError, match=r"died \(SIGKILL, which the system sends where memory has run out\)$"):
-        predict(tmp_path, given, started=kill)
-    whole_files(tmp_path / "out")
-    assert all(worker.exitcode is not None for worker in seen[0].backend.workers)
+        write_and_finish(processes, [2])
+    processes.close()
+    assert whole_files(tmp_path / "out") == {"0.png"}
+
+
+def test_images_that_are_not_begun_are_dropped_at_the_end(tmp_path, given, monkeypatch):
+    in_a_writer(monkeypatch, ImageFiles, "finish", lambda files: time.sleep(0.3))
+    processes, answers = opened(tmp_path, given)
+    processes.write([0, 1, 2, 3, 4], (20, 30), ids_of(5))
+    processes.poll()
+    wait_until(lambda: processes.shared.in_progress[0] == 0)
+    processes.close()
+    assert sum(answers) == len(whole_files(tmp_path / "out")) < 5
+
+
+def test_no_further_image_is_begun_after_one_that_failed(tmp_path, given, monkeypatch):
+    def fail(files, rows):
+        if files.given.name == "0":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    in_a_writer(monkeypatch, ImageFiles, "write", fail)
+    processes, _ = opened(tmp_path, given)
+    with pytest.raises(OSError, match="No space left"):
+        write_and_finish(processes, [0, 1, 2])
+    processes.close()
+    assert files_in(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("num_processes", [0, 2])
@@ -307,6 +346,7 @@ def test_an_interruption_waits_for_the_images_that_are_under_way_and_counts_them
         seen += processes.backend.workers
         with pytest.raises(KeyboardInterrupt):
             stream.run(given)
+        assert processes.is_closed  # before it is said how many are done
     left = whole_files(tmp_path / "out")
     assert len([name for name in left if name.endswith(".png")]) == stream.outcome.num_written <= 2
     assert all(worker.exitcode == 0 for worker in seen)
@@ -317,11 +357,8 @@ def test_a_process_that_hangs_is_killed_and_its_drafts_are_deleted(tmp_path, giv
     """After JOIN_SECONDS, or at once if the user stops waiting."""
     monkeypatch.setattr(writer_processes, "JOIN_SECONDS", 600.0 if is_second_interrupt else 0.1)
     in_a_writer(monkeypatch, ImageFiles, "finish", flush_and_end(signal.SIGSTOP))
-    folder = PredictionFolder(tmp_path / "out", make_spec(fit="crop"), Kinds(overlay=True))
-    folder.out.mkdir()
-    processes = WriterProcesses(given, 1)
-    processes.open(folder, torch.device("cpu"), lambda num_written, unreadable: None)
-    processes.write([3], (20, 30), [torch.zeros((1, 20, 30), dtype=torch.uint8)])
+    processes, _ = opened(tmp_path, given, kinds=Kinds(overlay=True))
+    processes.write([3], (20, 30), ids_of(1))
     processes.poll()
     worker = processes.backend.workers[0]
     assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
