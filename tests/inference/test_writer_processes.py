@@ -429,6 +429,7 @@ def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, given,
     many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in given]
     for out, num_processes in (("threads", 0), ("processes", 4)):
         engine = load(path, device="cuda").engine
-        predict(tmp_path, many, Kinds(probabilities="png"), num_processes, out, engine=engine, batch_size=8)
+        stream = predict(tmp_path, many, Kinds(probabilities="png"), num_processes, out, engine=engine, batch_size=8)
+        assert num_processes == 0 or stream.processes.pinned_for == engine.device
     assert len(files_in(tmp_path / "threads")) == 30 * (7 * 4 + 4)
     assert files_in(tmp_path / "threads") == files_in(tmp_path / "processes")

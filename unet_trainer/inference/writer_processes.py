@@ -10,12 +10,13 @@ is some images of one size:
 Messages have a fixed size, one for each image and back; those of a piece are sent with one call.
 
 The processes are forked before the GPU is started up and before there are threads. What they need of the model they are told later,
-through the shared memory. They never use torch.
+through the shared memory. They never use CUDA.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import mmap
 import multiprocessing
@@ -348,6 +349,7 @@ def _process_main(
     inputs: Sequence[Input], shared: _SharedMemory, receive: Callable[[], bytes], send: Callable[[bytes], object], process: int
 ) -> None:
     """Main loop of a process."""
+    gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
     folder: PredictionFolder | None = None
     while (task := receive()) and task != END:
         if shared.is_stopping[0]:
