@@ -118,6 +118,9 @@ class PredictionStream:
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
             self.forward.prepare((batch_size, *shape), dtype)
             if self.predictor.engine.device.type == "cuda":
+                if num_left := num_images % batch_size:  # the last batch: its kernels are chosen for its shape, layer by layer
+                    with contextlib.suppress(torch.OutOfMemoryError):  # told when it is computed
+                        self.predictor.engine.logits(torch.zeros((num_left, *shape), dtype=dtype))
                 # Allocating page-locked memory stops the device; what is freed here is given out again.
                 pixels = batch_size * shape[0] * shape[1]
                 _ = [
@@ -127,8 +130,9 @@ class PredictionStream:
                 ]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
-        """Raises OSError where results cannot be written. Whatever ends it, there are whole files only. `is_done`: images whose
-        files are there; they are left alone, and their polygons made from their masks."""
+        """Raises OSError where results cannot be written, WorkerError where a process that writes them died. Whatever ends it,
+        there are whole files only. `is_done`: images whose files are there; they are left alone, and their polygons made from
+        their masks."""
         done = is_done or [False] * len(inputs)
         every = [Numbered(number, given) for number, given in enumerate(inputs)]
         todo = [numbered for numbered in every if not done[numbered.number]]
