@@ -34,8 +34,8 @@ class Progress:
     def __init__(self):
         self.num_done, self.tiles = 0, []
 
-    def image_done(self):
-        self.num_done += 1
+    def images_done(self, number):
+        self.num_done += number
 
     @contextlib.contextmanager
     def large_image(self, path, num_tiles):
@@ -337,3 +337,13 @@ def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
         shares[device] = {name: np.load(tmp_path / device / f"probabilities/{name}.npy") for name in images}
     for name in images:
         np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_warmed_up_for_the_last_batch_too(tmp_path):
+    engine = BrightnessEngine(make_spec(fit="resize", image_size=(32, 32)))
+    engine.device = torch.device("cuda")
+    stream(tmp_path, engine=engine, batch_size=4).warm_up(13)
+    assert engine.shapes == [(1, 32, 32, 3)]
+    stream(tmp_path, engine=engine, batch_size=4).warm_up(12)
+    assert engine.shapes == [(1, 32, 32, 3)]
