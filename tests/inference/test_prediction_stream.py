@@ -313,6 +313,16 @@ def test_the_size_of_a_batch_follows_its_pixels(tmp_path):
     assert stream(tmp_path, batch_size=5).batch_size_of((4096, 4096, 3)) == 5
 
 
+@pytest.mark.parametrize(
+    ("num_images", "batch_size"), [(1, 16), (512, 16), (513, 32), (1000, 32), (1025, 48), (2000, 64), (10**6, 64)]
+)
+def test_of_few_images_batches_are_small_so_that_the_first_is_soon_there(num_images, batch_size, tmp_path):
+    predicting = stream(tmp_path, batch_size=None)
+    predicting.batch_pixels = 64 * 512**2
+    predicting.num_images = num_images
+    assert predicting.batch_size_of((512, 512, 3)) == batch_size
+
+
 def test_results_are_the_same_in_every_run(tmp_path, images):
     path = write_model(tmp_path / "run/best.pt", fit="crop")
     contents = []

@@ -48,6 +48,8 @@ from unet_trainer.system.write_behind import WriteBehind
 CPU_BATCH_PIXELS = 2 * 512**2
 GPU_BATCH_PIXELS = {0: 16 * 512**2, 12: 32 * 512**2, 32: 64 * 512**2}  # by GiB of its memory
 MAX_BATCH = 64
+SMALL_BATCH = 16  # no less than this for being few images
+MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
 IMAGES_PER_TASK = 4  # of a writer: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
@@ -93,6 +95,7 @@ class PredictionStream:
     ) -> None:
         self.predictor, self.folder, self.progress, self.threshold = predictor, folder, progress, threshold
         self.batch_size = batch_size
+        self.num_images = MAX_BATCH * MIN_BATCHES  # until it is known
         device = predictor.engine.device
         self.batch_pixels = _batch_pixels(device)
         # On a CPU the network has the cores.
@@ -111,6 +114,7 @@ class PredictionStream:
 
     def warm_up(self, num_images: int) -> None:
         """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images resized."""
+        self.num_images = num_images
         spec = self.predictor.spec
         shape = (*spec.image_size, spec.image.channels)
         batch_size = self.batch_size_of(shape)
@@ -136,6 +140,7 @@ class PredictionStream:
         done = is_done or [False] * len(inputs)
         every = [Numbered(number, given) for number, given in enumerate(inputs)]
         todo = [numbered for numbered in every if not done[numbered.number]]
+        self.num_images = len(todo)
         if self.folder.kinds.polygons:
             self.coco = CocoFile(self.folder.out / COCO_NAME, self.folder.spec, len(every))
         try:
@@ -202,7 +207,11 @@ class PredictionStream:
         self._run_queued()
 
     def batch_size_of(self, shape: Sequence[int]) -> int:
-        return self.batch_size or max(1, min(MAX_BATCH, self.batch_pixels // (shape[0] * shape[1])))
+        if self.batch_size is not None:
+            return self.batch_size
+        # While the first batch is read the device waits, and while the last is written too: of few images, batches are small.
+        most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
+        return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
     def _queue_batch(self, images: Sequence[tuple[Numbered, ModelInput]]) -> None:
         """Begins to copy the images into one piece of memory, and computes the batch before it meanwhile."""
