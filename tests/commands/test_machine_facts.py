@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.shards import write_index_of
 from unet_trainer.commands import machine_facts
 from unet_trainer.commands.machine_facts import (
     MAX_BYTES,
@@ -27,6 +28,7 @@ from unet_trainer.commands.machine_facts import (
     measure_writing,
     try_compiling,
 )
+from unet_trainer.shards import shard_store
 
 GIB = 2**30
 
@@ -264,3 +266,11 @@ def test_this_machine_is_inspected(tmp_path):
     assert 1 <= facts.num_cores <= (os.cpu_count() or 1)
     assert 0 < facts.free_memory <= facts.total_memory
     assert facts.compiling.seconds is None
+
+
+def test_reading_is_measured_from_shards_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_store, "_open", {})
+    index = write_index_of(tmp_path, a={"k": (b"x" * 1000, b"m")})
+    shard_store.open_store(shard_store.ShardStore(str(tmp_path), index))
+    found = measure_reading([tmp_path / "a.tar/k.png", tmp_path / "a.tar/gone.png"])
+    assert (found.num_files, found.num_bytes) == (1, 1000)

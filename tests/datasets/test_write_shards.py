@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets import write_shards as module
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
+from unet_trainer.datasets.shard_pairs import find_in_shards
 from unet_trainer.datasets.write_shards import (
     UNFINISHED,
     LocalDestination,
@@ -21,7 +24,7 @@ from unet_trainer.datasets.write_shards import (
     refuse_other_files,
     write_shards,
 )
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.image_files import DataError, read_bytes
 from unet_trainer.shards.remote_files import RemoteFiles
 from unet_trainer.shards.shard_index import INDEX_NAME, index_from_json, index_to_json
 
@@ -95,6 +98,18 @@ def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
     suffix = pairs[0].image.suffix
     assert [sample.image.name.removesuffix(suffix) for sample in index.shards[0].samples] == ["a_b", "a_b-2", "seq_1/c", "a-b"]
     assert [sample.name for sample in index.shards[0].samples] == names
+
+
+def test_names_of_any_bytes_survive(tmp_path, pairs):
+    names = ["a b", "line\nbreak", os.fsdecode(b"\xff\xfe"), "é", "e\u0301", "x" * 240, "%41", "quote'\"", "{0..9}"]
+    some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
+    write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", LocalDestination(tmp_path / "out"), 10**9, lambda: None)
+    found = find_in_shards(Config(data_dir=str(tmp_path / "out"), checkpoint_dir=str(tmp_path / "runs")))
+    assert [pair.name for pair in found.pairs] == names
+    assert [read_bytes(pair.image) for pair in found.pairs] == [pair.image.read_bytes() for pair in some]
+    (tmp_path / "out" / INDEX_NAME).unlink()  # as if another tool had written them
+    again = find_in_shards(Config(data_dir=str(tmp_path / "out"), checkpoint_dir=str(tmp_path / "runs")))
+    assert [read_bytes(pair.mask) for pair in again.pairs] == [pair.mask.read_bytes() for pair in some]
 
 
 def test_a_file_that_changes_meanwhile_is_told(tmp_path, pairs):

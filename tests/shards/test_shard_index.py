@@ -92,6 +92,8 @@ def test_what_is_no_index_is_refused(text, message):
         ("./a.webp", "./a.gt.bmp"),
         ("train/cells/a.jpg", "train/cells/a.seg.png"),
         ("a.npy", "a.mask.npy"),
+        ("a.jpg", "a.mask.jpg"),
+        ("a.jpg", "a.gif"),
     ],
 )
 def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):

@@ -220,7 +220,7 @@ def _index_one(
 
 def _open_cache(place: ShardPlace, index: ShardIndex, folder: Path, cache_gb: float, console: Console | None) -> RangeCache | None:
     wanted = min(int(cache_gb * GB), index.num_bytes)
-    if not wanted:
+    if not wanted or not hasattr(os, "pread"):  # Windows: several processes cannot read one file at any place
         return None
     try:
         cache = RangeCache(folder, place.root, index.shards, int(cache_gb * GB))

@@ -38,7 +38,7 @@ class RangeCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         source = self.folder / LOCK_NAME
         source.write_text(f"{url}\n", encoding="utf-8", errors="surrogateescape")
-        self._handles: dict[str, int] = {"": os.open(source, os.O_RDONLY | os.O_CLOEXEC)}  # by shard, and that of the lock
+        self._handles: dict[str, int] = {"": os.open(source, os.O_RDONLY)}  # by shard, and that of the lock
         weakref.finalize(self, close_all, self._handles)
         lock_shared(self._handles[""])
         self._is_full = False
@@ -80,7 +80,7 @@ class RangeCache:
     def _handle(self, shard: str) -> int:
         if shard not in self._handles:
             name = hashlib.sha256(shard.encode("utf-8", "surrogateescape")).hexdigest()[:8] + "-" + shard.rpartition("/")[2]
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             self._handles[shard] = os.open(self.folder / name[-200:], flags, 0o644)
         return self._handles[shard]
 

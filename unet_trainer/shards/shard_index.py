@@ -18,9 +18,9 @@ from unet_trainer.shards.tar_files import ShardError, TarMember, list_members
 INDEX_NAME = "shards.json"
 FORMAT = 1
 # Extensions of WebDataset, without the first dot, in lower case.
-IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "npy")
+IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "gif", "npy")
 MASK_WORDS = ("mask", "seg", "label", "gt", "annotation")  # a.seg.png
-MASK_FORMATS = ("png", "tif", "tiff", "bmp", "npy")
+LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 CHUNK_BYTES = 2**22
 
 
@@ -218,7 +218,7 @@ def _extension(member: TarMember) -> str:
 def _is_mask(member: TarMember) -> bool:
     """a.seg.png, a.mask.tif."""
     *words, last = _extension(member).split(".")
-    return bool(words) and words[-1] in MASK_WORDS and last in MASK_FORMATS
+    return bool(words) and words[-1] in MASK_WORDS and last in IMAGES
 
 
 def _image_and_mask(group: Sequence[TarMember]) -> tuple[TarMember, TarMember] | None:
@@ -226,7 +226,7 @@ def _image_and_mask(group: Sequence[TarMember]) -> tuple[TarMember, TarMember] |
     images = [member for member in group if _extension(member) in IMAGES]
     masks = [member for member in group if _is_mask(member)]
     if not masks and len(images) == 2:  # a.jpg and a.png
-        masks = [member for member in images if _extension(member) in MASK_FORMATS]
+        masks = [member for member in images if _extension(member) in LOSSLESS]
         images = [member for member in images if member not in masks]
     return (images[0], masks[0]) if len(images) == len(masks) == 1 else None
 

@@ -164,7 +164,7 @@ class ShardStore:
         with state.lock:
             handle = state.handles.pop(shard, None)
             if handle is None:
-                handle = os.open(self.place(shard), os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+                handle = os.open(self.place(shard), os.O_RDONLY | getattr(os, "O_BINARY", 0))
             state.handles[shard] = handle
             if not hasattr(os, "pread"):  # Windows
                 os.lseek(handle, member.offset, os.SEEK_SET)
