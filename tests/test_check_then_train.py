@@ -79,6 +79,7 @@ LAYOUTS = {
     "YOLO": (layouts.yolo, 0, ["6 text files such as 0.txt (YOLO), drawn as masks, classes in the order of data.yaml"]),
     "CVAT": (layouts.cvat, 0, ["annotations.xml (CVAT), drawn as masks, classes in the order of the labels"]),
     "Supervisely": (layouts.supervisely, 0, ["6 JSON files such as 0.jpg.json (Supervisely), drawn as masks"]),
+    "shards": (layouts.shards, 0, ["4 shards, 67.9 MB"]),
 }
 MASKS = {
     "two values": (masks(lambda i: blob(i) * 255), 0, ["num_classes: 1 (the masks hold two values, 0 and 255)"]),

@@ -8,6 +8,9 @@ import cv2
 import numpy as np
 import tifffile
 
+from helpers.shards import write_tar
+from unet_trainer.images.image_files import encode_image
+
 SIDE, COUNT = 40, 6
 
 
@@ -214,3 +217,12 @@ def supervisely(data):
         (data / f"ds0/ann/{index}.jpg.json").write_text(json.dumps(content))
     classes = [{"title": name, "shape": "polygon", "color": "#50E3C2"} for name in ("cat", "dog")]
     (data / "meta.json").write_text(json.dumps({"classes": classes, "tags": [], "projectType": "images"}))
+
+
+def shards(data):
+    """Of WebDataset's naming, two samples in each."""
+    for index in range(0, 8, 2):
+        files = {}
+        for number in (index, index + 1):
+            files |= {f"{number}.jpg": encode_image(photo(number), ".jpg"), f"{number}.seg.png": encode_image(disc(number), ".png")}
+        write_tar(data / f"cells-{index // 2:06d}.tar", files)
