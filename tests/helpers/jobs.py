@@ -6,23 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from helpers.killed_runs import HANG_SECONDS, TESTS, _be_quiet, start
+from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.runs import words
 
 SCRIPT = Path(__file__)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class ForkedJob:
