@@ -33,6 +33,7 @@ def make_job(monkeypatch):
     """Jobs of one start, as threads: each has a rank and a connection of its own to a store that lies in this process."""
     monkeypatch.setattr(distributed, "BEAT_SECONDS", 0.1)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
     made = []
 
     def make(rank, world_size=2, local_world_size=None):
@@ -42,7 +43,7 @@ def make_job(monkeypatch):
         return job
 
     def rendezvous(url, timeout):
-        yield torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False), 0, 1
+        yield torch.distributed.TCPStore("127.0.0.1", port, is_master=False), 0, 1
 
     with mock.patch("torch.distributed.rendezvous", rendezvous):
         yield make
