@@ -5,6 +5,8 @@ With -n the process that hands the tests out loads this file too, and runs none:
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,8 +20,11 @@ from unet_trainer.system.resources import count_cores, total_host_memory
 
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with nohup, the tests would inherit that it is ignored
+# Here and in all processes that tests start. Tensors are tiny: threads would spend more time waiting for each other than computing,
+# and ten times that where other tests have the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
-MEMORY_OF_A_PROCESS = 2 * 10**9  # 1.0 GB, with one run of the script beside it
+MEMORY_OF_A_PROCESS = 3 * 10**9  # 1.8 GB, and those that its tests start
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
@@ -82,9 +87,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run. GPU tests say why they do not."""
     import torch
 
-    torch.set_num_threads(1)  # tensors are tiny: threads would spend more time waiting for each other than computing
+    torch.set_num_threads(1)  # where torch was loaded before this file
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays. A garbage collection need not look at it: in a process that was forked, each page of it
+    would be copied."""
+    gc.collect()
+    gc.freeze()
