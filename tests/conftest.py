@@ -5,7 +5,6 @@ With -n the process that hands the tests out loads this file too, and runs none:
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -93,10 +92,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays. A garbage collection need not look at it: in a process that was forked, each page of it
-    would be copied."""
-    gc.collect()
-    gc.freeze()

@@ -1,7 +1,5 @@
 """Loaded once by the process from which test processes are forked, so that each begins to train at once."""
 
-import gc
-
 import torch
 
 import train_unet  # noqa: F401
@@ -13,5 +11,3 @@ components = tiny_components()
 for parameter in components.state.segmenter.parameters():  # no backward pass: autograd's threads do not survive a fork either
     parameter.grad = torch.zeros_like(parameter)
 components.state.optimizer.step()  # loads what an optimizer needs, which takes seconds
-gc.collect()
-gc.freeze()  # a garbage collection in a forked process would copy every page of what is loaded here
