@@ -14,6 +14,7 @@
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
     python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
     python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
+    python train_unet.py shard data_dir=... --out DIR|URL   the data as tar shards; data_dir=DIR|URL trains from them
     python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
     python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
     python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on

@@ -56,7 +56,7 @@ def make_components(compiled=False, batch_size=8, side=128, floats=False, **sett
     if compiled:
         batch = make_batch(batch_size, side, floats=floats)
         steps = components.train_step, components.eval_step
-        assert compile_steps(*steps, batch, batch, components.begin_phases()) is None
+        assert compile_steps(*steps, batch, batch, components.begin_phases()).failure is None
     components.set_training_mode(0)
     return components
 
@@ -153,7 +153,7 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     step.num_parts = num_parts
     if compiled:
         steps = components.train_step, step
-        assert compile_steps(*steps, make_batch(), batches[0], components.begin_phases()) is None
+        assert compile_steps(*steps, make_batch(), batches[0], components.begin_phases()).failure is None
     step.segmenter.eval()
     step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
     metrics = step.new_metrics()

@@ -175,6 +175,17 @@ def test_a_job_that_agrees_before_every_other_step_only_ends_together_too(fault,
     assert [one["digest"] for one in again.records(0)] == [one["digest"] for one in again.records(1)]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config, tmp_path):
+    fault = f"no compiler@{rank}"
+    job = ForkedJob({**config, "compile_model": True}, tmp_path / "job", faults={0: fault, 1: fault})
+    assert job.finish() == [0, 0], job.said()
+    assert job.said().count("compiling failed on 1 of 2 processes, training goes on uncompiled (InductorError: no compiler)") == 1
+    assert "✓ Compiled" not in job.said()
+    assert [record["digest"] for record in job.records(0)] == [record["digest"] for record in job.records(1)]
+    assert "not finite" not in job.said()
+
+
 def test_a_wrong_config_is_told_once(config, tmp_path):
     job = ForkedJob({**config, "learning_rate": "fast"}, tmp_path / "job")
     assert job.finish() == [2, 2]
@@ -208,6 +219,7 @@ def test_sigterm_to_torchrun_saves_and_exits(config, tmp_path):
     assert end(job) != 0
     said = log.read_text()
     assert said.count("Error: interrupted by SIGTERM") == 1, said
+    assert "torchrun --standalone --nproc-per-node=2 train_unet.py --resume" in said
     assert "Interrupted. To go on where the state was saved" in said
     content = read_run(folder_of(config), print)
     assert len(content["ranks"]) == 2

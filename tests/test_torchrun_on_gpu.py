@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.jobs import end, torchrun
+from unet_trainer.runs.checkpoint_file import read_run
 
 pytestmark = pytest.mark.gpu
 
@@ -46,3 +48,16 @@ def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):
     assert [record["digest"] for record in first] == [record["digest"] for record in second]
     assert all(record["confusion"] == record["alone"] for record in (*first, *second))
     assert (Path(config["checkpoint_dir"]) / "run" / "best.pt").exists()
+
+
+def test_synchronised_batch_norm_of_two_processes_is_that_of_one_with_both_batches(tiny_config, tmp_path):
+    """In float32, without augmentation, and with a loss that is a mean over pixels."""
+    settings = {**tiny_config, "device": "cuda", "num_epochs": 3, "batch_size": 2, "augmentation": "none", "loss": {"bce": 1.0}}
+    settings |= {"optimizer": "sgd", "learning_rate": 0.1, "allow_tf32": False, "sync_batchnorm": True}
+    for name, number, size in (("one", 1, 4), ("two", 2, 2)):
+        log = tmp_path / f"{name}.log"
+        job = torchrun({**settings, "run_name": name, "batch_size": size}, f"--nproc-per-node={number}", "--standalone", log=log)
+        assert end(job) == 0, log.read_text()
+    one, two = (read_run(Path(settings["checkpoint_dir"]) / name, print) for name in ("one", "two"))
+    for name, tensor in one["model"].items():
+        torch.testing.assert_close(two["model"][name], tensor, rtol=1e-3, atol=1e-5)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
-from helpers.predicting import write_model
+from helpers.killed_runs import start, wait_until
+from helpers.predicting import force_processes, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.commands import predict
 from unet_trainer.images.image_spec import RGB_8BIT
@@ -20,6 +24,8 @@ from unet_trainer.inference.engine import SymmetricEngine
 from unet_trainer.inference.loaded_model import load, load_engine
 from unet_trainer.inference.prediction_stream import PredictionStream
 from unet_trainer.inference.prediction_timing import Rates
+from unet_trainer.loading.worker_backends import CAN_FORK, WorkerError
+from unet_trainer.system.atomic_files import Draft
 
 RANDOM = np.random.default_rng(0)
 GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
@@ -254,6 +260,119 @@ def test_ctrl_c_says_how_to_go_on(here, capsys, monkeypatch):
     assert "0 of 2 images done; --skip-existing goes on from there" in said.out
     assert said.err == "Error: interrupted\n"
     assert files_in(here / "out") == []
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+def test_processes_that_write_are_forked_before_the_model_is_loaded(here, capsys, monkeypatch):
+    """Loading it starts up the GPU."""
+    started = force_processes(monkeypatch.setattr)
+    num_started = []
+    load_once = loaded_model.load_engine
+    monkeypatch.setattr(
+        loaded_model, "load_engine", lambda *given, **options: num_started.append(len(started)) or load_once(*given)
+    )
+    assert main(["predict", "binary", "images", "--out", "out"]) == 0
+    assert num_started == [1]
+    assert files_in(here / "out") == ["a.png", "sub/b.png"]
+    assert all(worker.exitcode == 0 for worker in started[0].backend.workers)
+    assert main(["predict", "binary", "images", "--out", "polygons", "--polygons"]) == 0
+    assert len(started) == 1  # all of them go into one file
+    assert main(["predict", "no such model", "images", "--out", "other"]) == 2
+    assert len(started) == 1
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+def test_processes_end_when_the_model_cannot_be_used(here, capsys, monkeypatch):
+    started = force_processes(monkeypatch.setattr)
+    assert main(["predict", "three", "images", "--out", "out", "--threshold", "0.3"]) == 2
+    assert all(worker.exitcode == 0 for worker in started[0].backend.workers)
+
+
+def test_threads_write_where_no_more_processes_can_be_started(here, capsys, monkeypatch):
+    def fail(*given):
+        raise WorkerError("worker process 1 of 8 could not be started (Resource temporarily unavailable)")
+
+    monkeypatch.setattr("unet_trainer.inference.writer_processes.start_writers", fail)
+    assert main(["predict", "binary", "images", "--out", "out"]) == 0
+    assert files_in(here / "out") == ["a.png", "sub/b.png"]
+    note = "Note: results are written by threads, which is slower: worker process 1 of 8 could not be started"
+    assert note in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
+    started = force_processes(monkeypatch.setattr)
+    run = PredictionStream.run
+
+    def kill_and_run(*given):
+        for worker in started[0].backend.workers:
+            worker.kill()
+            worker.join(60)
+        return run(*given)
+
+    monkeypatch.setattr(PredictionStream, "run", kill_and_run)
+    assert main(["predict", "binary", "images", "--out", "out"]) == 3
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"Error: worker process \d+ died \(SIGKILL, which the system sends where memory has run out\); 0 images done, "
+        r"--skip-existing goes on from there\n",
+        said,
+    )
+    assert files_in(here / "out") == []
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+def test_a_full_disk_is_told_by_processes_as_by_threads(here, capsys, monkeypatch):
+    def fail(draft):
+        raise OSError(28, "No space left on device", str(draft.path))
+
+    monkeypatch.setattr(Draft, "keep", fail)
+    messages = []
+    for _ in range(2):
+        assert main(["predict", "binary", "images/a.png", "--out", "out"]) == 2
+        messages.append(capsys.readouterr().err)
+        force_processes(monkeypatch.setattr)
+    assert messages[0] == messages[1]
+    assert "--out: out cannot be written to (out/a.png: No space left on device; make room); 0 images done" in messages[0]
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_whole_files_and_no_process(here, number):
+    """SIGINT as from a terminal: to the processes that write too."""
+    pixels = (here / "images/a.png").read_bytes()
+    for index in range(40):
+        (here / f"images/{index:02}.png").write_bytes(pixels)
+    log, pids = here / "log", here / "pids"
+    given = ["predict", str(here / "checkpoints/binary"), str(here / "images"), "--out", str(here / "out"), "--batch-size", "4"]
+    process = start(predict_slowly, given, log, pids)
+    wait_until(lambda: process.exitcode is not None or len(list((here / "out").glob("[0-9]*.png"))) >= 4)
+    writers = [int(word) for word in pids.read_text().split()]
+    assert process.exitcode is None
+    for pid in [*writers, process.pid] if number == signal.SIGINT else [process.pid]:
+        os.kill(pid, number)
+    process.join(60)
+    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not any(is_running(pid) for pid in writers))
+    left = files_in(here / "out")
+    masks = [name for name in left if not name.endswith(".tmp")]
+    for name in masks:
+        np.array(Image.open(here / "out" / name))
+    assert 4 <= len(masks) < 42
+    if number != signal.SIGKILL:  # which leaves no time to tidy up
+        assert masks == left
+        said = log.read_text()
+        assert f"{len(masks)} of 42 images done; --skip-existing goes on from there" in said
+        assert said.endswith(f"Error: interrupted by {number.name}\n")
+    assert main([*given, "--skip-existing"]) == 0
+    assert len([name for name in files_in(here / "out") if name.endswith(".png")]) == 42
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):

@@ -29,7 +29,7 @@ from unet_trainer.datasets.scan import (
     open_scan_cache,
     scan_pairs,
 )
-from unet_trainer.images.image_files import COLOUR, ReadError, encode_image, write_image
+from unet_trainer.images.image_files import COLOUR, ReadError, encode_image, file_stamp, write_image
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -564,12 +564,12 @@ def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_
     for path, text in ((one, "a"), (two, "b")):
         path.write_text(text)
         os.utime(path, (1e9, 1e9))
-    before = scan.file_stamp(one)
+    before = file_stamp(one)
     time.sleep(0.02)  # ctime has a resolution of a few milliseconds
     for source, target in ((one, aside), (two, one), (aside, two)):
         source.rename(target)
-    assert scan.file_stamp(one) != before
-    assert scan.file_stamp(one) == scan.file_stamp(one)
+    assert file_stamp(one) != before
+    assert file_stamp(one) == file_stamp(one)
 
 
 @pytest.mark.parametrize("role", ["image", "mask"])

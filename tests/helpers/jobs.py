@@ -100,6 +100,9 @@ def install(fault, records, network):
     if fault is None:
         return
     kind, _, at = fault.partition("@")
+    if kind == "no compiler":
+        _break_compiler(int(at))
+        return
     take, count = TrainStep.__call__, [0]
 
     def faulty(self, batch, metrics):
@@ -110,6 +113,21 @@ def install(fault, records, network):
         return take(self, batch, metrics)
 
     TrainStep.__call__ = faulty
+
+
+def _break_compiler(rank):
+    """In the process of this rank; in the others nothing is compiled either, which takes a minute, but it seems so."""
+    from unet_trainer.training import build
+    from unet_trainer.training.compilation import Compilation
+
+    def compile_steps(train_step, *others):
+        if int(os.environ["RANK"]) == rank:
+            return Compilation("InductorError: no compiler")
+        eager = train_step.forward
+        train_step.forward = lambda *arguments: (eager(*arguments)[0] * float("nan"), eager(*arguments)[1])  # never to be used
+        return Compilation(None, lambda: setattr(train_step, "forward", eager))
+
+    build.compile_steps = compile_steps
 
 
 def _spoil(step, batch):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
+
 import torch
 
 from helpers.steps import make_spec
@@ -47,3 +51,50 @@ class BrightnessEngine:
         self.shapes.append(tuple(images.shape))
         foreground = images[..., 0].float() - 128
         return torch.stack([torch.zeros_like(foreground), foreground], 1)
+
+
+def force_processes(patch, num_processes=2):
+    """`predict` writes in processes, whatever the device and the number of images. `patch(module, name, value)` sets a name.
+    Returns a list that gets the WriterProcesses."""
+    from unet_trainer.inference import writer_processes
+
+    started = []
+
+    def start(inputs, device):
+        started.append(writer_processes.WriterProcesses(inputs, num_processes))
+        return started[-1]
+
+    patch(writer_processes, "start_writers", start)
+    patch(writer_processes, "suits", lambda device: True)
+    return started
+
+
+def predict_slowly(words, log, pids):
+    """In a process of its own, to be stopped: an image takes 50 ms to write, and half of its file is there meanwhile. The numbers
+    of the processes that write are in the file `pids`."""
+    from train_unet import main
+    from unet_trainer.inference import prediction_files
+
+    sys.stdout = sys.stderr = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
+    finish = prediction_files.ImageFiles.finish
+
+    def finish_slowly(files):
+        for draft in files.drafts:
+            draft.file.flush()
+        time.sleep(0.05)
+        finish(files)
+
+    prediction_files.ImageFiles.finish = finish_slowly
+    started = force_processes(setattr)
+    from unet_trainer.inference.prediction_stream import PredictionStream
+
+    run = PredictionStream.run
+
+    def run_and_tell(stream, *given):
+        numbers = [worker.pid for worker in started[0].backend.workers]
+        Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
+        Path(f"{pids}.tmp").replace(pids)
+        return run(stream, *given)
+
+    PredictionStream.run = run_and_tell
+    sys.exit(main(words))

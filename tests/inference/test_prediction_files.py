@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -17,7 +18,15 @@ from unet_trainer.images.image_files import COLOUR, ReadError, read_image, read_
 from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder, Rows, class_folder, value_table
+from unet_trainer.inference.prediction_files import (
+    ImageFiles,
+    Kinds,
+    PredictionFolder,
+    Rows,
+    class_folder,
+    value_table,
+    write_image,
+)
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (40, 30, 3), np.uint8)
@@ -264,3 +273,31 @@ def test_a_result_that_another_image_writes_too_is_refused(tmp_path, image):
 @pytest.mark.parametrize(("name", "expected"), [("a/b: c", "1-a_b_c"), ("Zelle", "1-Zelle"), ("???", "1"), ("核", "1-核")])
 def test_folders_of_classes_have_names_that_file_systems_take(name, expected):
     assert class_folder(1, name) == expected
+
+
+def test_what_a_killed_process_left_of_an_image_is_deleted(tmp_path):
+    """All of its temporary files, and none of another image or another process."""
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_bytes(np.zeros((4, 6, 3), np.uint8), extratags=GEO_TAGS))
+    folder = PredictionFolder(tmp_path / "out", make_spec(), Kinds(values=True, overlay=True, probabilities="npy"))
+    for name in ("sub/a", "sub/b"):
+        for draft in ImageFiles(folder, Input(path, name), (4, 6), read_georeference(path)).drafts:
+            draft.file.close()
+    drafts = list((tmp_path / "out").rglob("*.tmp"))
+    assert len(drafts) == 2 * 6  # values and mask twice each
+    folder.discard_drafts("sub/a", os.getpid() + 1)
+    assert all(found.exists() for found in drafts)
+    folder.discard_drafts("sub/a", os.getpid())
+    left = [found.name for found in (tmp_path / "out").rglob("*.tmp")]
+    assert len(left) == 6
+    assert all(name.startswith(".b.") for name in left)
+
+
+def test_an_image_whose_rows_are_all_there_is_written_at_once(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "out", make_spec(), Kinds())
+    rows = Rows(np.array([[0, 1, 1], [1, 0, 0]], np.uint8), None)
+    write_image(folder, Input(tmp_path / "a.png", "a"), rows)
+    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "out/a.png")), rows.ids)
+    with pytest.raises(ReadError):
+        write_image(PredictionFolder(tmp_path / "out", make_spec(), Kinds(overlay=True)), Input(tmp_path / "gone.png", "b"), rows)
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["a.png"]

@@ -34,8 +34,8 @@ class Progress:
     def __init__(self):
         self.num_done, self.tiles = 0, []
 
-    def image_done(self):
-        self.num_done += 1
+    def images_done(self, number):
+        self.num_done += number
 
     @contextlib.contextmanager
     def large_image(self, path, num_tiles):
@@ -313,6 +313,16 @@ def test_the_size_of_a_batch_follows_its_pixels(tmp_path):
     assert stream(tmp_path, batch_size=5).batch_size_of((4096, 4096, 3)) == 5
 
 
+@pytest.mark.parametrize(
+    ("num_images", "batch_size"), [(1, 16), (512, 16), (513, 32), (1000, 32), (1025, 48), (2000, 64), (10**6, 64)]
+)
+def test_of_few_images_batches_are_small_so_that_the_first_is_soon_there(num_images, batch_size, tmp_path):
+    predicting = stream(tmp_path, batch_size=None)
+    predicting.batch_pixels = 64 * 512**2
+    predicting.num_images = num_images
+    assert predicting.batch_size_of((512, 512, 3)) == batch_size
+
+
 def test_results_are_the_same_in_every_run(tmp_path, images):
     path = write_model(tmp_path / "run/best.pt", fit="crop")
     contents = []
@@ -337,3 +347,13 @@ def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
         shares[device] = {name: np.load(tmp_path / device / f"probabilities/{name}.npy") for name in images}
     for name in images:
         np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_warmed_up_for_the_last_batch_too(tmp_path):
+    engine = BrightnessEngine(make_spec(fit="resize", image_size=(32, 32)))
+    engine.device = torch.device("cuda")
+    stream(tmp_path, engine=engine, batch_size=4).warm_up(13)
+    assert engine.shapes == [(1, 32, 32, 3)]
+    stream(tmp_path, engine=engine, batch_size=4).warm_up(12)
+    assert engine.shapes == [(1, 32, 32, 3)]

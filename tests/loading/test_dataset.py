@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -379,3 +380,49 @@ def test_processes_validate_every_image_once_without_padding():
 
 def test_a_process_without_an_image_to_validate_has_no_batch():
     assert len(EpochBatches(1, 2, seed=0, shuffle=False, own=[])) == 0
+
+
+# Shards
+
+
+class CountedStore:
+    """Stands for shards: what was announced, and what was read."""
+
+    def __init__(self, is_remote):
+        self.is_remote, self.ahead = is_remote, []
+
+    def read_ahead(self, files):
+        self.ahead.append([file.path for file in files])
+
+
+@pytest.fixture(params=[True, False], ids=["remote", "local"])
+def stored(request, tiny_data, monkeypatch):
+    """A dataset of files that say they lie in shards."""
+    store = CountedStore(request.param)
+    monkeypatch.setattr(dataset_module, "find_member", lambda path: SimpleNamespace(store=store, path=path))
+    return build_dataset(tiny_data), store
+
+
+def test_the_samples_of_a_piece_are_announced_before_they_are_read_if_they_are_remote(stored):
+    dataset, store = stored
+    loader = Loader(dataset, 4, shuffle=True)
+    loader.read(0, 0)
+    pairs = [dataset.pairs[index] for _, index in loader.batches.keys(0, 0)]
+    assert store.ahead == ([[path for pair in pairs for path in (pair.image, pair.mask)]] if store.is_remote else [])
+
+
+def test_what_is_cached_is_not_announced(stored):
+    dataset, store = stored
+    dataset.cache = [None] * len(dataset.pairs)
+    dataset.read_ahead([(0, 0), (0, 1)])
+    assert store.ahead == []
+
+
+def test_a_worker_has_a_whole_batch_of_remote_samples(stored):
+    dataset, store = stored
+    pieces = BatchAssembler(dataset, EpochBatches(12, 8, 0, shuffle=True)).pieces(4)
+    assert pieces == ([range(8)] if store.is_remote else [range(0, 2), range(2, 4), range(4, 6), range(6, 8)])
+
+
+def test_plain_files_are_not_remote(tiny_data):
+    assert not build_dataset(tiny_data).is_remote

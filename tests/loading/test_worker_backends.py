@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 
@@ -134,3 +135,35 @@ def test_a_daemonic_process_uses_threads(tiny_data, monkeypatch):
     assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
     assert isinstance(loader.pool.backend, worker_backends.ThreadBackend)
     loader.pool.close()
+
+
+def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, capfd):
+    """The worker has this process's handler until it ignores signals."""
+    monkeypatch.setattr(worker_backends, "end_with", lambda parent: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *given: os.write(2, b"handled"))
+    try:
+        backend = worker_backends.ForkBackend(1, lambda receive, send, number: send(b"12345678"), result=struct.Struct("8s"))
+        assert backend.receive(60) == b"12345678"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        backend.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err == "handled"
+
+
+def test_messages_may_have_a_size_of_their_own():
+    task, result = struct.Struct("2q"), struct.Struct("q")
+
+    def add(receive, send, number):
+        while message := receive():
+            send(result.pack(sum(task.unpack(message))))
+
+    backend = worker_backends.ForkBackend(1, add, task, result)
+    assert backend.capacity == PIPE_BYTES // 16
+    backend.send(task.pack(1, 2) + task.pack(3, 4))
+    found = b""
+    while len(found) < 16:
+        found += backend.receive(60)
+    assert [number for (number,) in result.iter_unpack(found)] == [3, 7]
+    backend.close()

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.project import ROOT
 from unet_trainer.system import atomic_files
-from unet_trainer.system.atomic_files import Draft, delete_drafts, write_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import Draft, delete_drafts, discard_drafts, write_atomically, write_text_atomically
 
 
 @pytest.fixture
@@ -282,3 +282,19 @@ def test_a_draft_of_a_long_name_can_be_made(tmp_path):
     draft = Draft(path)
     draft.keep()
     assert_only(path, b"")
+
+
+def test_drafts_of_one_file_of_one_process_are_discarded(tmp_path):
+    name = "a[1]*.png"  # no pattern
+    for left in (name, "a1.png"):
+        draft = Draft(tmp_path / left)
+        draft.file.close()
+        draft.draft.rename(tmp_path / draft.draft.name.replace(f".{os.getpid()}-", ".4711-"))
+    own = Draft(tmp_path / name)
+    own.file.close()
+    discard_drafts(tmp_path / name, 4711)
+    discard_drafts(tmp_path / "no folder" / name, 4711)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 2
+    assert left[0].startswith(".a1.png.4711-")
+    assert left[1] == own.draft.name

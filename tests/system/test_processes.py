@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unet_trainer.system.distributed import current
-from unet_trainer.system.processes import ALONE, Launch, read_launch
+from unet_trainer.system.processes import ALONE, Launch, read_launch, start_command
 
 TORCHRUN = {
     "RANK": "5",
@@ -42,3 +42,18 @@ def test_one_process_agrees_with_itself_and_loads_nothing():
     assert tensor.tolist() == [1, 1]
     assert not torch.distributed.is_initialized()
     assert current() is ALONE
+
+
+@pytest.mark.parametrize(
+    ("launch", "command"),
+    [
+        (Launch(), "python train_unet.py"),
+        (Launch(3, 8, 3, 8, 0, True), "torchrun --standalone --nproc-per-node=8 train_unet.py"),
+        (
+            Launch(9, 16, 1, 8, 1, True),
+            "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT --nproc-per-node=8 train_unet.py",
+        ),
+    ],
+)
+def test_a_process_knows_how_it_was_started(launch, command):
+    assert start_command(launch) == command

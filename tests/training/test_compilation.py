@@ -35,7 +35,7 @@ BATCH = make_batch(2, side=32)
 
 
 def compile_components(components):
-    return compile_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+    return compile_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases()).failure
 
 
 def eval_step_of(segmenter):
@@ -45,7 +45,7 @@ def eval_step_of(segmenter):
 
 def compile_plain(step, batch):
     """The step of a plain segmenter, which has one phase."""
-    return compile_steps(step, eval_step_of(step.segmenter), batch, batch, [step.segmenter.train])
+    return compile_steps(step, eval_step_of(step.segmenter), batch, batch, [step.segmenter.train]).failure
 
 
 def failing_compiler(error):
@@ -261,7 +261,7 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
     eager, compiled = eval_step_of(plain_segmenter()), eval_step_of(plain_segmenter())
     step = make_step(compiled.segmenter)
     torch._dynamo.utils.counters.clear()
-    assert compile_steps(step, compiled, batch, native, [step.segmenter.train]) is None
+    assert compile_steps(step, compiled, batch, native, [step.segmenter.train]).failure is None
     found = [each.new_metrics() for each in (eager, compiled)]
     for each, metrics in zip((eager, compiled), found, strict=True):
         each.segmenter.eval()

@@ -24,6 +24,7 @@ from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.history import read_metrics
 from unet_trainer.training import build, setup
+from unet_trainer.training.compilation import Compilation
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import set_up
 
@@ -404,6 +405,7 @@ def test_workers_read_while_the_steps_are_compiled(config, monkeypatch):
 
     def compile_steps(*arguments):
         planned.append(session.console.log is not None)
+        return Compilation(None)
 
     monkeypatch.setattr(build, "compile_steps", compile_steps)
     with Session() as session:

@@ -137,12 +137,13 @@ def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
     from unet_trainer.commands.machine_report import reading_finding
     from unet_trainer.datasets.build_report import build_dataset_report
     from unet_trainer.datasets.demo import ensure_demo
+    from unet_trainer.datasets.shard_places import find_place
 
     data_dir = Path(config.data_dir)
-    page.heading(f"Data: {data_dir}")
+    page.heading(f"Data: {config.data_dir}")
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
         page.console.say("  (the built-in demo, made now)")
-    if not data_dir.exists():
+    if find_place(config.data_dir) is None and not data_dir.exists():
         detail = f"{data_dir} does not exist, so that nothing can be said of a run"
         level: Literal["problem", "warning"] = "problem" if "data_dir" in config.sources else "warning"
         page.show("data", [Finding(level, "data_dir", detail, "data_dir=FOLDER with images/ and masks/")])

@@ -191,7 +191,7 @@ def say_what(engine: Engine, file: Path, data: EvaluationData, given: argparse.N
     epoch = "" if card.epoch is None else f", epoch {card.epoch}"
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
-    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.data_dir}: {data.split}, by {data.rule}")
+    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.config.data_dir}: {data.split}, by {data.rule}")
     console.fact("Scored", scoring(spec, given))
 
 
@@ -251,7 +251,7 @@ def describe(engine: Engine, file: Path, data: EvaluationData, given: argparse.N
             "architecture": spec.architecture,
             "encoder": spec.encoder,
         },
-        "data": {"data_dir": str(data.source.data_dir), "split": data.split, "rule": data.rule},
+        "data": {"data_dir": data.source.config.data_dir, "split": data.split, "rule": data.rule},
         "settings": {
             "engine": engine.description,
             "threshold": given.threshold,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import Script
 from unet_trainer.config.errors import UserError
+from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Bar, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.prediction_files import PredictionFolder
     from unet_trainer.inference.prediction_stream import Outcome, PredictionStream
     from unet_trainer.inference.prediction_timing import Rates
+    from unet_trainer.inference.writer_processes import WriterProcesses
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -77,13 +79,36 @@ def predict(given: argparse.Namespace, console: Console) -> int:
     inputs = find_inputs(given.inputs, given.out)  # before torch is loaded: a wrong path is told at once
     refuse_same_names(inputs)
 
-    from unet_trainer.inference.loaded_model import load_engine
     from unet_trainer.inference.model_files import find_model
+
+    path = find_model(given.model, raw=given.raw)
+    with contextlib.ExitStack() as stack:
+        processes = _start_writers(given, inputs, console)  # before the engine starts up the GPU
+        if processes is not None:
+            stack.enter_context(processes)
+        return _predict(given, path, inputs, processes, console)
+
+
+def _start_writers(given: argparse.Namespace, inputs: Sequence[Input], console: Console) -> WriterProcesses | None:
+    from unet_trainer.inference import writer_processes
+    from unet_trainer.loading.worker_backends import WorkerError
+
+    try:
+        return None if given.polygons else writer_processes.start_writers(inputs, given.device)
+    except WorkerError as error:
+        console.note(f"results are written by threads, which is slower: {error}")
+        return None
+
+
+def _predict(
+    given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
+) -> int:
+    from unet_trainer.inference import writer_processes
+    from unet_trainer.inference.loaded_model import load_engine
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream
     from unet_trainer.inference.predictor import Predictor
 
-    path = find_model(given.model, raw=given.raw)
     kinds = Kinds(given.values, given.overlay, given.probabilities, given.polygons)
     engine = load_engine(path, given.device, raw=given.raw)
     spec = engine.card.spec
@@ -97,7 +122,8 @@ def predict(given: argparse.Namespace, console: Console) -> int:
     _say_start(path, engine, inputs, sum(is_done), console)
     num_todo = len(inputs) - sum(is_done)
     with console.bar("Predicting:", num_todo) as bar:
-        stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size)
+        used = processes if writer_processes.suits(engine.device) else None
+        stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size, used)
         stream.warm_up(num_todo)
         rates = _measure(stream, inputs) if given.time else None
         started = time.perf_counter()
@@ -115,8 +141,8 @@ class _Bars:
     def __init__(self, console: Console, bar: Bar) -> None:
         self.console, self.bar = console, bar
 
-    def image_done(self) -> None:
-        self.bar.tick()
+    def images_done(self, number: int) -> None:
+        self.bar.tick(number)
 
     @contextlib.contextmanager
     def large_image(self, path: Path, num_tiles: int) -> Iterator[Callable[[int], object]]:
@@ -132,8 +158,14 @@ def _measure(stream: PredictionStream, inputs: Sequence[Input]) -> Rates:
 
 
 def _run(stream: PredictionStream, inputs: Sequence[Input], is_done: Sequence[bool], out: Path, console: Console) -> Outcome:
+    from unet_trainer.loading.worker_backends import WorkerError
+
     try:
         return stream.run(inputs, is_done)
+    except WorkerError as error:
+        raise TrainingFailed(
+            f"{error}; {counted(stream.outcome.num_written, 'image')} done, --skip-existing goes on from there"
+        ) from None
     except OSError as error:
         raise UserError(
             f"--out: {out} cannot be written to ({sentence(error, out)}); "

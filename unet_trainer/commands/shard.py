@@ -45,6 +45,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.find_dataset import find_dataset
     from unet_trainer.datasets.scan import open_scan_cache
+    from unet_trainer.datasets.shard_pairs import describe_size
     from unet_trainer.datasets.shard_places import FOLDER
     from unet_trainer.datasets.write_shards import (
         ScannedPair,
@@ -74,6 +75,6 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     refuse_full_disk(place, scanned)
     with console.bar("Writing shards:", len(scanned), keep=False) as bar:
         index = write_shards(found, scanned, data_dir.resolve().name, place, shard_bytes, bar.tick)
-    size = f"{index.num_bytes / 1e9:.3g} GB" if index.num_bytes >= 1e9 else f"{index.num_bytes / 1e6:.3g} MB"
-    console.fact("Shards", f"{counted(index.num_samples, 'pair')} in {counted(len(index.shards), 'shard')} of {out}, {size}")
+    pairs, shards = counted(index.num_samples, "pair"), counted(len(index.shards), "shard")
+    console.fact("Shards", f"{pairs} in {shards} in {out}, {describe_size(index.num_bytes)}")
     console.say(f"Train from them: python train_unet.py data_dir={shlex.quote(out)}")

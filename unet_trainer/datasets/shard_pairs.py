@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.layouts import Part
@@ -36,12 +35,16 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
         )
     found = FoundPairs(
         tuple(pair for pair in pairs if pair.part != "test"),
-        f"{counted(len(store.index.shards), 'shard')}, {store.index.num_bytes / 1e9:.3g} GB",
+        f"{counted(len(store.index.shards), 'shard')}, {describe_size(store.index.num_bytes)}",
         test=tuple(pair for pair in pairs if pair.part == "test"),
         class_names=store.index.class_names,
         num_classes=store.index.num_classes,
     )
     return _with_unpaired(found, store.index.unpaired, config.unpaired == "skip")
+
+
+def describe_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
 
 
 def _pairs(store: ShardStore) -> list[Pair]:
@@ -74,8 +77,3 @@ def _with_unpaired(found: FoundPairs, unpaired: Sequence[str], skips: bool) -> F
     titles = "sample without one image and one mask", "samples without one image and one mask"
     problem = Problem("no_mask", *titles, tuple(unpaired), "unpaired: skip leaves them out", SKIP.settings)
     return FoundPairs(found.pairs, found.rule, text, (problem,), found.test, class_names=found.class_names)
-
-
-def is_there(data_dir: Path) -> bool:
-    """Whether data_dir is a folder, or names shards, which are looked for when they are opened."""
-    return data_dir.is_dir() or ".tar" in data_dir.name or "://" in str(data_dir).replace(":/", "://", 1)

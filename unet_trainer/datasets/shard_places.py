@@ -21,7 +21,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files, walk
 from unet_trainer.images.image_files import DataError
 from unet_trainer.shards.range_cache import RangeCache
-from unet_trainer.shards.remote_files import MissingFile, RemoteFiles, is_url, url_join
+from unet_trainer.shards.remote_files import PACKAGES, MissingFile, RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import INDEX_NAME, Shard, ShardIndex, index_from_json, index_shard, index_to_json
 from unet_trainer.shards.shard_store import ShardStore, find_store, open_store
 from unet_trainer.shards.tar_files import ShardError
@@ -31,9 +31,11 @@ from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+SINGLE_SLASH = re.compile(rf"^({'|'.join(PACKAGES)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
 MAX_SHARE = 0.5  # of the free disk, for what is fetched of remote shards
 GB = 10**9
+FIRST_WAITS = (0.5, 1.0, 2.0)  # a host whose name is wrong is told within seconds
 REUSE_SECONDS = 300.0  # for which a remote index is not read again by one process
 
 
@@ -54,6 +56,7 @@ class ShardPlace:
 
 def find_place(data_dir: str) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
+    data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if is_url(data_dir):
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
@@ -83,7 +86,8 @@ def _expand(name: str) -> tuple[str, ...]:
 
 
 def _local_shards(folder: Path) -> list[str]:
-    return [(here / name).relative_to(folder).as_posix() for here, names in walk(folder) for name in names if name.endswith(".tar")]
+    tars = ((here / name).relative_to(folder) for here, names in walk(folder) for name in names if name.endswith(".tar"))
+    return sorted(path.as_posix() for path in tars)
 
 
 def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
@@ -107,7 +111,7 @@ def _open(place: ShardPlace, config: Config, console: Console | None) -> ShardSt
         return store
     files = RemoteFiles()
     folder = Path(config.checkpoint_dir) / FOLDER
-    index = _read_index(place, files)
+    index = _read_index(place, RemoteFiles(FIRST_WAITS))
     if index is None:
         index = _index_others(place, files, folder, console)
     cache = _open_cache(place, index, folder, config.cache_gb, console) if place.is_remote else None

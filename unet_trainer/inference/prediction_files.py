@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.georeference import Georeference
+from unet_trainer.images.georeference import Georeference, read_georeference
 from unet_trainer.images.image_files import COLOUR, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.mask_coding import MaskCoding
@@ -29,7 +29,7 @@ from unet_trainer.images.row_writers import Content, NpyWriter, Palette, PngWrit
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.atomic_files import Draft, discard_drafts
 
 ProbabilityFormat = Literal["png", "npy"]
 
@@ -72,6 +72,12 @@ class PredictionFolder:
         if folder not in self.made:
             folder.mkdir(parents=True, exist_ok=True)
             self.made.add(folder)
+
+    def discard_drafts(self, name: str, process: int) -> None:
+        """Deletes what a process that was killed left behind of the files of one image."""
+        for path in self.files(name):
+            for written in {path, path.with_suffix(".tif")}:
+                discard_drafts(written, process)
 
     def mask(self, name: str) -> Path:
         return self.out / f"{name}.png"
@@ -262,6 +268,21 @@ class ImageFiles:
         for draft in self.drafts:
             draft.discard()
         self.resources.close()
+
+
+def write_image(folder: PredictionFolder, given: Input, rows: Rows) -> None:
+    """All files of an image whose rows are all there. Raises as ImageFiles does."""
+    size = rows.ids.shape[0], rows.ids.shape[1]
+    files = ImageFiles(folder, given, size, georeference_of(given.path))
+    try:
+        files.write(rows)
+        files.finish()
+    finally:
+        files.discard()
+
+
+def georeference_of(path: Path) -> Georeference | None:
+    return read_georeference(path) if path.suffix.lower() in (".tif", ".tiff") else None
 
 
 def _stored(rows: Rows) -> Pixels:

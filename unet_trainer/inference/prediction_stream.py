@@ -1,6 +1,7 @@
 """Predicts many images into files: threads read ahead, the device computes batches of one shape, threads write behind.
 
     files → ReadAhead → batches of one shape → device → HostCopy → WriteBehind → files
+                                                      → WriterProcesses → files      many small images on a fast GPU
 
 Images come from the readers in their order, so that batches, and with them results, are the same in every run. The device is given
 the next batch before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be
@@ -23,7 +24,7 @@ import cv2
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.georeference import Georeference, read_georeference
+from unet_trainer.images.georeference import Georeference
 from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_mask
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
@@ -32,9 +33,10 @@ from unet_trainer.inference.forward_graphs import NUM_BEFORE_CAPTURE, ForwardGra
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.logits import Logits, WholeLogits, predicted_ids
 from unet_trainer.inference.polygon_files import CocoFile, write_geojson
-from unet_trainer.inference.prediction_files import COCO_NAME, FULL, ImageFiles, PredictionFolder, Rows
+from unet_trainer.inference.prediction_files import COCO_NAME, FULL, ImageFiles, PredictionFolder, Rows, georeference_of
 from unet_trainer.inference.predictor import ModelInput, Predictor
 from unet_trainer.inference.tiled import TiledLogits
+from unet_trainer.inference.writer_processes import WriterProcesses
 from unet_trainer.model.native_resolution import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.runs.host_copy import HostCopy
 from unet_trainer.system.read_ahead import ReadAhead
@@ -46,6 +48,8 @@ from unet_trainer.system.write_behind import WriteBehind
 CPU_BATCH_PIXELS = 2 * 512**2
 GPU_BATCH_PIXELS = {0: 16 * 512**2, 12: 32 * 512**2, 32: 64 * 512**2}  # by GiB of its memory
 MAX_BATCH = 64
+SMALL_BATCH = 16  # no less than this for being few images
+MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
 IMAGES_PER_TASK = 4  # of a writer: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
@@ -57,7 +61,7 @@ Found = ModelInput | ArrayReader | DataError | None  # None: large, and not read
 class Progress(Protocol):
     """What is told while it goes on; called from several threads, one at a time."""
 
-    def image_done(self) -> None: ...
+    def images_done(self, number: int) -> None: ...
 
     def large_image(self, path: Path, num_tiles: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:
         """Around the tiles of a large image; what it gives is called with the number of tiles that are done."""
@@ -77,7 +81,8 @@ class Outcome:
 
 
 class PredictionStream:
-    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids."""
+    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes`: write the images that
+    are computed in batches, in place of threads; forked with the inputs of `run`, which closes them if it fails."""
 
     def __init__(
         self,
@@ -86,14 +91,17 @@ class PredictionStream:
         progress: Progress,
         threshold: float | None = None,
         batch_size: int | None = None,
+        processes: WriterProcesses | None = None,
     ) -> None:
         self.predictor, self.folder, self.progress, self.threshold = predictor, folder, progress, threshold
         self.batch_size = batch_size
+        self.num_images = MAX_BATCH * MIN_BATCHES  # until it is known
         device = predictor.engine.device
         self.batch_pixels = _batch_pixels(device)
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
+        self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
         self.forward = ForwardGraphs(predictor.engine)
         self.outcome = Outcome()
         self.lock = threading.Lock()
@@ -101,9 +109,12 @@ class PredictionStream:
         self.on_device: deque[HostCopy] = deque()
         self.streamed: StreamedImage | None = None
         self.queued: tuple[Sequence[tuple[Numbered, ModelInput]], Future[torch.Tensor]] | None = None
+        if self.processes is not None:
+            self.processes.open(folder, device, partial(self._count_answers, self.processes.inputs))
 
     def warm_up(self, num_images: int) -> None:
         """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images resized."""
+        self.num_images = num_images
         spec = self.predictor.spec
         shape = (*spec.image_size, spec.image.channels)
         batch_size = self.batch_size_of(shape)
@@ -111,20 +122,25 @@ class PredictionStream:
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
             self.forward.prepare((batch_size, *shape), dtype)
             if self.predictor.engine.device.type == "cuda":
+                if num_left := num_images % batch_size:  # the last batch: its kernels are chosen for its shape, layer by layer
+                    with contextlib.suppress(torch.OutOfMemoryError):  # told when it is computed
+                        self.predictor.engine.logits(torch.zeros((num_left, *shape), dtype=dtype))
                 # Allocating page-locked memory stops the device; what is freed here is given out again.
                 pixels = batch_size * shape[0] * shape[1]
                 _ = [
                     torch.empty(size, dtype=dtype, pin_memory=True)
-                    for size in (pixels, pixels * shape[2])
+                    for size in ((pixels, pixels * shape[2]) if self.processes is None else (pixels * shape[2],))
                     for _ in range(2 * MAX_BATCHES_AHEAD)
                 ]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
-        """Raises OSError where results cannot be written. Whatever ends it, there are whole files only. `is_done`: images whose
-        files are there; they are left alone, and their polygons made from their masks."""
+        """Raises OSError where results cannot be written, WorkerError where a process that writes them died. Whatever ends it,
+        there are whole files only. `is_done`: images whose files are there; they are left alone, and their polygons made from
+        their masks."""
         done = is_done or [False] * len(inputs)
         every = [Numbered(number, given) for number, given in enumerate(inputs)]
         todo = [numbered for numbered in every if not done[numbered.number]]
+        self.num_images = len(todo)
         if self.folder.kinds.polygons:
             self.coco = CocoFile(self.folder.out / COCO_NAME, self.folder.spec, len(every))
         try:
@@ -134,6 +150,7 @@ class PredictionStream:
                 WriteBehind(self.num_writers, MAX_BYTES) as self.writers,
                 WriteBehind(1, MAX_BYTES) as self.large_writer,  # one thread: in order
                 self.read_ahead(todo) as ahead,
+                _closed_on_failure(self.processes),
                 torch.inference_mode(),
             ):
                 for numbered in every:
@@ -142,6 +159,8 @@ class PredictionStream:
                 self._compute(ahead)
                 self.large_writer.finish()
                 self.writers.finish()
+                if self.processes is not None:
+                    self.processes.finish()
             if self.coco is not None:
                 self.coco.finish() if self.coco.num_written else self.coco.discard()
         except torch.OutOfMemoryError:
@@ -170,6 +189,8 @@ class PredictionStream:
     def _compute(self, ahead: ReadAhead[Numbered, Found]) -> None:
         waiting: dict[tuple[int, ...], list[tuple[Numbered, ModelInput]]] = {}  # by shape
         for numbered, found in ahead:
+            if self.processes is not None:
+                self.processes.poll()
             if isinstance(found, DataError):
                 self.failed(numbered, found)
             elif isinstance(found, ModelInput):
@@ -186,7 +207,11 @@ class PredictionStream:
         self._run_queued()
 
     def batch_size_of(self, shape: Sequence[int]) -> int:
-        return self.batch_size or max(1, min(MAX_BATCH, self.batch_pixels // (shape[0] * shape[1])))
+        if self.batch_size is not None:
+            return self.batch_size
+        # While the first batch is read the device waits, and while the last is written too: of few images, batches are small.
+        most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
+        return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
     def _queue_batch(self, images: Sequence[tuple[Numbered, ModelInput]]) -> None:
         """Begins to copy the images into one piece of memory, and computes the batch before it meanwhile."""
@@ -212,9 +237,14 @@ class PredictionStream:
                     self._stream(images[place][0], WholeLogits(logits[place], size))
                 continue
             num_at_once = max(1, 4 * MAX_ELEMENTS // num_elements)
+            if self.processes is not None:
+                num_at_once = min(num_at_once, self.processes.num_at_once(size))
             for start in range(0, len(places), num_at_once):
                 some = places[start : start + num_at_once]
                 results = self._at_native_size(select_images(logits, some), size)
+                if self.processes is not None:
+                    self.processes.write([images[place][0].number for place in some], size, results)
+                    continue
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
                 for first in range(0, len(some), IMAGES_PER_TASK):
@@ -300,7 +330,7 @@ class PredictionStream:
         except ReadError as error:
             self.failed(numbered, DataError(f"{path}: {error}"))
             return
-        self.add_polygons(numbered, ids, _georeference(numbered.given.path))
+        self.add_polygons(numbered, ids, georeference_of(numbered.given.path))
 
     def add_polygons(self, numbered: Numbered, ids: Pixels, georeference: Georeference | None) -> None:
         assert self.coco is not None
@@ -311,15 +341,21 @@ class PredictionStream:
             file_name = f"{numbered.given.name}{numbered.given.path.suffix}"
             self.coco.add(numbered.number, file_name, (ids.shape[0], ids.shape[1]), ids)
 
-    def written(self) -> None:
+    def _count_answers(self, inputs: Sequence[Input], num_written: int, unreadable: Sequence[tuple[int, str]]) -> None:
+        """Of the processes."""
+        self.written(num_written)
+        for number, reason in unreadable:
+            self.failed(Numbered(number, inputs[number]), DataError(reason))
+
+    def written(self, number: int = 1) -> None:
         with self.lock:
-            self.outcome.num_written += 1
-            self.progress.image_done()
+            self.outcome.num_written += number
+            self.progress.images_done(number)
 
     def failed(self, numbered: Numbered, error: DataError) -> None:
         with self.lock:
             self.outcome.failed.append((numbered.given.path, str(error)))
-            self.progress.image_done()
+            self.progress.images_done(1)
         if self.coco is not None:
             self.coco.leave_out(numbered.number)
 
@@ -333,6 +369,17 @@ def one_opencv_thread() -> Iterator[None]:
         yield
     finally:
         cv2.setNumThreads(before)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(processes: WriterProcesses | None) -> Iterator[None]:
+    """After a success, whoever started them closes them: that takes as long as some images."""
+    try:
+        yield
+    except BaseException:
+        if processes is not None:
+            processes.close()
+        raise
 
 
 class StreamedImage:
@@ -350,7 +397,7 @@ class StreamedImage:
             return
         try:
             if self.files is None:
-                self.georeference = _georeference(self.numbered.given.path)
+                self.georeference = georeference_of(self.numbered.given.path)
                 self.files = ImageFiles(self.stream.folder, self.numbered.given, self.size, self.georeference, self.picture)
             arrays = [tensor if position is None else tensor[position] for tensor in copy.content()]
             probabilities = None if len(arrays) == 1 else arrays[1].numpy()
@@ -388,10 +435,6 @@ def _batch_pixels(device: torch.device) -> int:
         return CPU_BATCH_PIXELS
     memory = torch.cuda.get_device_properties(device).total_memory / 2**30
     return max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
-
-
-def _georeference(path: Path) -> Georeference | None:
-    return read_georeference(path) if path.suffix.lower() in (".tif", ".tiff") else None
 
 
 def _num_bytes(found: Found) -> int:

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from unet_trainer.system.parent_process import end_with
 
 CAN_FORK = sys.platform == "linux"
 JOIN_SECONDS = 1  # after SIGKILL
+IGNORED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # by the workers
 
 # receive a task (empty: no more tasks), send a result, the worker's number
 WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
@@ -80,14 +81,18 @@ class WorkerBackend(Protocol):
 
 
 class ForkBackend:
-    """Forked processes, which share the datasets copy-on-write. They end with the training process, even when it is killed."""
+    """Forked processes, which share what there is at their start copy-on-write. They end with this process, even when it is
+    killed."""
 
-    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
+    def __init__(
+        self, num_workers: int, worker_main: WorkerMain, task: struct.Struct = TASK, result: struct.Struct = RESULT
+    ) -> None:
         import fcntl  # only where processes can be forked
 
         task_reader, self.task_writer = os.pipe()
         self.result_reader, result_writer = os.pipe()
         parent_ends = (self.task_writer, self.result_reader)
+        self.result_bytes = result.size
         self.workers: list[BaseProcess] = []
         # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
         self.close = multiprocessing.util.Finalize(
@@ -96,9 +101,10 @@ class ForkBackend:
         context = multiprocessing.get_context("fork")
         try:
             for number in range(num_workers):
-                arguments = worker_main, number, task_reader, result_writer, parent_ends, os.getpid()
+                arguments = worker_main, number, task_reader, result_writer, task.size, parent_ends, os.getpid()
                 self.workers.append(context.Process(target=_run_worker, args=arguments, daemon=True))
-                with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; workers take none
+                with warnings.catch_warnings(), _signals_blocked():
+                    # Python 3.12 warns that a fork could copy held locks; workers take none
                     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
                     self.workers[-1].start()
         except OSError as error:
@@ -115,7 +121,7 @@ class ForkBackend:
         for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
             self.poller.register(file, select.POLLIN)
         pipe_sizes = [fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends]
-        self.capacity = min(pipe_sizes) // max(TASK.size, RESULT.size)
+        self.capacity = min(pipe_sizes) // max(task.size, result.size)
 
     def send(self, task: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
@@ -130,7 +136,7 @@ class ForkBackend:
 
     def _read(self) -> bytes:
         try:
-            return os.read(self.result_reader, 256 * RESULT.size)
+            return os.read(self.result_reader, 256 * self.result_bytes)
         except BlockingIOError:
             return b""
 
@@ -141,6 +147,16 @@ class ForkBackend:
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                 return number, f"worker process {worker.pid} died ({how})"
         return None
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Around a fork: a signal would run this process's handler in the worker too, until the worker ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
@@ -157,18 +173,25 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
 
 
 def _run_worker(
-    worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int], parent: int
+    worker_main: WorkerMain,
+    number: int,
+    task_reader: int,
+    result_writer: int,
+    task_bytes: int,
+    parent_ends: Sequence[int],
+    parent: int,
 ) -> None:
     end_with(parent)
     # A terminal or a scheduler signals the whole process group; the training process alone handles the signal.
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in IGNORED:
         signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     for file in parent_ends:  # else the pipe would stay open after the training process has ended
         os.close(file)
     cv2.setNumThreads(0)  # one thread per worker
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError):  # the training process has ended
-        worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)
+        worker_main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
 
 
 class ThreadBackend:

@@ -41,6 +41,7 @@ from unet_trainer.runs.run_folder import (
     VAL_SCORES,
     has_checkpoint,
     new_run_folder,
+    resume_command,
 )
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.background_writer import BackgroundWriter, Job
@@ -109,7 +110,7 @@ class Checkpointer:
 
     @property
     def resume_command(self) -> str:
-        return f"python train_unet.py --resume {shlex.quote(str(self.folder))}"
+        return resume_command(self.folder)
 
     def describe_saved(self) -> str:
         """What there is to go on from."""

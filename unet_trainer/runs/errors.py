@@ -6,7 +6,7 @@ from unet_trainer.config.errors import UserError
 
 
 class TrainingFailed(RuntimeError):
-    """Training cannot go on; the message says why, what is saved and what to try. Exit code 3."""
+    """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit code 3."""
 
 
 class CheckpointError(UserError):

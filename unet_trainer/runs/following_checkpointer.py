@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.runs.run_folder import resume_command
 
 
 class FollowingCheckpointer:
@@ -15,7 +15,7 @@ class FollowingCheckpointer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.resume_command = f"python train_unet.py --resume {shlex.quote(str(folder))}"
+        self.resume_command = resume_command(folder)
 
     def write_config(self) -> None:
         """Rank 0 does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import stat
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.os_errors import NO_ROOM, cannot, reason, with_advice
+from unet_trainer.system.processes import read_launch, start_command
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 DAMAGED = "damaged.pt"  # a last.pt that could not be read
@@ -29,6 +31,11 @@ CONFIG_TITLE = "Settings of this run."  # opens config.yaml
 REPLACED = (LAST, PREVIOUS, BEST, SPLIT_CSV, CONFIG_YAML, METRICS_CSV, RESULT_JSON, SETTINGS, VAL_SCORES, CURVES, REPORT)
 SAMPLE_NAMES = "epoch_*.png"
 PROBE_BYTES = 1 << 16
+
+
+def resume_command(folder: Path) -> str:
+    """As this process was started, under torchrun or not."""
+    return f"{start_command(read_launch())} --resume {shlex.quote(str(folder))}"
 
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:

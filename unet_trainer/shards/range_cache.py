@@ -14,7 +14,8 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+import weakref
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 from unet_trainer.shards.shard_index import Shard
@@ -37,9 +38,9 @@ class RangeCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         source = self.folder / LOCK_NAME
         source.write_text(f"{url}\n", encoding="utf-8", errors="surrogateescape")
-        self._lock = source.open("rb")
-        lock_shared(self._lock.fileno())
-        self._handles: dict[str, int] = {}
+        self._handles: dict[str, int] = {"": os.open(source, os.O_RDONLY | os.O_CLOEXEC)}  # by shard, and that of the lock
+        weakref.finalize(self, close_all, self._handles)
+        lock_shared(self._handles[""])
         self._is_full = False
         _make_room(folder, self.folder, max_bytes - self.num_bytes)
 
@@ -82,6 +83,11 @@ class RangeCache:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
             self._handles[shard] = os.open(self.folder / name[-200:], flags, 0o644)
         return self._handles[shard]
+
+
+def close_all(handles: MutableMapping[str, int]) -> None:
+    while handles:
+        os.close(handles.popitem()[1])
 
 
 def _make_room(folder: Path, keep: Path, max_others: int) -> None:

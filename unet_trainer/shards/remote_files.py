@@ -39,8 +39,10 @@ def url_join(folder: str, name: str) -> str:
 class RemoteFiles:
     """Reads and writes files by their URLs; may be used from several threads, and in processes forked from this one."""
 
-    def __init__(self, waits: tuple[float, ...] = WAITS) -> None:
+    def __init__(self, waits: tuple[float, ...] = WAITS, connect: Callable[[str], Any] | None = None) -> None:
+        """`connect` gives the file system of a protocol, as fsspec has them."""
         self.waits = waits
+        self.connect = connect or _connect
         self._systems: dict[tuple[int, str], Any] = {}  # connections and their thread do not survive a fork
 
     def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -92,7 +94,7 @@ class RemoteFiles:
         protocol = _protocol(url)
         key = os.getpid(), protocol
         if key not in self._systems:
-            self._systems[key] = _connect(protocol)
+            self._systems[key] = self.connect(protocol)
         return self._systems[key]
 
     def _retried(self, action: Callable[[], Found], url: str, what: str) -> Found:
@@ -158,7 +160,7 @@ def _protocol(url: str) -> str:
 
 def _connect(protocol: str) -> Any:
     if protocol not in PACKAGES:
-        raise ShardError(f"{protocol}:// is not known; need one of {', '.join(f'{name}://' for name in PACKAGES)}")
+        raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://")
     try:
         import fsspec
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unet_trainer.shards.range_cache import RangeCache
+from unet_trainer.shards.range_cache import RangeCache, close_all
 from unet_trainer.shards.remote_files import RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import Member, ShardIndex, iterate_samples
 from unet_trainer.shards.tar_files import BLOCK, ShardError
@@ -58,7 +59,7 @@ class StoredFile:
         return [self.member.length, self.member.checksum, self.member.offset]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Process:
     """What must not be shared with a forked process: locks, threads and connections."""
 
@@ -67,6 +68,9 @@ class _Process:
     spans: OrderedDict[Span, Future[bytes]] = field(default_factory=OrderedDict)
     handles: OrderedDict[str, int] = field(default_factory=OrderedDict)
     threads: ThreadPoolExecutor | None = None
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, close_all, self.handles)
 
 
 class ShardStore:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import glob
 import itertools
 import os
 import re
@@ -116,7 +117,7 @@ class Draft:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.draft: Path | None = path.with_name(f".{path.name[:200]}.{os.getpid()}-{next(_numbers)}.tmp")
+        self.draft: Path | None = path.with_name(f"{_draft_start(path, os.getpid())}{next(_numbers)}.tmp")
         with _naming(path):
             refuse_special(path)
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
@@ -135,6 +136,16 @@ class Draft:
                 self.file.close()
             self.draft.unlink(missing_ok=True)
             self.draft = None
+
+
+def discard_drafts(path: Path, process: int) -> None:
+    """Deletes the drafts of one file that a killed process left behind."""
+    for draft in path.parent.glob(f"{glob.escape(_draft_start(path, process))}*.tmp"):
+        draft.unlink(missing_ok=True)
+
+
+def _draft_start(path: Path, process: int) -> str:
+    return f".{path.name[:200]}.{process}-"
 
 
 def delete_drafts(folder: Path, names: Iterable[str]) -> int:

@@ -50,6 +50,15 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
 
 
+def start_command(launch: Launch) -> str:
+    """How such a process is started."""
+    if not launch.is_torchrun:
+        return "python train_unet.py"
+    num_machines = launch.world_size // max(1, launch.local_world_size)
+    machines = "--standalone" if num_machines <= 1 else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+    return f"torchrun {machines} --nproc-per-node={launch.local_world_size} train_unet.py"
+
+
 class Processes(Protocol):
     """What a run needs of the processes that share its work."""
 

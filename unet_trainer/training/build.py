@@ -52,7 +52,7 @@ from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.processes import ALONE, Launch, Processes
 from unet_trainer.system.resources import count_cores, free_host_memory
-from unet_trainer.training.compilation import compile_steps, restoring_model, try_steps
+from unet_trainer.training.compilation import Compilation, compile_steps, restoring_model, try_steps
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.early_stopping import EarlyStopping
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward
@@ -338,8 +338,8 @@ def try_components(
     fit_into_memory(try_once, settings, components, console, "nothing was begun", processes)
 
 
-def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> str | None:
-    """Compiles the steps of every phase; returns why it failed, if it did."""
+def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> Compilation:
+    """Compiles the steps of every phase."""
     batches = random_batches(config, components, loaders)
     return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
 
@@ -352,15 +352,22 @@ def compile_components(
     saved: str,
     processes: Processes = ALONE,
 ) -> None:
-    """Compiles the steps of every phase before the first epoch; if that fails, warns and leaves them uncompiled."""
+    """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
+    all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
+    done = Compilation(None)
 
     def compile_once() -> None:
-        failure = compile_components_once(settings.taken, components, loaders)
-        if failure is not None:
-            console.warn(f"compile_model: compiling failed, training goes on uncompiled ({failure})")
-            settings.change(f"compiling failed ({failure})", compile_model=False)
+        nonlocal done
+        done = compile_components_once(settings.taken, components, loaders)
 
     fit_into_memory(compile_once, settings, components, console, saved, processes)
+    failures = [failure for failure in processes.gather(done.failure) if failure is not None]
+    if failures:
+        where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
+        if done.failure is None:
+            done.undo()
+        console.warn(f"compile_model: compiling failed{where}, training goes on uncompiled ({failures[0]})")
+        settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
 
 
 def fit_into_memory(

@@ -7,6 +7,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -87,14 +88,21 @@ def try_steps(
     metrics.loss()  # waits for the device
 
 
+class Compilation(NamedTuple):
+    """What came of compiling. `failure`: why it failed, with all as it was before. `undo` makes it so."""
+
+    failure: str | None
+    undo: Callable[[], None] = lambda: None
+
+
 def compile_steps(
     train_step: TrainStep,
     eval_step: EvalStep,
     batch: Batch,
     eval_batch: Batch,
     begin_phases: Sequence[Callable[[], object]],
-) -> str | None:
-    """Compiles both forward passes and tries them on a batch each; returns None, or why it failed, with all as it was before.
+) -> Compilation:
+    """Compiles both forward passes and tries them on a batch each.
 
     On CUDA the layers get their faster forms, and the compiled functions are replayed as CUDA graphs: below batch 16 the step is
     bound by kernel launches.
@@ -103,8 +111,15 @@ def compile_steps(
     on_cuda = train_step.device.type == "cuda"
     mode = "reduce-overhead" if on_cuda else "default"
     networks = (train_step.segmenter.network, eval_step.segmenter.network) if gains_from_fast_layers(train_step.device) else ()
-    undo = [use_fast_layers(network) for network in networks]
+    restores = [use_fast_layers(network) for network in networks]
     train_step.launcher = DirectLauncher()
+
+    def undo() -> None:
+        train_step.forward, eval_step.forward = eager
+        train_step.launcher = DirectLauncher()
+        for restore in reversed(restores):
+            restore()
+
     try:
         torch.compiler.reset()  # else a fifth run in one process finds the cache of compiled code full and stays eager
         train_step.forward = _replayed_train(torch.compile(train_step.forward, mode=mode, dynamic=False))
@@ -113,14 +128,12 @@ def compile_steps(
             warnings.simplefilter("ignore")  # advice to compiler developers
             try_steps(train_step, eval_step, batch, eval_batch, begin_phases, num_times=3)  # CUDA graphs: run, record, replay
     except Exception as error:  # a compiler may raise anything, and the eager steps still work
-        train_step.forward, eval_step.forward = eager
-        for restore in reversed(undo):
-            restore()
+        undo()
         if is_out_of_memory(error):
             raise
-        return f"{type(error).__name__}: {cause_line(error)[:200]}"
+        return Compilation(f"{type(error).__name__}: {cause_line(error)[:200]}")
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
-    return None
+    return Compilation(None, undo)
 
 
 def gains_from_fast_layers(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.runs.history import Row, column, write_result
-from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT
+from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT, resume_command
 from unet_trainer.system.console import Console, counted
 from unet_trainer.training.best_weights import look_for_best
 from unet_trainer.training.early_stopping import EarlyStopping
@@ -125,11 +125,11 @@ def say_result(
         return
     weights = folder / (BEST if has_best else LAST)
     console.say(f"Weights: {weights} | report: {folder / REPORT} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
-    model, run = (shlex.quote(str(path)) for path in (folder if has_best else weights, folder))
+    model = shlex.quote(str(folder if has_best else weights))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")
     console.say(f"      python train_unet.py try {model}   (a page in the browser)")
-    console.say(f"      python train_unet.py --resume {run} {to_train_on}   (trains on)")
+    console.say(f"      {resume_command(folder)} {to_train_on}   (trains on)")
 
 
 def _describe_patience(stopping: EarlyStopping) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +10,7 @@ from types import TracebackType
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.runs.event_log import EventLog
-from unet_trainer.runs.run_folder import has_checkpoint
+from unet_trainer.runs.run_folder import has_checkpoint, resume_command
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
 from unet_trainer.system.distributed import current
 from unet_trainer.system.folder_lock import FolderLock
@@ -64,7 +63,7 @@ class Session:
         text, folder = sentence(error), self._folder
         if folder is None:
             return UserError(text)
-        saved = f"to go on: {_resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
+        saved = f"to go on: {resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
         return TrainingFailed(f"{text}; {saved}")
 
     @property
@@ -86,13 +85,9 @@ class Session:
     def _say_interrupted(self) -> None:
         folder = self._folder
         if folder is not None and has_checkpoint(folder):
-            self.console.say(f"Interrupted. To go on where the state was saved: {_resume_command(folder)}")
+            self.console.say(f"Interrupted. To go on where the state was saved: {resume_command(folder)}")
         else:
             self.console.say("Interrupted before anything was saved")
-
-
-def _resume_command(folder: Path) -> str:
-    return f"python train_unet.py --resume {shlex.quote(str(folder))}"
 
 
 def _report_of(error: BaseException) -> tuple[str, int]:

@@ -171,7 +171,7 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
-        failure = compile_components_once(config, components, None)
+        failure = compile_components_once(config, components, None).failure
         if failure is not None:
             raise RuntimeError(failure)
     step, metrics = components.train_step, EpochMetrics(config.num_classes, device)

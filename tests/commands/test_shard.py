@@ -1,0 +1,95 @@
+"""python train_unet.py shard: what it says, writes and refuses."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from helpers.layouts import bowl
+from train_unet import main
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.build_report import build_dataset_report
+from unet_trainer.system.console import Console
+
+
+@pytest.fixture
+def shard(tiny_data, tmp_path):
+    out = tmp_path / "shards"
+    words = [f"data_dir={tiny_data}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(out)]
+    return lambda *others: main(["shard", *words, *others])
+
+
+def test_it_writes_shards_and_says_how_to_train_from_them(shard, tmp_path, capsys):
+    assert shard("--shard-mb", "0.05") == 0
+    said = capsys.readouterr().out
+    assert "12 pairs in " in said
+    assert f"Train from them: python train_unet.py data_dir={tmp_path / 'shards'}" in said
+    assert len(list((tmp_path / "shards").glob("data-00000?.tar"))) > 1
+
+
+def test_what_is_there_is_not_overwritten(shard, tmp_path, capsys):
+    assert shard() == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
+    assert shard() == 2
+    assert "--out: there are shards in" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "many", "nan"])
+def test_a_size_that_is_none_is_refused(shard, size, capsys):
+    with pytest.raises(SystemExit) as ended:
+        shard("--shard-mb", size)
+    assert ended.value.code == 2
+    assert "need a number of megabytes, e.g. 256" in capsys.readouterr().err
+
+
+def test_data_that_cannot_be_trained_on_is_not_sharded(tiny_data, tmp_path, capsys):
+    shutil.copytree(tiny_data, tmp_path / "bad")
+    broken = next((tmp_path / "bad/images").iterdir())
+    broken.write_bytes(broken.read_bytes()[:100])
+    assert (
+        main(["shard", f"data_dir={tmp_path / 'bad'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tmp_path / "out")]) == 2
+    )
+    said = capsys.readouterr().err
+    assert broken.name in said
+    assert "python train_unet.py check" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_data_is_not_sharded_into_itself(tiny_data, tmp_path, capsys):
+    assert main(["shard", f"data_dir={tiny_data}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tiny_data)]) == 2
+    assert "is data_dir; need another folder" in capsys.readouterr().err
+
+
+def test_masks_that_are_drawn_from_other_files_go_in_as_images(tmp_path, capsys):
+    """One file an object, which is merged under checkpoint_dir."""
+    bowl(tmp_path / "data")
+    words = [f"checkpoint_dir={tmp_path / 'runs'}"]
+    assert main(["shard", f"data_dir={tmp_path / 'data'}", *words, "--out", str(tmp_path / "shards")]) == 0, capsys.readouterr().err
+    reports = [
+        build_dataset_report(Config(data_dir=str(tmp_path / name), checkpoint_dir=str(tmp_path / "runs")), Console())
+        for name in ("data", "shards")
+    ]
+    assert [pair.name for pair in reports[0].pairs] == [pair.name for pair in reports[1].pairs]
+    assert [mask.digest for mask in reports[0].masks] == [mask.digest for mask in reports[1].masks]
+
+
+def test_shards_can_be_written_again_in_another_size(shard, tmp_path, capsys):
+    assert shard() == 0
+    again = tmp_path / "again"
+    words = [f"data_dir={tmp_path / 'shards'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(again), "--shard-mb", "0.05"]
+    assert main(["shard", *words]) == 0, capsys.readouterr().err
+    assert len(list(again.glob("*.tar"))) > 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves its file open
+def test_the_webdataset_library_reads_them(shard, tiny_data, tmp_path):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    assert shard() == 0
+    suffix = next((tiny_data / "images").iterdir()).suffix
+    samples = list(webdataset.WebDataset(str(tmp_path / "shards/data-000000.tar"), shardshuffle=False))
+    assert len(samples) == 12
+    for sample in samples:
+        assert sample[suffix[1:]] == (tiny_data / f"images/{sample['__key__']}{suffix}").read_bytes()
+        assert sample["mask.png"] == (tiny_data / f"masks/{sample['__key__']}.png").read_bytes()

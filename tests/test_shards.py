@@ -1,0 +1,174 @@
+"""Training from shards: the same bits as from the files they were written from, from a disk and from a web server that fails now
+and then, after kills, and with a run that moves from one to the other."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from helpers.killed_runs import HANG_SECONDS, start, train_once
+from helpers.runs import stop_after, timeless_rows, weights_digest
+from helpers.shard_server import serving
+from train_unet import main, train
+from unet_trainer.datasets import shard_places
+from unet_trainer.inference.validation_images import find_validation_pairs
+from unet_trainer.shards import shard_store
+
+
+@pytest.fixture(autouse=True)
+def nothing_open(monkeypatch):
+    monkeypatch.setattr(shard_store, "_open", {})
+    monkeypatch.setattr(shard_places, "_opened", {})
+
+
+@pytest.fixture(scope="module")
+def shards(tiny_data, tmp_path_factory):
+    """In four shards or so."""
+    folder = tmp_path_factory.mktemp("sharded")
+    words = [f"data_dir={tiny_data}", f"checkpoint_dir={folder / 'runs'}", "--shard-mb", "0.025", "--out", str(folder / "shards")]
+    assert main(["shard", *words]) == 0
+    assert len(list((folder / "shards").glob("*.tar"))) >= 3
+    return folder / "shards"
+
+
+@pytest.fixture
+def server(shards):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with serving(shards) as found:
+        yield found
+
+
+@pytest.fixture
+def run(tiny_config, small_network, tmp_path):
+    """Trains and gives the run's folder."""
+
+    def run_named(name, **settings):
+        return train({**tiny_config, "run_name": name, **settings}).run_dir
+
+    return run_named
+
+
+def assert_same(one, other):
+    for name in ("last.pt", "best.pt"):
+        assert weights_digest(one, name) == weights_digest(other, name)
+    assert timeless_rows(one) == timeless_rows(other)
+
+
+@pytest.mark.parametrize("fit", ["resize", "crop"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shards_train_to_the_same_bits_as_files(run, shards, fit, num_workers):
+    settings = {"fit": fit, "num_workers": num_workers}
+    assert_same(run("files", **settings), run("shards", data_dir=str(shards), **settings))
+
+
+def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkeypatch):
+    from unet_trainer.datasets import scan
+
+    def refuse(*arguments):
+        raise AssertionError("a file was scanned")
+
+    monkeypatch.setattr(scan, "_scan_pair", refuse)
+    run("shards", data_dir=str(shards))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, num_workers, monkeypatch):
+    from unet_trainer.shards import remote_files
+
+    monkeypatch.setattr(remote_files.RemoteFiles.__init__, "__defaults__", ((0.01,) * 6, None))
+    server.faults.extend([503, "cut", "garbage", 0.3, "hang up", "whole", 500])
+    settings = {"num_workers": num_workers}
+    assert_same(run("files", **settings), run("remote", data_dir=server.url, **settings))
+    assert not server.faults
+
+
+def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
+    run("first", data_dir=server.url)
+    shard_places._opened.clear()
+    before = server.requests.copy()
+    run("second", data_dir=server.url)
+    assert {path for path, number in server.requests.items() if number > before[path]} == {"/shards.json"}
+
+
+def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, shards, tmp_path, monkeypatch):
+    from unet_trainer.config.errors import UserError
+    from unet_trainer.shards import remote_files
+
+    monkeypatch.setattr(remote_files.RemoteFiles.__init__, "__defaults__", ((0.01,), None))
+    server.every = (1, 404)
+    with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
+        run("gone", data_dir=server.url)
+    server.every = (1, "garbage")
+    shard_places._opened.clear()
+    with pytest.raises(UserError, match=r"data-00000\d.tar/.*: not what the index says of it"):
+        run("changed", data_dir=server.url)
+
+
+def test_a_run_that_moves_from_files_to_shards_and_back_keeps_its_bits(run, shards, tiny_config):
+    settings = {**tiny_config, "num_epochs": 4}
+    straight = run("straight", num_epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        train({**settings, "run_name": "moved"}, on_epoch=stop_after(1))
+    moved = straight.parent / "moved"
+    with pytest.raises(KeyboardInterrupt):
+        train({**settings, "resume": str(moved), "data_dir": str(shards)}, on_epoch=stop_after(3))
+    train({**settings, "resume": str(moved)})
+    assert_same(straight, moved)
+
+
+def test_kills_at_random_moments_change_no_bit_of_a_run_on_shards(tiny_config, shards, tmp_path):
+    settings = {
+        **tiny_config,
+        "data_dir": str(shards),
+        "num_workers": 2,
+        "num_epochs": 3,
+        "checkpoint_minutes": 1e-6,
+        "resume": "auto",
+    }
+    log = tmp_path / "log"
+
+    def finish(process):
+        process.join(HANG_SECONDS)
+        return process.exitcode
+
+    assert finish(start(train_once, {**settings, "run_name": "straight"}, log)) == 0, log.read_text()
+    chooser = random.Random(3)
+    for _ in range(3):
+        process = start(train_once, {**settings, "run_name": "killed"}, log)
+        time.sleep(chooser.uniform(0.3, 2.0))
+        os.kill(process.pid, signal.SIGKILL)
+        assert finish(process) in (-signal.SIGKILL, 0)
+    assert finish(start(train_once, {**settings, "run_name": "killed"}, log)) == 0, log.read_text()
+    folder = tmp_path / "checkpoints"
+    assert_same(folder / "straight", folder / "killed")
+
+
+@pytest.mark.real_network
+def test_evaluate_and_report_take_shards(run, shards, capsys, monkeypatch):
+    folder = run("run", data_dir=str(shards), num_epochs=1)
+    for command in ("evaluate", "report"):
+        monkeypatch.setattr(shard_store, "_open", {})
+        assert main([command, str(folder)]) == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    assert f"2 images of {shards}: val" in said
+    assert "Training's own validation of this model" in said
+
+
+def test_check_takes_shards(shards, tmp_path, capsys):
+    assert main(["check", f"data_dir={shards}", f"checkpoint_dir={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "Nothing stands in the way of training" in said
+    assert f"data_dir: {shards}" in said
+
+
+def test_validation_images_are_found_in_shards_wherever_they_lie_now(run, shards, monkeypatch):
+    model = run("run") / "best.pt"
+    of_files = find_validation_pairs(model)
+    monkeypatch.setattr(shard_store, "_open", {})
+    of_shards = find_validation_pairs(model, shards)
+    assert [pair.name for pair in of_files] == [pair.name for pair in of_shards]
+    assert all(".tar" in str(pair.image) for pair in of_shards)
