@@ -82,6 +82,12 @@ def reports_without_pictures() -> Iterator[None]:
         yield
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The bytes of a file are no name: an archive holds the second in which it was written, and with -n every process must give a case
+    the same name. Its number is added."""
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode("ascii").isprintable()) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run. GPU tests say why they do not."""
     import torch
