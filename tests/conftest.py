@@ -1,7 +1,11 @@
-"""A small dataset and a small model: every test trains for real, in seconds."""
+"""A small dataset and a small model: every test trains for real, in seconds.
+
+With -n the process that hands the tests out loads this file too, and runs none: what takes seconds to import is imported where it is used.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,20 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from helpers.project import TINY_MODEL
-from helpers.steps import SmallNetwork
-from unet_trainer.datasets.demo import write_demo
+from unet_trainer.system.resources import count_cores, total_host_memory
 
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with nohup, the tests would inherit that it is ignored
-torch.set_num_threads(1)  # tensors are tiny: threads would spend more time waiting for each other than computing
+# Here and in all processes that tests start. Tensors are tiny: threads would spend more time waiting for each other than computing,
+# and ten times that where other tests have the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+MEMORY_OF_A_PROCESS = 3 * 10**9  # 1.8 GB, and those that its tests start
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
+def pytest_xdist_auto_num_workers() -> int:
+    """-n auto: as many as this machine, or its container, has cores and memory for."""
+    return max(1, min(count_cores(), total_host_memory() // MEMORY_OF_A_PROCESS))
 
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 pairs of 64×64, masks in {0, 255}; 10 train and 2 validate at the default val_fraction. Read-only by agreement."""
+    from unet_trainer.datasets.demo import write_demo
+
     folder = tmp_path_factory.mktemp("tiny")
     write_demo(folder / "data", num_images=12, side=64)
     return folder / "data"
@@ -46,6 +60,8 @@ def tiny_config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process train a network of a few hundred parameters, unless the test is marked real_network."""
+    from helpers.steps import SmallNetwork
+
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("real_network") is None:
             build = "unet_trainer.training.build.build_network"
@@ -66,8 +82,17 @@ def reports_without_pictures() -> Iterator[None]:
         yield
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The bytes of a file are no name: an archive holds the second in which it was written, and with -n every process must give a case
+    the same name. Its number is added."""
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode("ascii").isprintable()) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests say why they do not run."""
+    """Where tests run. GPU tests say why they do not."""
+    import torch
+
+    torch.set_num_threads(1)  # where torch was loaded before this file
     if torch.cuda.is_available():
         return
     for item in items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -37,9 +38,14 @@ TESTED_ELSEWHERE = {
 SLOW = ("torch", "torchvision", "numpy", "cv2", "albumentations", "segmentation_models_pytorch", "timm", "PIL", "matplotlib")
 
 
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path, everywhere=True):
     """Names of the modules that a file imports: everywhere in it (functions and TYPE_CHECKING included), or at module level."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse(path)
     found = set()
     for node in ast.walk(tree) if everywhere else tree.body:
         if isinstance(node, ast.Import):
@@ -150,7 +156,7 @@ def test_a_module_has_its_tests(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_says_what_it_is_for(module):
-    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    docstring = ast.get_docstring(parse(MODULES[module]))
     assert docstring
 
 

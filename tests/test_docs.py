@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -51,10 +52,13 @@ def commands(page):
 
 
 def test_the_demo_command_reaches_the_promised_iou(tmp_path):
-    """Word for word but for the install, which made the environment that runs this."""
+    """Word for word but for the install, which made the environment that runs this. With a thread for each core, as a user's."""
     command = "python -m pip install -r requirements.txt && python train_unet.py"
     assert command in commands(ROOT / "README.md")
-    done = subprocess.run([sys.executable, str(ROOT / "train_unet.py")], cwd=tmp_path, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train_unet.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     result = json.loads((tmp_path / "checkpoints/demo/result.json").read_text())
@@ -62,37 +66,57 @@ def test_the_demo_command_reaches_the_promised_iou(tmp_path):
     assert len(list((tmp_path / "data/demo/images").iterdir())) == len(list((tmp_path / "data/demo/masks").iterdir())) >= 200
 
 
-@pytest.fixture(scope="module")
-def workplace(tiny_data, tmp_path_factory):
-    """A folder like that of the project, with data/mine; a run that one command makes is there for the next."""
-    folder = tmp_path_factory.mktemp("workplace")
+def small_words(words):
+    """Of a command that trains: the same, with the settings of a small run."""
+    words = [re.sub(r"^time_budget=.*", "time_budget=2s", word) for word in words]
+    has_epochs = any(word.startswith("num_epochs=") for word in words)
+    left_out = ["encoder="] if "--resume" in words else []  # that of the run
+    left_out += ["num_epochs="] if "time_budget=2s" in words or ("--resume" in words and not has_epochs) else []
+    small = [word for word in SMALL if not word.startswith(tuple(left_out))]
+    smaller = tuple(f"{word.partition('=')[0]}=" for word in small)
+    return [*(word for word in words if not word.startswith(smaller)), *small]
+
+
+def make_workplace(folder, data):
+    """A folder like that of the project, with data/mine."""
     shutil.copytree(ROOT / "configs", folder / "configs")  # check writes a config there
     (folder / "data").mkdir()
-    (folder / "data/mine").symlink_to(tiny_data)
+    (folder / "data/mine").symlink_to(data)
     return folder
 
 
+@pytest.fixture(scope="module")
+def readme_runs(tiny_data, tmp_path_factory):
+    """The runs that commands of the README make, which those of other pages go on with and use."""
+    folder = make_workplace(tmp_path_factory.mktemp("readme_runs"), tiny_data)
+    with contextlib.chdir(folder):
+        for name in ("fast", "production"):
+            (line, *_) = [line for line in commands(ROOT / "README.md") if f"configs/{name}.yaml" in line]
+            assert main(small_words(shlex.split(line)[2:])) == 0, line
+    shutil.copytree(folder / "checkpoints/fast", folder / "checkpoints/demo")  # which the first command makes, in a minute
+    return folder / "checkpoints"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page != USING], ids=lambda page: page.name)
-def test_every_training_command_runs(page, workplace, monkeypatch, capsys):
-    """In the order of the pages, made small."""
-    monkeypatch.chdir(workplace)
+def test_every_training_command_runs(page, tiny_data, tmp_path, request, monkeypatch, capsys):
+    """In the order of the page, made small; a run that one command makes is there for the next. Those of the README run once."""
+    is_readme = page.name == "README.md"
+    known = [] if is_readme else commands(ROOT / "README.md")
+    lines = [line for line in commands(page) if line.startswith("python train_unet.py ") and line not in known]
+    monkeypatch.chdir(make_workplace(tmp_path, tiny_data))
+    if lines and not is_readme:
+        shutil.copytree(request.getfixturevalue("readme_runs"), "checkpoints")
     monkeypatch.setattr(bench, "choose_trials", lambda *given, choose=bench.choose_trials: choose(*given)[:1])  # a row is enough
     monkeypatch.setattr(machine_facts, "try_compiling", lambda found, device: found)  # takes a while, and has tests of its own
     for command in (try_model, watch):
         monkeypatch.setattr(command, "serve", lambda server, console: server.server_close() or 0)  # would wait for Ctrl-C
-    for line in [line for line in commands(page) if line.startswith("python train_unet.py ")]:
-        if shlex.split(line)[2] in USE_A_MODEL:
-            if not (workplace / "checkpoints/demo").exists():  # which the first command of the README makes, in a minute
-                shutil.copytree("checkpoints/fast", "checkpoints/demo")
-            assert main(shlex.split(line)[2:]) == 0, (line, capsys.readouterr().err)
-            continue
-        words = [re.sub(r"^time_budget=.*", "time_budget=2s", word) for word in shlex.split(line)[2:]]
-        has_epochs = any(word.startswith("num_epochs=") for word in words)
-        left_out = ["encoder="] if "--resume" in words else []  # that of the run
-        left_out += ["num_epochs="] if "time_budget=2s" in words or ("--resume" in words and not has_epochs) else []
-        small = [word for word in SMALL if not word.startswith(tuple(left_out))]
-        smaller = tuple(f"{word.partition('=')[0]}=" for word in small)
-        assert main([*(word for word in words if not word.startswith(smaller)), *small]) == 0, (line, capsys.readouterr().err)
+    for line in lines:
+        words = shlex.split(line)[2:]
+        if words[0] not in USE_A_MODEL:
+            words = small_words(words)
+        elif not (tmp_path / "checkpoints/demo").exists():
+            shutil.copytree("checkpoints/fast", "checkpoints/demo")
+        assert main(words) == 0, (line, capsys.readouterr().err)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +136,18 @@ def used_model(tiny_data, tmp_path_factory):
     return folder
 
 
+MADE_BY = {"checkpoints/demo/model.onnx": "--format onnx", "model.pt2": "--format pt2"}
+
+
+def need_file(used_model, name):
+    """One that a command of the page makes and another one uses."""
+    if not (used_model / name).is_file():
+        (line,) = [line for line in commands(USING) if MADE_BY[name] in line]
+        with contextlib.chdir(used_model):
+            assert main(shlex.split(line)[2:]) == 0
+        assert (used_model / name).is_file()
+
+
 def need_packages_for(text):
     for package in ("onnxruntime", "onnx", "onnxscript") if "onnx" in text else ():
         pytest.importorskip(package, reason="exports need requirements-export.txt")
@@ -119,13 +155,16 @@ def need_packages_for(text):
 
 @pytest.mark.parametrize("line", commands(USING), ids=lambda line: line.removeprefix("python train_unet.py "))
 def test_every_command_that_uses_a_model_runs(line, used_model, monkeypatch, capsys):
-    """In the order of the page, as they stand there."""
+    """As they stand there."""
     words = shlex.split(line)[2:]
     if words[0] not in COMMANDS:
         pytest.skip(f"there is no command {words[0]} yet")
     need_packages_for(line)
     if words[0] == "try":
         monkeypatch.setattr("unet_trainer.commands.try_model.serve", lambda server, console: server.server_close() or 0)
+    for name, maker in MADE_BY.items():
+        if name in words and maker not in line:
+            need_file(used_model, name)
     monkeypatch.chdir(used_model)
     assert main(words) == 0, capsys.readouterr().err
 
@@ -154,8 +193,7 @@ def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
 
 def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_project(used_model):
     need_packages_for("onnx")
-    if not (used_model / "checkpoints/demo/model.onnx").is_file():
-        pytest.skip("test_every_command_that_uses_a_model_runs exports the model")
+    need_file(used_model, "checkpoints/demo/model.onnx")
     script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
     # -I: neither this folder nor PYTHONPATH is searched.
     done = subprocess.run([sys.executable, "-I", "-c", script], cwd=used_model, capture_output=True, text=True, timeout=300)
@@ -168,8 +206,8 @@ def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_proj
 
 
 def test_the_example_of_torch_export_runs(used_model, monkeypatch, capsys):
-    if not (used_model / "model.pt2").is_file():
-        pytest.skip("test_every_command_that_uses_a_model_runs exports the model")
+    need_file(used_model, "model.pt2")
+    capsys.readouterr()
     monkeypatch.chdir(used_model)
     example = example_of("torch.export.load")
     assert "unet_trainer" not in example

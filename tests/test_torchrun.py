@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.jobs import ForkedJob, end, free_port, torchrun
+from helpers.jobs import ForkedJob, end, torchrun
 from helpers.killed_runs import wait_until
+from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.runs.checkpoint_file import read_run

@@ -421,23 +421,27 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
 
 
 @pytest.mark.real_network
-def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch, capsys):
+def test_two_runs_in_one_folder_are_one_too_many(tiny_config, tmp_path, monkeypatch, capsys):
     config = {**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"}
     settings = words(config)
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     monkeypatch.setattr("unet_trainer.system.folder_lock.WAIT_SECONDS", 0.5)
-    with subprocess.Popen([sys.executable, str(ROOT / "train_unet.py"), *settings], stdout=subprocess.PIPE, text=True) as child:
-        while "Epoch 1/" not in child.stdout.readline():
-            assert child.poll() is None
+    log = tmp_path / "log"
+    other = start(train_once, config, log)
+    try:
+        wait_until(lambda: other.exitcode is not None or (log.exists() and "Epoch 1/" in log.read_text()))
+        assert other.is_alive(), log.read_text()
         (folder / ".last.pt.x2345678.tmp").touch()
         assert main(settings) == 2
         said = capsys.readouterr()
-        owner = f"{folder} is in use: process {child.pid} on {socket.gethostname()} trains there"
+        owner = f"{folder} is in use: process {other.pid} on {socket.gethostname()} trains there"
         assert said.err == f"Error: {owner}; end it first, or choose another run_name\n"
         assert f"Note: {owner}; waiting for its end" in said.out
         assert (folder / ".last.pt.x2345678.tmp").exists()  # the other's, perhaps
-        child.terminate()
-        child.communicate(timeout=60)
-    assert child.returncode == 143
+        other.terminate()
+        other.join(60)
+        assert other.exitcode == 143
+    finally:
+        other.kill()
     one_more = {"num_epochs": read_last(folder / "last.pt")["epoch"] + 1, "early_stopping_patience": None}
     assert main(words({**config, **one_more})) == 0

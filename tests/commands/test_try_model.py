@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from helpers.image_bytes import cv2_bytes
+from helpers.ports import free_port
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from helpers.try_page import parse_result
@@ -122,8 +123,8 @@ def test_another_address_is_served_only_when_asked_for_and_with_a_warning(served
 
 
 def test_a_port_can_be_chosen_and_one_in_use_is_named(served, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert refused(capsys, "tiny", "--port", str(port)) == (
             f"Error: --port {port}: cannot be used (Address already in use); leave it out for a free one\n"
         )

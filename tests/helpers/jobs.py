@@ -6,23 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from helpers.killed_runs import HANG_SECONDS, TESTS, _be_quiet, start
+from helpers.killed_runs import HANG_SECONDS, TESTS, _be_quiet, start, use_small_network
+from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.runs import words
 
 SCRIPT = Path(__file__)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class ForkedJob:
@@ -85,13 +79,12 @@ def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
 
 def install(fault, records, network):
     """In a process that is to train: a network, what is noted of each epoch, and a fault `kind@batch`, of batches begun."""
-    from helpers.steps import SmallNetwork
     from unet_trainer.training import build
     from unet_trainer.training.run import Run
     from unet_trainer.training.step import TrainStep
 
     if network == "small":
-        build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
+        use_small_network()
     elif network == "plain":  # no batch norm: the gradient of a batch is the mean of its images' gradients
         build.build_network = lambda spec, weights: plain_network()
     judge = Run.judge
@@ -214,7 +207,7 @@ def evaluate_alone(run):
 
 def torchrun(settings, *options, log, fault="", records="", network="small"):
     """torchrun with this file as its script; the fault is of the first start only: `rank:kind@batch`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "JOB_FAULT": fault}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "JOB_FAULT": fault}
     environment |= {"JOB_RECORDS": str(records or Path(log).with_suffix("")), "JOB_NETWORK": network}
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), *words(settings)]
     with Path(log).open("ab") as file:

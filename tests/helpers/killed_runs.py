@@ -45,11 +45,21 @@ def _be_quiet(log):
     sys.stdout = sys.stderr = stream
 
 
-def train_once(settings, log, crash_at=None):
+def use_small_network():
+    """In a process that is to train: a step takes a few milliseconds."""
+    from helpers.steps import SmallNetwork
+    from unet_trainer.training import build
+
+    build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
+
+
+def train_once(settings, log, crash_at=None, with_small_network=False):
     """Exits with the code of the command. `crash_at` ends the process at that moment of its first save."""
     from train_unet import main
 
     _be_quiet(log)
+    if with_small_network:
+        use_small_network()
     if crash_at is not None:
         crash_when_saving(crash_at)
     sys.exit(main(words(settings)))
@@ -80,15 +90,13 @@ def train_without_compiler(settings, log, cache):
     """Where torch finds no C++ compiler, and nothing that was compiled before."""
     import torch._inductor.config
 
-    from helpers.steps import SmallNetwork
     from train_unet import main
-    from unet_trainer.training import build
 
     _be_quiet(log)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch._inductor.config.force_disable_caches = True
     torch._inductor.config.cpp.cxx = ("/nonexistent/compiler",)
-    build.build_network = lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes)
+    use_small_network()
     sys.exit(main(words(settings)))
 
 

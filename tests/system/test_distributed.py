@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers.jobs import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import Job, choose_backend, decode, encode
 from unet_trainer.system.processes import Launch, PeerFailed, PeerLost
@@ -33,8 +32,8 @@ def test_nccl_unless_processes_share_a_gpu(device, local_world_size, num_gpus, b
 def make_job(monkeypatch):
     """Jobs of one start, as threads: each has a rank and a connection of its own to a store that lies in this process."""
     monkeypatch.setattr(distributed, "BEAT_SECONDS", 0.1)
-    port = free_port()
-    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
     made = []
 
     def make(rank, world_size=2, local_world_size=None):
