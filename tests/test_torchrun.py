@@ -104,7 +104,7 @@ def test_a_killed_process_ends_the_others_and_is_named(rank, config, tmp_path):
     assert line.startswith(
         f"rank 1 (process {job.processes[1].pid} on " if rank else "the first machine of the job cannot be reached"
     )
-    assert "to go on: python train_unet.py --resume " in line
+    assert "to go on: torchrun --standalone --nproc-per-node=2 train_unet.py --resume " in line
     assert "Traceback" not in job.said()
 
 

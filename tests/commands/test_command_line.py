@@ -415,6 +415,7 @@ def test_every_command_is_a_module_that_exists():
         "report",
         "watch",
         "compare",
+        "shard",
     }
     for name, module in COMMANDS.items():
         assert importlib.util.find_spec(module) is not None, name

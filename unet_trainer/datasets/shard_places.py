@@ -62,15 +62,18 @@ def find_place(data_dir: str) -> ShardPlace | None:
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
     path = Path(data_dir)
-    if path.name.endswith(".tar") and not path.is_dir():
-        return ShardPlace(str(path.parent), _expand(path.name))
-    if path.name == INDEX_NAME and path.is_file():
-        return ShardPlace(str(path.parent))
-    if not path.is_dir():
+    try:
+        if path.name.endswith(".tar") and not path.is_dir():
+            return ShardPlace(str(path.parent), _expand(path.name))
+        if path.name == INDEX_NAME and path.is_file():
+            return ShardPlace(str(path.parent))
+        if not path.is_dir():
+            return None
+        if (path / INDEX_NAME).is_file():
+            return ShardPlace(str(path))
+        return ShardPlace(str(path)) if _local_shards(path) and not list_files(path) else None
+    except OSError:  # a folder that may not be read; told where its files are looked for
         return None
-    if (path / INDEX_NAME).is_file():
-        return ShardPlace(str(path))
-    return ShardPlace(str(path)) if _local_shards(path) and not list_files(path) else None
 
 
 def _expand(name: str) -> tuple[str, ...]:
