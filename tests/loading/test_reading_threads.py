@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -71,3 +73,23 @@ def test_an_error_of_a_call_is_raised_and_no_further_call_begins():
 def test_calls_of_which_none_ends_are_given_up(never):
     with pytest.raises(ReadTimeout):
         list(map_in_threads(lambda index: never(), 4, 2, 0.2))
+
+
+def test_a_thread_ends_with_the_object_that_it_reads_for():
+    thread = ReadingThread()
+    (found,) = thread.call(lambda: [threading.current_thread()], None)
+    assert found.is_alive()
+    del thread
+    gc.collect()
+    found.join(60)
+    assert not found.is_alive()
+
+
+def test_what_was_read_is_not_kept_while_the_next_is_waited_for():
+    class Large:
+        pass
+
+    thread = ReadingThread()
+    kept = weakref.ref(thread.call(Large, None))
+    thread.call(lambda: None, None)
+    assert kept() is None

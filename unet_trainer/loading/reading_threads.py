@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,7 +29,7 @@ class ReadingThread:
     """Calls functions in a thread of its own, one after the other."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[_Answer[object]] = queue.SimpleQueue()
         self._is_started = False
 
@@ -42,7 +43,8 @@ class ReadingThread:
         """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after is_stopping; the
         thread still hangs then, and must not be used again."""
         if not self._is_started:
-            threading.Thread(target=self._run, name="reading", daemon=True).start()
+            threading.Thread(target=_answer_calls, args=(self._calls, self._answers), name="reading", daemon=True).start()
+            weakref.finalize(self, self._calls.put, None)
             self._is_started = True
         started = time.monotonic()
         stopping_since: float | None = None
@@ -62,16 +64,17 @@ class ReadingThread:
             raise answer.error
         return answer.outcome  # type: ignore[return-value]
 
-    def _run(self) -> None:
-        while True:
-            function = self._calls.get()
-            try:
-                answer: _Answer[object] = _Answer(function(), None)
-            except BaseException as error:  # raised where the outcome is waited for
-                answer = _Answer(None, error)
-            del function
-            self._answers.put(answer)
-            del answer  # and what it holds, while the next is waited for
+
+def _answer_calls(calls: queue.SimpleQueue[Callable[[], object] | None], answers: queue.SimpleQueue[_Answer[object]]) -> None:
+    """Knows nothing of the ReadingThread, which would never be freed otherwise; ends with it."""
+    while (function := calls.get()) is not None:
+        try:
+            answer: _Answer[object] = _Answer(function(), None)
+        except BaseException as error:  # raised where the outcome is waited for
+            answer = _Answer(None, error)
+        del function
+        answers.put(answer)
+        del answer  # and what it holds, while the next is waited for
 
 
 def map_in_threads(function: Callable[[int], object], num_items: int, num_threads: int, timeout: float | None) -> Iterator[int]:
