@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from helpers.layouts import bowl
+from helpers.layouts import bowl, disc, photo, write
 from train_unet import main
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.build_report import build_dataset_report
@@ -93,3 +93,29 @@ def test_the_webdataset_library_reads_them(shard, tiny_data, tmp_path):
     for sample in samples:
         assert sample[suffix[1:]] == (tiny_data / f"images/{sample['__key__']}{suffix}").read_bytes()
         assert sample["mask.png"] == (tiny_data / f"masks/{sample['__key__']}.png").read_bytes()
+
+
+@pytest.mark.parametrize("table", ["name,r,g,b\nbackground,255,255,255\ncrack,0,0,0\n", ""], ids=["class file", "none"])
+def test_masks_mean_in_shards_what_they_mean_in_files(tmp_path, table, capsys):
+    """The class file says that white is background; the shards keep it."""
+    data = tmp_path / "data"
+    for index in range(6):
+        write(data / f"images/{index}.png", photo(index))
+        write(data / f"masks/{index}.png", 255 - disc(index))
+    if table:
+        (data / "class_dict.csv").write_text(table)
+    words = [f"checkpoint_dir={tmp_path / 'runs'}"]
+    assert main(["shard", f"data_dir={data}", *words, "--out", str(tmp_path / "shards")]) == 0, capsys.readouterr().err
+    configs = [Config(data_dir=str(place), checkpoint_dir=str(tmp_path / "runs")) for place in (data, tmp_path / "shards")]
+    files, shards = (build_dataset_report(config, Console()) for config in configs)
+    assert files.coding is not None
+    assert (files.coding, files.decided(configs[0]).class_names) == (shards.coding, shards.decided(configs[1]).class_names)
+    assert ("crack" in str(shards.decided(configs[1]).class_names)) == bool(table)
+
+
+def test_shards_are_not_written_among_the_images(tiny_data, tmp_path, capsys):
+    shutil.copytree(tiny_data, tmp_path / "mine")
+    words = [f"data_dir={tmp_path / 'mine'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tmp_path / "mine/images")]
+    assert main(["shard", *words]) == 2
+    assert "holds images or masks of the data" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").rglob("*.tar"))

@@ -77,6 +77,13 @@ def test_samples_without_a_mask_are_told_or_left_out(tmp_path, config):
     assert skipped.notices == ("1 sample without one image and one mask left out (unpaired: skip)",)
 
 
+def test_shards_of_the_test_part_alone_cannot_be_trained_on(tmp_path, config):
+    write_index(tmp_path, write_shard(tmp_path / "shards", "x-test-0.tar", {"a": ONE, "b": ONE}, part="test"))
+    found = find_in_shards(config)
+    assert "all 2 samples are of the test part" in found.blocking_message
+    assert len(found.test) == 2
+
+
 def test_an_archive_of_folders_is_told_to_be_unpacked(tmp_path, config):
     write_tar(tmp_path / "shards/data.tar", {"images/a.jpg": b"image", "masks/a.png": b"mask"})
     with pytest.raises(DataError, match=r"data_dir: no sample with an image and a mask in the 1 shard .*has to be unpacked"):

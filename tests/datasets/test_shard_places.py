@@ -220,3 +220,63 @@ def test_a_place_without_shards_is_told(server, folder, config):
         open_shards(config(server.url))
     with pytest.raises(DataError, match=r"data_dir: http://.*"):
         open_shards(config(f"{server.url}/missing"))
+
+
+def test_shards_that_are_not_finished_are_refused(folder, index, config):
+    (folder / "unfinished").write_bytes(b"")
+    with pytest.raises(DataError, match=r"the shards there are not finished .*start shard again"):
+        open_shards(config())
+    write_index(folder, index)
+    assert names(open_shards(config())) == ["a", "b", "c"]
+
+
+def test_remote_shards_that_are_not_finished_are_refused(server, folder, config):
+    (folder / "unfinished").write_bytes(b"")
+    with pytest.raises(DataError, match="not finished"):
+        open_shards(config(server.url))
+
+
+@pytest.mark.parametrize("url", ["http://h/a.tar?sig=abc", "https://h/x#y"])
+def test_a_url_with_a_query_is_refused(url):
+    with pytest.raises(DataError, match=r"with \? or #"):
+        find_place(url)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated():
+    with pytest.raises(DataError, match=r"put it into ~/\.netrc") as raised:
+        find_place("https://bob:s3cret@host/x")
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("pattern", ["{train,val}-0.tar", "a-{0..1}-{0..1}.tar"])
+def test_other_patterns_are_refused(pattern):
+    with pytest.raises(DataError, match=r"one \{FIRST\.\.LAST\} is understood"):
+        find_place(f"s3://b/{pattern}")
+
+
+def test_some_shards_of_a_place_and_then_others_are_what_they_are(server, folder, index, config):
+    write_index(folder, index)
+    for _ in range(2):
+        assert names(open_shards(config(f"{server.url}/x-000.tar"))) == ["a"]
+        assert names(open_shards(config(f"{server.url}/x-001.tar"))) == ["b", "c"]
+
+
+def test_named_shards_need_no_index(server, folder, config):
+    (folder / INDEX_NAME).write_text("<html>not found</html>")
+    assert names(open_shards(config(f"{server.url}/x-{{000..001}}.tar"))) == ["a", "b", "c"]
+
+
+def test_another_tools_remote_shards_are_fetched_once_to_be_indexed(server, folder, config):
+    open_shards(config(server.url))
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert total <= server.num_bytes < total + 2000  # and a list of the folder
+
+
+def test_a_server_that_gives_whole_files_is_told_and_each_shard_kept(server, folder, index, config, capsys):
+    write_index(folder, index)
+    server.every = (1, "whole")
+    store = open_shards(config(server.url), Console())
+    assert "gives whole files only" in "".join(capsys.readouterr())
+    for name in ("b", "c"):
+        store.read("x-001.tar", f"{name}.png")
+    assert server.requests["/x-001.tar"] == 1

@@ -138,7 +138,10 @@ def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pai
     monkeypatch.undo()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [UNFINISHED, "x-000000.tar", "x-000001.tar"]
     refuse_other_files(place, "out")
-    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", place, 25_000, lambda: None)
+    (tmp_path / "out/.x-000001.tar.8e1ryv1v.tmp").write_bytes(b"left by a kill")
+    (tmp_path / "out/mine.txt").write_bytes(b"")
+    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", place, 10**9, lambda: None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt", INDEX_NAME, "x-000000.tar"]
     with pytest.raises(DataError, match=r"--out: there are shards in out \(shards.json\)|x-000000.tar\)"):
         refuse_other_files(place, "out")
 
@@ -158,7 +161,7 @@ def test_a_disk_that_is_too_small_is_told_before(tmp_path, pairs, monkeypatch):
 def test_what_cannot_be_written_is_told(tmp_path, pairs):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"--out: .*file.* cannot be written"):
-        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", LocalDestination(tmp_path / "file"), 10**9, lambda: None)
+        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", LocalDestination(tmp_path / "file/sub"), 10**9, lambda: None)
     with pytest.raises(UserError, match=r"--out: .*file.* cannot be read"):
         refuse_other_files(LocalDestination(tmp_path / "file"), "out")
 

@@ -21,6 +21,7 @@ class ShardServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.faults: deque[object] = deque()
+        self.head_faults: deque[int] = deque()  # statuses of the next answers to the question for a size, asked with HEAD or GET
         self.every: tuple[int, object] | None = None  # (n, fault): of every n-th such request
         self.delay = 0.0  # seconds before each such answer
         self.requests: Counter[str] = Counter()  # path → number of requests with content
@@ -55,6 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, links.encode(), with_content)
         if not path.is_file():
             return self._send(404, b"", with_content)
+        if self.server.head_faults and not self.headers.get("Range"):
+            return self._send(self.server.head_faults.popleft(), b"", with_content)
         content, status = path.read_bytes(), 200
         size, wanted = len(content), self.headers.get("Range")
         fault = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from unet_trainer.shards.range_cache import LOCK_NAME, PAGE, RangeCache
 from unet_trainer.shards.shard_index import Shard
@@ -90,3 +91,39 @@ def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "of-the-user/file").write_bytes(os.urandom(100 * PAGE))
     RangeCache(tmp_path, "s3://now", SHARDS, 20 * PAGE)
     assert (tmp_path / "of-the-user/file").is_file()
+
+
+def test_many_shards_take_no_open_files(tmp_path):
+    cache = RangeCache(tmp_path, "s3://one", [Shard(f"{number}.tar", PAGE, ()) for number in range(50)], 1000 * PAGE)
+    opened = Path("/proc/self/fd")
+    before = len(list(opened.iterdir())) if opened.is_dir() else 0
+    for number in range(50):
+        cache.write(f"{number}.tar", 0, b"x" * 100)
+        assert cache.read(f"{number}.tar", 0, 100) == b"x" * 100
+    if before:
+        assert len(list(opened.iterdir())) == before
+
+
+def test_what_is_no_longer_to_be_kept_is_taken_away_at_the_next_start(tmp_path):
+    first = RangeCache(tmp_path, "s3://one", SHARDS, 100 * PAGE)
+    for shard in ("a.tar", "x/b.tar"):
+        first.write(shard, 0, os.urandom(10 * PAGE))
+    assert first.allocated() >= 20 * PAGE
+    less = RangeCache(tmp_path, "s3://one", SHARDS, 12 * PAGE)
+    assert less.allocated() <= 13 * PAGE
+    assert less.read("x/b.tar", 0, PAGE) is not None
+    others = RangeCache(tmp_path, "s3://one", SHARDS[1:], 100 * PAGE)
+    assert others.allocated() <= 3 * PAGE
+
+
+def test_an_error_that_is_no_full_disk_does_not_end_keeping(tmp_path, monkeypatch):
+    cache = RangeCache(tmp_path, "s3://one", SHARDS, 100 * PAGE)
+
+    def too_many(*arguments):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", too_many)
+    cache.write("a.tar", 0, b"hello")
+    monkeypatch.undo()
+    cache.write("a.tar", 0, b"hello")
+    assert cache.read("a.tar", 0, 5) == b"hello"

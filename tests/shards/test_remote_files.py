@@ -210,3 +210,23 @@ def test_a_web_server_that_is_gone_is_told(server):
     server.server_close()
     with pytest.raises(ShardError, match=r"cannot be read .*2 tries"):
         RemoteFiles((0.01,)).read(f"{server.url}/a.tar", 0, 5)
+
+
+@pytest.mark.parametrize("status", [503, 500])
+def test_a_web_server_that_fails_to_tell_a_size_is_asked_again(server, status):
+    server.head_faults.extend([status, status])
+    assert RemoteFiles((0.01, 0.01, 0.01)).size(f"{server.url}/a.tar") == 200
+    assert not server.head_faults
+
+
+def test_a_web_server_that_refuses_to_tell_a_size_is_not_said_to_lack_the_file(server):
+    server.head_faults.extend([403] * 9)
+    with pytest.raises(ShardError, match="403") as raised:
+        RemoteFiles(()).size(f"{server.url}/a.tar")
+    assert not isinstance(raised.value, MissingFile)
+
+
+def test_a_web_server_without_ranges_is_known(server):
+    assert RemoteFiles(()).has_ranges(f"{server.url}/a.tar")
+    server.faults.append("whole")
+    assert not RemoteFiles(()).has_ranges(f"{server.url}/a.tar")

@@ -36,7 +36,10 @@ def indexed(tmp_path, files, name="a.tar"):
     return shard, unpaired
 
 
-@pytest.mark.parametrize("index", [INDEX, ShardIndex(()), ShardIndex((Shard("a.tar", 0, ()),), unpaired=("a.tar/x",))])
+@pytest.mark.parametrize(
+    "index",
+    [INDEX, ShardIndex(()), ShardIndex((Shard("a.tar", 0, ()),), unpaired=("a.tar/x",), class_file=("classes.txt", "sky\nroad\n"))],
+)
 def test_an_index_is_read_back_as_it_was(index):
     assert index_from_json(index_to_json(index)) == index
     assert index_from_json(index_to_json(index).encode()) == index
@@ -73,6 +76,10 @@ def changed(change):
         (changed(lambda content: content["shards"][0]["samples"][0].__setitem__(3, "holdout")), "part 'holdout'"),
         (changed(lambda content: content["shards"][0]["samples"][0].__setitem__(5, [1])), "facts that are none"),
         (changed(lambda content: content.update(class_names=[1])), "is no text"),
+        (changed(lambda content: content.update(num_classes=3000000)), "num_classes 3000000"),
+        (changed(lambda content: content.update(num_classes=0)), "num_classes 0"),
+        (changed(lambda content: content.update(class_file=["a"])), "no index of shards"),
+        (changed(lambda content: content.update(class_file=["a", 5])), "is no text"),
         ("[" * 100_000, "no index of shards"),
     ],
 )
@@ -94,6 +101,10 @@ def test_what_is_no_index_is_refused(text, message):
         ("a.npy", "a.mask.npy"),
         ("a.jpg", "a.mask.jpg"),
         ("a.jpg", "a.gif"),
+        ("a.image.jpg", "a.mask.png"),
+        ("a.input.png", "a.target.png"),
+        ("a.png", "a.segmentation.png"),
+        ("a.jpg", "a.masks.png"),
     ],
 )
 def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):
@@ -153,5 +164,5 @@ def test_the_part_goes_to_the_samples(tmp_path):
 
 def test_a_shard_that_is_cut_off_is_refused(tmp_path):
     write_tar(tmp_path / "a.tar", {"a.jpg": bytes(3000), "a.png": b"x"})
-    with pytest.raises(ShardError, match="no whole tar file"):
+    with pytest.raises(ShardError, match=r"it ends within a\.jpg"):
         index_shard("a.tar", io.BytesIO((tmp_path / "a.tar").read_bytes()[:1000]), 1000)

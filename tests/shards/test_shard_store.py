@@ -260,3 +260,27 @@ def test_a_web_server_that_fails_now_and_then_changes_nothing(folder, index, tmp
         store.read_ahead([store.find(shard.name, one.image.name) for shard in index.shards for one in shard.samples])
         assert contents(store) == EXPECTED
         assert not server.faults
+
+
+def test_what_was_read_is_not_kept_in_memory(remote):
+    remote.read_ahead([remote.find(shard.name, one.image.name) for shard in remote.index.shards for one in shard.samples])
+    assert contents(remote) == EXPECTED
+    assert not remote._process.spans
+    assert remote._process.num_bytes == 0
+
+
+def test_of_a_server_that_gives_whole_files_each_shard_is_fetched_once(folder, index, tmp_path):
+    cache = RangeCache(tmp_path / "cache", "s3://b", index.shards, 10**9)
+    store = ShardStore("s3://b", index, cache, FolderFiles(folder))
+    store.gives_whole_files = True
+    store.read_ahead([store.find(shard.name, one.image.name) for shard in index.shards for one in shard.samples])
+    assert contents(store) == EXPECTED
+    assert sorted(store.files.fetched) == [("a.tar", 0, None), ("b.tar", 0, None)]
+
+
+def test_stores_of_one_root_with_other_shards_stay_open_beside_each_other(folder, index):
+    for number, key in enumerate("ab"):
+        open_store(ShardStore(str(folder), ShardIndex(index.shards[number : number + 1])), key)
+    assert find_member(folder / "a.tar/k0.png") is not None
+    assert find_member(folder / "b.tar/k4.png") is not None
+    assert find_store("a").index.shards == index.shards[:1]

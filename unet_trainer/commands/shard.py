@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ def _megabytes(text: str) -> float:
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
     """Reads and checks every pair, writes the shards and says how to train from them. Raises UserError."""
     from unet_trainer.datasets.build_report import read_every_pair  # numpy and OpenCV: a typo is answered before they are loaded
+    from unet_trainer.datasets.class_files import find_class_file
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.find_dataset import find_dataset
     from unet_trainer.datasets.scan import open_scan_cache
@@ -70,6 +72,11 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
         raise UserError(f"{report.blocking_message}\nTo see all of it: {command}")
     for notice in report.notices:
         console.note(notice)
+    folders = {file.parent.resolve() for pair in report.pairs for file in (pair.image, pair.mask)}
+    if not is_url(out) and Path(out).resolve() in folders:
+        raise UserError(f"--out: {out} holds images or masks of the data; need another folder")
+    if found.class_file is None and (class_file := find_class_file(data_dir, report.pairs)) is not None:
+        found = dataclasses.replace(found, class_file=(class_file.path.name, class_file.path.read_text(encoding="utf-8-sig")))
     scanned = [ScannedPair(*each) for each in zip(report.pairs, report.images, report.masks, strict=True)]
     scanned += [ScannedPair(pair) for pair in found.test]
     refuse_full_disk(place, scanned)

@@ -57,6 +57,11 @@ def find_class_file(data_dir: Path, pairs: Sequence[Pair]) -> ClassFile | None:
     return next((file for file in found if file.has_values), found[0] if found else None)
 
 
+def parse_class_file(name: str, text: str) -> ClassFile | None:
+    """A file of a known name, by its text."""
+    return _parse(Path(name), text) if name in READERS else None
+
+
 def _folders(data_dir: Path, pairs: Sequence[Pair]) -> list[Path]:
     """The folders of the masks and those above them, up to data_dir."""
     folders: dict[Path, None] = {}
@@ -72,9 +77,13 @@ def _read(path: Path) -> ClassFile | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
             return None
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        return _parse(path, path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _parse(path: Path, text: str) -> ClassFile | None:
+    lines = text.splitlines()
     classes = READERS[path.name]([line for line in lines if line.strip()])
     if not 2 <= len(classes) <= 256 or len({one.name for one in classes}) != len(classes):
         return None

@@ -51,6 +51,7 @@ class FoundPairs:
     notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
     class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
     num_classes: int | None = None  # likewise
+    class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, where shards hold it
 
     @property
     def suggested(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.datasets.class_files import find_class_file
+from unet_trainer.datasets.class_files import find_class_file, parse_class_file
 from unet_trainer.datasets.coding_choice import VOID, ChosenClasses, choose_classes, present_classes
 from unet_trainer.datasets.coding_question import ask_for_classes
 from unet_trainer.datasets.dataset_report import DatasetReport
@@ -29,7 +29,10 @@ def choose_coding(report: DatasetReport, config: Config) -> None:
     _refuse_swapped_palettes(report)
     ignored = given_coding("nonzero", config.ignore_value).ignored
     evidence = MaskEvidence(report.masks, ignored)
-    class_file = find_class_file(Path(config.data_dir), report.pairs) if config.mask_values == "auto" else None
+    class_file = None
+    if config.mask_values == "auto":
+        stored = report.found.class_file
+        class_file = find_class_file(Path(config.data_dir), report.pairs) if stored is None else parse_class_file(*stored)
     if len(evidence.seen) < 2 and config.mask_values == "auto":
         every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
         report.questions.append(_nothing_to_learn(len(report.masks), every))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -31,7 +32,9 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
     if not pairs:
         raise DataError(
             f"data_dir: no sample with an image and a mask in the {counted(len(store.index.shards), 'shard')} of {store.root}; "
-            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png. An archive of folders has to be unpacked"
+            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
+            + (f"; there is {first_few(store.index.unpaired, 3)}" if store.index.unpaired else "")
+            + ". An archive of folders images/ and masks/ has to be unpacked"
         )
     found = FoundPairs(
         tuple(pair for pair in pairs if pair.part != "test"),
@@ -39,7 +42,11 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
         test=tuple(pair for pair in pairs if pair.part == "test"),
         class_names=store.index.class_names,
         num_classes=store.index.num_classes,
+        class_file=store.index.class_file,
     )
+    if not found.pairs:
+        only_test = f"data_dir: all {len(found.test)} samples are of the test part, which evaluate takes, and training does not"
+        found = dataclasses.replace(found, blocking_message=only_test)
     return _with_unpaired(found, store.index.unpaired, config.unpaired == "skip")
 
 
@@ -70,10 +77,8 @@ def _with_unpaired(found: FoundPairs, unpaired: Sequence[str], skips: bool) -> F
         return found
     what = f"{counted(len(unpaired), 'sample')} without one image and one mask"
     if skips:
-        return FoundPairs(
-            found.pairs, found.rule, test=found.test, notices=(f"{what} left out (unpaired: skip)",), class_names=found.class_names
-        )
+        return dataclasses.replace(found, notices=(f"{what} left out (unpaired: skip)",))
     text = with_choices(f"{what}, e.g. {first_few(unpaired, 3)}", [SKIP])
     titles = "sample without one image and one mask", "samples without one image and one mask"
     problem = Problem("no_mask", *titles, tuple(unpaired), "unpaired: skip leaves them out", SKIP.settings)
-    return FoundPairs(found.pairs, found.rule, text, (problem,), found.test, class_names=found.class_names)
+    return dataclasses.replace(found, blocking_message=text, problems=(problem,))

@@ -7,6 +7,7 @@ checkpoint_dir; as is what is fetched of remote shards.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from unet_trainer.datasets.file_tree import list_files, walk
 from unet_trainer.images.image_files import DataError
 from unet_trainer.shards.range_cache import RangeCache
 from unet_trainer.shards.remote_files import PACKAGES, MissingFile, RemoteFiles, is_url, url_join
-from unet_trainer.shards.shard_index import INDEX_NAME, Shard, ShardIndex, index_from_json, index_shard, index_to_json
+from unet_trainer.shards.shard_index import INDEX_NAME, UNFINISHED, Shard, ShardIndex, index_from_json, index_shard, index_to_json
 from unet_trainer.shards.shard_store import ShardStore, find_store, open_store
 from unet_trainer.shards.tar_files import ShardError
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -58,6 +59,7 @@ def find_place(data_dir: str) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if is_url(data_dir):
+        _refuse_odd_url(data_dir)
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
@@ -76,9 +78,22 @@ def find_place(data_dir: str) -> ShardPlace | None:
         return None
 
 
+def _refuse_odd_url(url: str) -> None:
+    """Raises DataError, which does not repeat a password."""
+    if not url.lower().startswith(("http://", "https://")):
+        return
+    if "?" in url or "#" in url:
+        raise DataError("data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; take s3:// or gs://")
+    if "@" in url.split("/")[2]:
+        raise DataError("data_dir: a user or password in a URL would stand in every file of the run; put it into ~/.netrc")
+
+
 def _expand(name: str) -> tuple[str, ...]:
     """a-{000..011}.tar as WebDataset writes it: all numbers with as many digits."""
     found = BRACES.search(name)
+    rest = name if found is None else name[: found.start()] + name[found.end() :]
+    if "{" in rest and "}" in rest and not Path(name).exists():
+        raise DataError(f"data_dir: {name}: one {{FIRST..LAST}} is understood; name a folder for other choices of shards")
     if found is None:
         return (name,)
     first, last = int(found[1]), int(found[2])
@@ -109,19 +124,32 @@ _opened: dict[tuple[Any, ...], float] = {}  # place and settings → when
 
 def _open(place: ShardPlace, config: Config, console: Console | None) -> ShardStore:
     key = place, config.checkpoint_dir, config.cache_gb, os.getpid()
-    store = find_store(place.root)
+    store = find_store(place)
     if store is not None and place.is_remote and time.monotonic() - _opened.get(key, -REUSE_SECONDS) < REUSE_SECONDS:
         return store
     files = RemoteFiles()
     folder = Path(config.checkpoint_dir) / FOLDER
     index = _read_index(place, RemoteFiles(FIRST_WAITS))
     if index is None:
+        _refuse_unfinished(place, files)
         index = _index_others(place, files, folder, console)
     cache = _open_cache(place, index, folder, config.cache_gb, console) if place.is_remote else None
     store = ShardStore(place.root, index, cache, files)
     store.check()
+    if place.is_remote and not files.has_ranges(store.place(index.shards[0].name)):
+        store.gives_whole_files = True
+        if console is not None:
+            kept = "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
+            console.note(f"{place.root} gives whole files only, no parts of them (HTTP ranges): {kept}")
     _opened[key] = time.monotonic()
-    return open_store(store)
+    return open_store(store, place)
+
+
+def _refuse_unfinished(place: ShardPlace, files: RemoteFiles) -> None:
+    where = place.of(UNFINISHED)
+    is_there = files.exists(where) if place.is_remote and place.names is None else not place.is_remote and Path(where).is_file()
+    if is_there:
+        raise ShardError(f"{place.root}: the shards there are not finished (there is no {INDEX_NAME} yet); start shard again")
 
 
 def _read_index(place: ShardPlace, files: RemoteFiles) -> ShardIndex | None:
@@ -133,16 +161,22 @@ def _read_index(place: ShardPlace, files: RemoteFiles) -> ShardIndex | None:
         return None
     except OSError as error:
         raise ShardError(f"{where} cannot be read ({error.strerror})") from None
+    except ShardError:
+        if place.names is None:
+            raise
+        return None  # shards that are named need no index, and who may not list a bucket may not ask for others
     try:
         index = index_from_json(content)
     except ShardError as error:
+        if place.is_remote and place.names is not None:
+            return None  # a server that answers everything with a page
         raise ShardError(f"{where}: {error}; write the shards again with shard") from None
     if place.names is None:
         return index
     known = {shard.name: shard for shard in index.shards}
     if not known.keys() >= set(place.names):
         return None
-    return ShardIndex(tuple(known[name] for name in place.names), index.class_names, index.num_classes, index.unpaired)
+    return dataclasses.replace(index, shards=tuple(known[name] for name in place.names))
 
 
 def _index_others(place: ShardPlace, files: RemoteFiles, folder: Path, console: Console | None) -> ShardIndex:
@@ -194,13 +228,13 @@ def _read_kept(path: Path) -> tuple[dict[str, Shard], dict[str, Any]]:
     return {}, {}
 
 
-def _size_and_stamp(place: ShardPlace, name: str, files: RemoteFiles) -> tuple[int, list[int]]:
+def _size_and_stamp(place: ShardPlace, name: str, files: RemoteFiles) -> tuple[int, list[Any]]:
     where = place.of(name)
     if place.is_remote:
-        size = files.size(where)
+        size, version = files.size_and_version(where)
         if size is None:
             raise ShardError(f"{where}: the server does not tell its size, so that it cannot be read in parts")
-        return size, [size]
+        return size, [size, version]
     try:
         status = Path(where).stat()
     except OSError as error:
@@ -226,7 +260,7 @@ def _open_cache(place: ShardPlace, index: ShardIndex, folder: Path, cache_gb: fl
     if not wanted or not hasattr(os, "pread"):  # Windows: several processes cannot read one file at any place
         return None
     try:
-        cache = RangeCache(folder, place.root, index.shards, int(cache_gb * GB))
+        cache = RangeCache(folder, " ".join((place.root, *(place.names or ()))), index.shards, int(cache_gb * GB))
         room = int(MAX_SHARE * free_disk(folder)) + cache.allocated()
     except OSError as error:
         if console is not None:

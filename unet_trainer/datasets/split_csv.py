@@ -100,6 +100,12 @@ def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
     return {(_find_file(data_dir, image) or data_dir).resolve() for image in images}
 
 
+def listed_contents(path: Path, part: Part) -> set[str]:
+    """Digests of the pairs in the rows of a part, where the table has them: the same files in another place have the same."""
+    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    return {content for row in rows if (content := row.get("content", "").strip())}
+
+
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
     try:

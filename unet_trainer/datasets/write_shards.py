@@ -19,13 +19,11 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.images.image_files import DataError, ReadError, content_digest, file_stamp, read_bytes
 from unet_trainer.shards.remote_files import MissingFile, RemoteFiles, is_url, url_join
-from unet_trainer.shards.shard_index import INDEX_NAME, Member, Sample, Shard, ShardIndex, index_to_json
+from unet_trainer.shards.shard_index import INDEX_NAME, UNFINISHED, Member, Sample, Shard, ShardIndex, index_to_json
 from unet_trainer.shards.tar_files import BLOCK, ShardError, TarMember, TarWriter, size_in_tar
-from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.atomic_files import DRAFT, write_atomically
 from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
-
-UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
 
 
 @dataclass(frozen=True)
@@ -126,17 +124,29 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     keys = _keys([scanned.pair for scanned in pairs])
-    place.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
+    _delete_unfinished(place, stem)
+    place.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
     shards = []
     for part, positions in _by_part([scanned.pair for scanned in pairs]):
         prefix = f"{stem}-{part}" if part else stem
         for number, some in enumerate(_divide(positions, pairs, keys, shard_bytes)):
             shards.append(_write_shard(f"{prefix}-{number:06d}.tar", [(pairs[index], keys[index]) for index in some], place, tick))
-    index = ShardIndex(tuple(shards), found.class_names, found.num_classes)
+    index = ShardIndex(tuple(shards), found.class_names, found.num_classes, class_file=found.class_file)
     place.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
     place.delete(UNFINISHED)
     return index
+
+
+def _delete_unfinished(place: Destination, stem: str) -> None:
+    """What an earlier start left: its shards may be more than those that are written now."""
+    names = place.names()
+    if UNFINISHED in names:
+        own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
+        for name in names:
+            draft = DRAFT.fullmatch(name)
+            if own.fullmatch(draft["name"] if draft else name):
+                place.delete(name)
 
 
 def _by_part(pairs: Sequence[Pair]) -> list[tuple[str, list[int]]]:

@@ -102,9 +102,12 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
 
 def _read_member(stored: StoredFile) -> bytes:
     try:
-        return stored.read()
+        data = stored.read()
     except ShardError as error:
         raise ReadError(str(error)) from None
+    if not data:
+        raise ReadError("the file is empty")
+    return data
 
 
 def file_stamp(path: Path) -> Stamp | None:

@@ -30,7 +30,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Problem, Question, first_few
 from unet_trainer.datasets.report_classes import unknown_value_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
-from unet_trainer.datasets.split_csv import listed_images, read_split_csv
+from unet_trainer.datasets.split_csv import listed_contents, listed_images, read_split_csv
 from unet_trainer.images.image_files import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
@@ -244,7 +244,7 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, known: KnownC
 def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
     """Those of the pairs whose images the run of this folder was trained on."""
     listed = None if run_folder is None else _listed(run_folder, "train")
-    return [] if not listed else [pair for pair in data.pairs if pair.image.resolve() in listed]
+    return [] if listed is None else [pair for pair in data.pairs if listed.holds(pair)]
 
 
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
@@ -252,14 +252,17 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     folder = run_folder_of(other)
     if not data.source.is_own or folder is None or data.split not in ("train", "val"):
         return
-    theirs, ours = _listed(folder, data.split), {pair.image.resolve() for pair in data.pairs}
-    if theirs is None or theirs == ours:
+    theirs = _listed(folder, data.split)
+    if theirs is None:
+        return
+    num_same = sum(theirs.holds(pair) for pair in data.pairs)
+    if num_same == len(data.pairs) == len(theirs.images):
         return
     seen = trained_on(data, folder)
     leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
     raise UserError(
-        f"--compare: the {data.split} images of {this} and {other} differ ({len(ours)} and {len(theirs)}, of which "
-        f"{len(ours & theirs)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
+        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {len(theirs.images)}, of which "
+        f"{num_same} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
         f"both with one split: split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
     )
 
@@ -281,11 +284,24 @@ def _meaning(class_id: int, id_names: Sequence[str]) -> str:
     return {IGNORED: "ignored", UNKNOWN: "no class"}.get(class_id) or id_names[class_id]
 
 
-def _listed(run_folder: Path, part: Part) -> set[Path] | None:
-    """The images of a part of a run's data; None if the run does not say."""
+@dataclass(frozen=True)
+class _Listed:
+    """A part of a run's data."""
+
+    images: set[Path]
+    contents: set[str]  # digests of pairs
+
+    def holds(self, pair: Pair) -> bool:
+        """Wherever the files lie now: in a folder, or in shards of it."""
+        return pair.image.resolve() in self.images or (bool(pair.content) and pair.content in self.contents)
+
+
+def _listed(run_folder: Path, part: Part) -> _Listed | None:
+    """None if the run does not say."""
     table = run_folder / SPLIT_CSV
     try:
-        return listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+        images = listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+        return _Listed(images, listed_contents(table, part))
     except UserError:
         return None
 

@@ -14,7 +14,8 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.layouts import list_files
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.datasets.shard_places import open_shards
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS, is_file
 from unet_trainer.runs.run_folder import SPLIT_CSV
 
 CSV_SUFFIX = ".csv"
@@ -110,14 +111,14 @@ def _from_csv(path: Path) -> list[Input]:
     written = _image_column(path)
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
     given = ((base, name) for base in bases if base is not None for name in (written[0], written[0].strip()))
-    base = next((base for base, name in given if (base / name).exists()), path.parent)
+    base = next((base for base, name in given if is_file(base / name)), path.parent)
     found = []
     for cell in written:
-        line = cell if (base / cell).exists() else cell.strip()
+        line = cell if is_file(base / cell) else cell.strip()
         inside = PurePosixPath(Path(line).as_posix())
         is_inside = not Path(line).is_absolute() and ".." not in inside.parts
         found.append(Input(base / line, _name(inside if is_inside else PurePosixPath(inside.name))))
-    missing = [str(image) for image, _ in found if not image.is_file()]
+    missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:
         raise UserError(f"{path}: {len(missing)} of its {len(found)} images are not there: {first_few(missing, NUM_NAMED)}")
     return found
@@ -143,11 +144,13 @@ def _image_column(path: Path) -> list[str]:
 
 
 def _data_dir(split_csv: Path) -> Path | None:
-    """That of the run whose split.csv it is."""
-    config = split_csv.parent / "config.yaml"
-    if not config.is_file():
+    """That of the run whose split.csv it is; shards are open from then on."""
+    file = split_csv.parent / "config.yaml"
+    if not file.is_file():
         return None
     try:
-        return Path(load_config(config).data_dir)
+        config = load_config(file)
+        open_shards(config)
+        return Path(config.data_dir)
     except UserError:
         return None

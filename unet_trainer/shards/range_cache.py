@@ -15,10 +15,11 @@ import itertools
 import os
 import shutil
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unet_trainer.shards.shard_index import Shard
+from unet_trainer.system.os_errors import NO_ROOM
 from unet_trainer.system.shared_locks import is_in_use, lock_shared
 
 PAGE = 4096
@@ -26,22 +27,25 @@ LOCK_NAME = "source.txt"
 
 
 class RangeCache:
-    """The parts of the shards of one URL. May be used from several threads, and in processes forked from this one."""
+    """The parts of the shards of one place. May be used from several threads, and in processes forked from this one."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
-        """Makes room by deleting what is kept of other URLs. Raises OSError where nothing can be written."""
+        """`url` names the place. Makes room by deleting what is kept of other places, and of this one what is no longer to be
+        kept. Raises OSError where nothing can be written."""
         self.folder = folder / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self.max_bytes = max_bytes
         sizes = [-(-shard.num_bytes // PAGE) * PAGE for shard in shards]
         self.starts = dict(zip((shard.name for shard in shards), itertools.accumulate(sizes, initial=0), strict=False))
+        self.sizes = {shard.name: shard.num_bytes for shard in shards}
         self.num_bytes = min(max_bytes, sum(sizes))
         self.folder.mkdir(parents=True, exist_ok=True)
         source = self.folder / LOCK_NAME
         source.write_text(f"{url}\n", encoding="utf-8", errors="surrogateescape")
-        self._handles: dict[str, int] = {"": os.open(source, os.O_RDONLY)}  # by shard, and that of the lock
-        weakref.finalize(self, close_all, self._handles)
-        lock_shared(self._handles[""])
+        lock = os.open(source, os.O_RDONLY)
+        weakref.finalize(self, os.close, lock)
+        lock_shared(lock)
         self._is_full = False
+        self._trim()
         _make_room(folder, self.folder, max_bytes - self.num_bytes)
 
     def allocated(self) -> int:
@@ -50,6 +54,19 @@ class RangeCache:
 
     def limit(self, max_bytes: int) -> None:
         self.max_bytes = min(self.max_bytes, max_bytes)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Takes away what lies beyond the limit, and shards that are not among these."""
+        kept = {self._file(shard).name: min(self.sizes[shard], self.max_bytes - start) for shard, start in self.starts.items()}
+        for file in self.folder.iterdir():
+            if file.name == LOCK_NAME:
+                continue
+            with contextlib.suppress(OSError):
+                if kept.get(file.name, 0) <= 0:
+                    file.unlink()
+                elif file.stat().st_size > kept[file.name]:
+                    os.truncate(file, kept[file.name])
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -60,7 +77,8 @@ class RangeCache:
         if not self.keeps(shard, stop):
             return None
         try:
-            content = os.pread(self._handle(shard), stop - start, start)
+            with self._open(shard, os.O_RDONLY) as handle:
+                content = os.pread(handle, stop - start, start)
         except OSError:
             return None
         return content if len(content) == stop - start else None
@@ -71,23 +89,25 @@ class RangeCache:
             return
         try:
             left, offset = memoryview(content), start
-            while left:
-                written = os.pwrite(self._handle(shard), left, offset)
-                left, offset = left[written:], offset + written
-        except OSError:
-            self._is_full = True
+            with self._open(shard, os.O_RDWR | os.O_CREAT) as handle:
+                while left:
+                    written = os.pwrite(handle, left, offset)
+                    left, offset = left[written:], offset + written
+        except OSError as error:
+            self._is_full = error.errno in NO_ROOM  # else it may go better the next time
 
-    def _handle(self, shard: str) -> int:
-        if shard not in self._handles:
-            name = hashlib.sha256(shard.encode("utf-8", "surrogateescape")).hexdigest()[:8] + "-" + shard.rpartition("/")[2]
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            self._handles[shard] = os.open(self.folder / name[-200:], flags, 0o644)
-        return self._handles[shard]
+    @contextlib.contextmanager
+    def _open(self, shard: str, flags: int) -> Iterator[int]:
+        """Not kept open: there may be more shards than a process may have open files."""
+        handle = os.open(self._file(shard), flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
 
-
-def close_all(handles: MutableMapping[str, int]) -> None:
-    while handles:
-        os.close(handles.popitem()[1])
+    def _file(self, shard: str) -> Path:
+        digest = hashlib.sha256(shard.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        return self.folder / f"{digest}-{shard.rpartition('/')[2][-180:]}"
 
 
 def _make_room(folder: Path, keep: Path, max_others: int) -> None:

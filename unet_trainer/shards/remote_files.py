@@ -23,6 +23,7 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "ht
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
+MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
 
 Found = TypeVar("Found")
@@ -60,8 +61,18 @@ class RemoteFiles:
 
     def size(self, url: str) -> int | None:
         """In bytes; None where the server does not tell. Raises ShardError, also for a file that is not there."""
-        size = self._retried(lambda: self._system(url).info(url), url, "be read").get("size")
-        return size if isinstance(size, int) else None
+        return self.size_and_version(url)[0]
+
+    def size_and_version(self, url: str) -> tuple[int | None, str]:
+        """And what tells other content of the same size, if the server says it."""
+        info = self._retried(lambda: self._system(url).info(url), url, "be read")
+        version = next((info[name] for name in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(name)), "")
+        size = info.get("size")
+        return size if isinstance(size, int) else None, str(version)
+
+    def has_ranges(self, url: str) -> bool:
+        """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
+        return len(self._retried(lambda: self._system(url).cat_file(url, start=0, end=1), url, "be read")) <= 1
 
     def find(self, url: str) -> list[str]:
         """The URLs of all files below a folder, sorted. Raises ShardError."""
@@ -103,20 +114,28 @@ class RemoteFiles:
                 return action()
             except ShardError:
                 raise
-            except FileNotFoundError:
-                raise MissingFile(f"{url} is not there") from None
+            except FileNotFoundError as error:
+                # fsspec says so of any failed question about a web server's file; the cause has the server's answer.
+                status = getattr(error.__cause__, "status", None)
+                if status in MISSING_STATUSES:
+                    raise MissingFile(f"{url} is not there") from None
+                self._wait_or_raise(wait, error.__cause__ or error, url, what)
             except PermissionError as error:
                 raise ShardError(f"{url} cannot {what} ({first_line(error) or 'no permission'})") from None
             except NotImplementedError:
                 raise ShardError(f"{url} cannot {what}: {_protocol(url)}:// does not allow it") from None
             except Exception as error:  # each library has its own
-                status = getattr(error, "status", None)
-                if wait is None or status in FINAL_STATUSES:
-                    tries = f"; {len(self.waits) + 1} tries" if wait is None else ""
-                    raise ShardError(f"{url} cannot {what} ({first_line(error) or type(error).__name__}{tries})") from None
-                # Many processes that were sent away together must not come back together.
-                time.sleep(wait * random.uniform(0.5, 1.0))
+                self._wait_or_raise(wait, error, url, what)
         raise AssertionError
+
+    def _wait_or_raise(self, wait: float | None, error: BaseException, url: str, what: str) -> None:
+        """`wait` None: it was the last try."""
+        status = getattr(error, "status", None)
+        if wait is None or status in FINAL_STATUSES:
+            tries = f"; {len(self.waits) + 1} tries" if wait is None else ""
+            raise ShardError(f"{url} cannot {what} ({first_line(error)}{tries})") from None
+        # Many processes that were sent away together must not come back together.
+        time.sleep(wait * random.uniform(0.5, 1.0))
 
 
 class MissingFile(ShardError):

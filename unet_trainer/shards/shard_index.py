@@ -16,10 +16,13 @@ from typing import Any, BinaryIO, NamedTuple
 from unet_trainer.shards.tar_files import ShardError, TarMember, list_members
 
 INDEX_NAME = "shards.json"
+UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
 FORMAT = 1
+MAX_CLASSES = 254
 # Extensions of WebDataset, without the first dot, in lower case.
 IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "gif", "npy")
-MASK_WORDS = ("mask", "seg", "label", "gt", "annotation")  # a.seg.png
+IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
+MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")  # a.seg.png
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 CHUNK_BYTES = 2**22
 
@@ -62,6 +65,7 @@ class ShardIndex:
     class_names: tuple[str, ...] | None = None
     num_classes: int | None = None
     unpaired: tuple[str, ...] = field(default=())  # SHARD/KEY of samples of other tools without an image or without a mask
+    class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, if there was one
 
     @property
     def num_samples(self) -> int:
@@ -76,7 +80,7 @@ def index_to_json(index: ShardIndex) -> str:
     """One line a sample: a person can read it, and a tool compare two."""
     lines = ["{", f'"format": {FORMAT},']
     lines += [f'"class_names": {json.dumps(index.class_names)}, "num_classes": {json.dumps(index.num_classes)},']
-    lines += [f'"unpaired": {json.dumps(index.unpaired)},', '"shards": [']
+    lines += [f'"unpaired": {json.dumps(index.unpaired)}, "class_file": {json.dumps(index.class_file)},', '"shards": [']
     for number, shard in enumerate(index.shards):
         lines.append(f'{{"name": {json.dumps(shard.name)}, "bytes": {shard.num_bytes}, "samples": [')
         rows = [json.dumps(list(sample)) for sample in shard.samples]
@@ -92,12 +96,15 @@ def index_from_json(text: str | bytes) -> ShardIndex:
         if content["format"] != FORMAT:
             raise ShardError(f"format {content['format']!r:.20}; this version reads format {FORMAT}")
         names, number = content["class_names"], content["num_classes"]
+        if number is not None and not 1 <= _whole(number) <= MAX_CLASSES:
+            raise ValueError(f"num_classes {number}")
         shards = tuple(_shard(row) for row in content["shards"])
         index = ShardIndex(
             shards,
             None if names is None else tuple(_text(name) for name in names),
             None if number is None else _whole(number),
             tuple(_text(name) for name in content["unpaired"]),
+            _class_file(content["class_file"]),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ShardError):
@@ -106,6 +113,13 @@ def index_from_json(text: str | bytes) -> ShardIndex:
     if len({shard.name for shard in shards}) < len(shards):
         raise ShardError("a shard stands in it twice")
     return index
+
+
+def _class_file(row: Any) -> tuple[str, str] | None:
+    if row is None:
+        return None
+    name, text = row
+    return _text(name), _text(text)
 
 
 def _shard(row: Any) -> Shard:
@@ -152,12 +166,12 @@ def index_shard(
 ) -> tuple[Shard, list[str]]:
     """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is called with the
     number of bytes that were read. Raises ShardError, without the shard's name."""
-    members = list(list_members(file))
-    wanted = {member for group in _by_key(members).values() for member in _image_and_mask(group) or ()}
+    members: list[TarMember] = []
     checked: dict[TarMember, Member] = {}
     done = 0
-    for member in members:
-        if member in wanted:
+    for member in list_members(file):
+        members.append(member)
+        if _extension(member).rpartition(".")[2] in IMAGES:  # in one pass: reading a remote shard again would fetch it again
             checked[member] = Member(path_in_shard(member.name), member.offset, member.length, _checksum(file, member))
         end = member.offset + member.length
         tick(end - done)
@@ -168,7 +182,7 @@ def index_shard(
     for key, group in _by_key(members).items():
         found = _image_and_mask(group)
         if found is None:
-            if any(_extension(member) in IMAGES or _is_mask(member) for member in group):
+            if any(_extension(member).rpartition(".")[2] in IMAGES for member in group):
                 unpaired.append(f"{name}/{key}")
             continue
         samples.append(Sample(key, checked[found[0]], checked[found[1]], part))
@@ -215,16 +229,16 @@ def _extension(member: TarMember) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def _is_mask(member: TarMember) -> bool:
+def _has_word(member: TarMember, wanted: Sequence[str]) -> bool:
     """a.seg.png, a.mask.tif."""
     *words, last = _extension(member).split(".")
-    return bool(words) and words[-1] in MASK_WORDS and last in IMAGES
+    return bool(words) and words[-1] in wanted and last in IMAGES
 
 
 def _image_and_mask(group: Sequence[TarMember]) -> tuple[TarMember, TarMember] | None:
-    """a.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than one."""
-    images = [member for member in group if _extension(member) in IMAGES]
-    masks = [member for member in group if _is_mask(member)]
+    """a.jpg or a.image.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than one."""
+    images = [member for member in group if _extension(member) in IMAGES or _has_word(member, IMAGE_WORDS)]
+    masks = [member for member in group if _has_word(member, MASK_WORDS)]
     if not masks and len(images) == 2:  # a.jpg and a.png
         masks = [member for member in images if _extension(member) in LOSSLESS]
         images = [member for member in images if member not in masks]

@@ -12,13 +12,13 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unet_trainer.shards.range_cache import RangeCache, close_all
+from unet_trainer.shards.range_cache import RangeCache
 from unet_trainer.shards.remote_files import RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import Member, ShardIndex, iterate_samples
 from unet_trainer.shards.tar_files import BLOCK, ShardError
@@ -66,11 +66,27 @@ class _Process:
     number: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     spans: OrderedDict[Span, Future[bytes]] = field(default_factory=OrderedDict)
+    unread: dict[Span, set[str]] = field(default_factory=dict)  # members of a span that nobody has asked for yet
+    num_bytes: int = 0  # of the spans
+    whole: dict[str, threading.Lock] = field(default_factory=dict)  # by shard: see _fetch_whole
     handles: OrderedDict[str, int] = field(default_factory=OrderedDict)
     threads: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, close_all, self.handles)
+        weakref.finalize(self, _close_all, self.handles)
+
+    def add(self, span: Span, coming: Future[bytes], members: Iterable[str]) -> None:
+        """Forgets what was asked for longest ago beyond what may be kept. The caller holds the lock."""
+        self.spans[span], self.unread[span] = coming, set(members)
+        self.num_bytes += span.stop - span.start
+        while self.num_bytes > 2 * AHEAD_BYTES and len(self.spans) > 1:
+            self.forget(next(iter(self.spans)))
+
+    def forget(self, span: Span) -> None:
+        """The caller holds the lock."""
+        if self.spans.pop(span, None) is not None:
+            del self.unread[span]
+            self.num_bytes -= span.stop - span.start
 
 
 class ShardStore:
@@ -85,6 +101,7 @@ class ShardStore:
             shard.name: {} for shard in index.shards
         }
         self._in_span: dict[Span, tuple[Member, ...]] = {}
+        self._num_bytes = {shard.name: shard.num_bytes for shard in index.shards}
         for shard, sample in iterate_samples(index):
             image, mask = sample.image, sample.mask
             span = Span(shard.name, min(image.offset, mask.offset), max(image.end, mask.end))
@@ -93,6 +110,7 @@ class ShardStore:
                 its_span = span if is_close else Span(shard.name, member.offset, member.end)
                 self._in_span[its_span] = (image, mask) if is_close else (member,)
                 self._entries[shard.name][member.name] = member, its_span, facts
+        self.gives_whole_files = False  # a server that knows no ranges
         self._process = _Process(os.getpid())
 
     def place(self, shard: str) -> str:
@@ -108,7 +126,7 @@ class ShardStore:
         member, span, _ = self._entries[shard][name]
         if not self.is_remote:
             return self._read_local(shard, member)
-        content = self._span_content(span)
+        content = self._span_content(span, name)
         return content[member.offset - span.start : member.end - span.start]
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
@@ -124,7 +142,7 @@ class ShardStore:
             with state.lock:
                 if span not in state.spans:
                     state.threads = state.threads or ThreadPoolExecutor(NUM_CONNECTIONS, "shards")
-                    self._keep(state, span, state.threads.submit(self._fetch, span))
+                    state.add(span, state.threads.submit(self._fetch, span), (one.name for one in self._in_span[span]))
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
@@ -133,7 +151,7 @@ class ShardStore:
                 if found is not None and found != shard.num_bytes:
                     raise ShardError(
                         f"{self.place(shard.name)} has {found} bytes, and {shard.num_bytes} by the index: {CHANGED}; "
-                        "write them again with shard, or index those of other tools anew by deleting their index"
+                        "write them again with shard; the index of those of other tools is checkpoint_dir/.shards/index-*.json"
                     )
 
     def _size(self, shard: Any) -> int | None:
@@ -177,15 +195,18 @@ class ShardStore:
         finally:
             os.close(handle)
 
-    def _span_content(self, span: Span) -> bytes:
-        """Of a span that is coming, has come lately, or is fetched now."""
+    def _span_content(self, span: Span, name: str) -> bytes:
+        """Of a span that is coming, has come, or is fetched now; forgotten when all of its members were asked for."""
         state = self._state()
         with state.lock:
             coming = state.spans.get(span)
             is_own = coming is None
             if coming is None:
                 coming = Future()
-                self._keep(state, span, coming)
+                state.add(span, coming, (one.name for one in self._in_span[span]))
+            state.unread[span].discard(name)
+            if not state.unread[span]:
+                state.forget(span)
         if is_own:
             try:
                 coming.set_result(self._fetch(span))
@@ -195,22 +216,19 @@ class ShardStore:
             return coming.result()
         except BaseException:
             with state.lock:
-                state.spans.pop(span, None)  # the next reader tries again
+                state.forget(span)  # the next reader tries again
             raise
-
-    def _keep(self, state: _Process, span: Span, coming: Future[bytes]) -> None:
-        """Forgets what was asked for longest ago beyond AHEAD_BYTES. The caller holds the lock."""
-        state.spans[span] = coming
-        num_bytes = sum(each.stop - each.start for each in state.spans)
-        while num_bytes > 2 * AHEAD_BYTES and len(state.spans) > 1:
-            oldest, _ = state.spans.popitem(last=False)
-            num_bytes -= oldest.stop - oldest.start
 
     def _fetch(self, span: Span) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
         kept = None if self.cache is None else self.cache.read(*span)
         if kept is not None and self._is_right(span, kept):
             return kept
+        if self.gives_whole_files and self.cache is not None and self.cache.keeps(span.shard, self._num_bytes[span.shard]):
+            self._fetch_whole(span)
+            kept = self.cache.read(*span)
+            if kept is not None and self._is_right(span, kept):
+                return kept
         for _ in range(MAX_FETCHES):
             content = self.files.read(self.place(span.shard), span.start, span.stop)
             if self._is_right(span, content):
@@ -218,6 +236,17 @@ class ShardStore:
                     self.cache.write(span.shard, span.start, content)
                 return content
         raise ShardError(f"not what the index says of it (checksum): {CHANGED}")
+
+    def _fetch_whole(self, span: Span) -> None:
+        """The shard of a span into the cache, once for all threads of this process."""
+        state = self._state()
+        with state.lock:
+            lock = state.whole.setdefault(span.shard, threading.Lock())
+        with lock:
+            assert self.cache is not None
+            kept = self.cache.read(*span)
+            if kept is None or not self._is_right(span, kept):
+                self.cache.write(span.shard, 0, self.files.read(self.place(span.shard)))
 
     def _is_right(self, span: Span, content: bytes) -> bool:
         view = memoryview(content)
@@ -227,25 +256,33 @@ class ShardStore:
         )
 
 
-_open: dict[str, ShardStore] = {}  # by the path of their root, as paths of files begin
+def _close_all(handles: MutableMapping[str, int]) -> None:
+    while handles:
+        os.close(handles.popitem()[1])
 
 
-def open_store(store: ShardStore) -> ShardStore:
-    """From now on `find_member` finds its files."""
-    _open[str(Path(store.root))] = store
+_open: dict[Hashable, ShardStore] = {}  # by what names them, the one that was opened last at the end
+
+
+def open_store(store: ShardStore, key: Hashable = None) -> ShardStore:
+    """From now on `find_member` finds its files. In place of one that was opened with the same key, which is the root if none."""
+    key = store.root if key is None else key
+    _open.pop(key, None)
+    _open[key] = store
     return store
 
 
-def find_store(root: str) -> ShardStore | None:
-    return _open.get(str(Path(root)))
+def find_store(key: Hashable) -> ShardStore | None:
+    return _open.get(key)
 
 
 def find_member(path: Path) -> StoredFile | None:
     """The file in an open shard that has this path; None for any other path."""
     if not _open or ".tar" not in (text := path.as_posix()):
         return None
-    for root, store in _open.items():
-        prefix = "" if root == "." else f"{Path(root).as_posix().rstrip('/')}/"
+    for store in reversed(_open.values()):
+        root = Path(store.root).as_posix()
+        prefix = "" if root == "." else f"{root.rstrip('/')}/"
         if not text.startswith(prefix):
             continue
         rest, end = text[len(prefix) :], 0
