@@ -314,7 +314,8 @@ def test_a_full_disk_is_the_same_error_from_processes_and_threads(tmp_path, give
         (MemoryError("no memory"), MemoryError, "no memory"),
         (KeyError("a fault of ours"), RuntimeError, "a process that writes results failed:\n(.|\n)*KeyError: 'a fault of ours'"),
         (KeyError("x" * 20000), RuntimeError, "x" * 1000),
-        (OSError(5, "Input/output error", "x" * 20000), RuntimeError, "a process that writes results failed"),
+        (OSError(5, "Input/output error", "x" * 20000), OSError, r"\[Errno 5\] Input/output error: 'x{1000}"),
+        (OSError("without a number"), RuntimeError, "a process that writes results failed:\n(.|\n)*without a number"),
     ],
 )
 def test_what_fails_in_a_process_is_raised_here(tmp_path, given, monkeypatch, error, kind, text):

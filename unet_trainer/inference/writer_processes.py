@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import mmap
 import multiprocessing
-import pickle
 import struct
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,9 +38,11 @@ import torch
 from unet_trainer.images.image_files import Pixels, ReadError
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import PredictionFolder, Rows, write_image
+from unet_trainer.inference.prediction_files import Kinds, PredictionFolder, Rows, write_image
 from unet_trainer.loading.transfer import pin, unpin
 from unet_trainer.loading.worker_backends import CAN_FORK, ForkBackend, WorkerError
+from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.os_errors import named_file
 from unet_trainer.system.resources import count_cores
 
 MIN_IMAGES = 256  # for fewer, starting processes takes longer than they save
@@ -105,7 +108,7 @@ class WriterProcesses:
     def open(self, folder: PredictionFolder, device: torch.device, on_answers: OnAnswers) -> None:
         """Says what is to be written, once."""
         self.folder, self.on_answers = folder, on_answers
-        self.ring = _Ring(self.shared.store(pickle.dumps(folder)), len(self.shared.memory))
+        self.ring = _Ring(self.shared.store(_folder_as_json(folder)), len(self.shared.memory))
         self.tensor = torch.from_numpy(self.shared.memory)
         if device.type == "cuda" and pin(self.tensor):  # after the fork: children must not inherit registered memory
             self.pinned_for = device
@@ -323,16 +326,28 @@ class _SharedMemory:
 
     def write_error(self, process: int, error: Exception) -> None:
         """In the process, whose work ends with it."""
-        content = pickle.dumps(error) if isinstance(error, OSError | MemoryError) else b""
-        if not 0 < len(content) <= ERROR_BYTES - 8:
-            text = traceback.format_exc()[-ERROR_BYTES // 4 :]  # four bytes a character at most
-            content = pickle.dumps(RuntimeError(f"a process that writes results failed:\n{text}"))
-        _put(self.errors[process], content)
+        told: list[Any] = ["error", traceback.format_exc()[-ERROR_BYTES // 16 :]]  # a character takes 12 bytes at most
+        if isinstance(error, OSError) and error.errno is not None:
+            told = ["os", error.errno, error.strerror, named_file(error)[: ERROR_BYTES // 16]]
+        elif isinstance(error, MemoryError):
+            told = ["memory", str(error)[: ERROR_BYTES // 16]]
+        _put(self.errors[process], json.dumps(told).encode())
 
     def read_error(self, process: int) -> Exception:
-        error = pickle.loads(_get(self.errors[process]))
-        assert isinstance(error, Exception)
-        return error
+        kind, *told = json.loads(_get(self.errors[process]))
+        if kind == "os":
+            number, text, name = told
+            return OSError(number, text, name or None)
+        return MemoryError(*told) if kind == "memory" else RuntimeError(f"a process that writes results failed:\n{told[0]}")
+
+
+def _folder_as_json(folder: PredictionFolder) -> bytes:
+    return json.dumps([str(folder.out), folder.spec.to_dict(), asdict(folder.kinds)]).encode()
+
+
+def _folder_from_json(content: bytes) -> PredictionFolder:
+    out, spec, kinds = json.loads(content)
+    return PredictionFolder(Path(out), SegmenterSpec.from_dict(spec), Kinds(**kinds))
 
 
 def _put(memory: Pixels, content: bytes) -> None:
@@ -358,7 +373,7 @@ def _process_main(
         shared.in_progress[process] = image
         status = WRITTEN
         try:
-            folder = folder or pickle.loads(shared.stored())
+            folder = folder or _folder_from_json(shared.stored())
             write_image(folder, inputs[image], _rows(folder, shared.memory, place, num_images, position, (height, width)))
         except ReadError as error:
             shared.write_text(place, position, str(error))
