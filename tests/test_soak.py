@@ -38,8 +38,9 @@ from unet_trainer.config.schema import FIELDS
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.datasets.stacks import count_pages, has_pages
 from unet_trainer.images import image_headers as headers
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.georeference import read_georeference
-from unet_trainer.images.image_files import DataError, decode_image, decode_mask_or_alpha, refuse_bomb
+from unet_trainer.images.image_files import decode_image, decode_mask_or_alpha, refuse_bomb
 from unet_trainer.images.image_readers import open_reader, read_small
 from unet_trainer.inference.model_files import read_model
 from unet_trainer.runs.checkpoint_file import read_checkpoint, write_checkpoint

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.annotated import Folder
 from unet_trainer.datasets.annotation_formats import describe_json, describe_other_files
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 LABELME = {"version": "5.0", "shapes": [{"label": "cat", "points": [[0, 0], [4, 0], [4, 3]]}], "imagePath": "a.png"}
 COCO = {

@@ -14,7 +14,8 @@ from unet_trainer.datasets import annotation_masks
 from unet_trainer.datasets.annotation_masks import draw_mask
 from unet_trainer.datasets.annotations import AnnotatedImage, EntryError, Shape
 from unet_trainer.datasets.rasterize import box_corners, fill_polygon
-from unet_trainer.images.image_files import DataError, read_mask
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_mask
 from unet_trainer.system.console import Console
 
 BOXES = {"cat": [[0, 0], [4, 0], [4, 1], [0, 1]], "dog": [[0, 1], [4, 1], [4, 2], [0, 2]]}

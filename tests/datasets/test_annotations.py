@@ -20,7 +20,7 @@ from unet_trainer.datasets.annotations import (
     read_text,
     show,
 )
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.mark.parametrize(("data", "reason"), [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, square
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.fixture

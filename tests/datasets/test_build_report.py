@@ -20,7 +20,7 @@ from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Question
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
 from unet_trainer.system.console import Console
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.annotated import Folder
 from unet_trainer.datasets.coco import is_coco
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from unet_trainer.datasets.class_files import ClassFile, NamedClass
 from unet_trainer.datasets.coding_choice import choose_classes, present_classes
 from unet_trainer.datasets.mask_evidence import MaskEvidence
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.image_files import COLOUR, DataError, decode_mask
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR, decode_mask
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, given_coding
 
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF

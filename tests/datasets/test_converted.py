@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from unet_trainer.datasets.converted import FEW, Conversion, ConvertedFiles
-from unet_trainer.images.image_files import DataError, read_mask
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_mask
 
 
 class Maker:

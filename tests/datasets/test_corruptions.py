@@ -11,7 +11,7 @@ import pytest
 
 from helpers.image_bytes import cv2_bytes, damaged_jpeg, empty_png, exif, npy_bytes, pil_bytes, tiff_bytes
 from train_unet import main, train
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 HEIGHT, WIDTH = 36, 40
 NUM_FILES = 200

@@ -8,7 +8,7 @@ from helpers.annotated import Folder
 from unet_trainer.datasets import cvat
 from unet_trainer.datasets.cvat import xml_root
 from unet_trainer.datasets.image_lookup import ImageIndex
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 META = """
   <version>1.1</version>

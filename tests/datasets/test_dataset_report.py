@@ -7,7 +7,7 @@ import pytest
 
 from helpers.report_data import HEIGHT, WIDTH, Dataset, square
 from unet_trainer.datasets.dataset_report import describe_sizes
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def find(data_dir, tmp_path, **settings):

@@ -14,7 +14,8 @@ from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_pairs
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 
 
 def touch(folder, *names):

@@ -9,7 +9,7 @@ import pytest
 from unet_trainer.datasets import group_pattern
 from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import forked_map
 
 DATA = Path("data")

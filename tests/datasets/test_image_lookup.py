@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from unet_trainer.datasets.image_lookup import ImageIndex, part_in, part_of_file
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.mark.parametrize(("names", "part"), [

@@ -11,7 +11,7 @@ import pytest
 from helpers.annotated import Folder
 from helpers.image_bytes import cv2_bytes
 from unet_trainer.datasets.labelme import is_labelme
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.fixture

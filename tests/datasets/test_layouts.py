@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unet_trainer.datasets.layouts import Folders, find_layout, holds_masks_too
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def fill(root, *folders):

@@ -17,7 +17,7 @@ from unet_trainer.datasets.pairing import (
     ways_out,
 )
 from unet_trainer.datasets.problems import Choice, Question
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def touch(root, *names):

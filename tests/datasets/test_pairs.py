@@ -10,7 +10,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def touch(folder, *names):

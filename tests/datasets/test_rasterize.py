@@ -20,7 +20,7 @@ from unet_trainer.datasets.rasterize import (
     without,
 )
 from unet_trainer.datasets.rle import decompress_runs, fill_runs
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def polygon(*points):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from unet_trainer.datasets.readable_folders import refuse_unreadable
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 @pytest.fixture

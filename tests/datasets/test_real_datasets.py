@@ -37,7 +37,8 @@ from train_unet import train
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
-from unet_trainer.images.image_files import DataError, read_mask
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_mask
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.runs.errors import CheckpointError

@@ -34,7 +34,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.problems import Question
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.settings import build_settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.datasets.rle import decompress_runs, fill_runs, unroll_rows
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def whole(patch, height, width):

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 
 import cv2
 import numpy as np
@@ -29,7 +28,8 @@ from unet_trainer.datasets.scan import (
     open_scan_cache,
     scan_pairs,
 )
-from unet_trainer.images.image_files import COLOUR, ReadError, encode_image, file_stamp, write_image
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import COLOUR, encode_image, write_image
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -556,20 +556,6 @@ def test_a_broken_header_gives_no_warning(tmp_path):
     data[start + 2 + 4 : start + 2 + 8] = b"\xff\xff\xff\x7f"
     pair.image.write_bytes(data)
     assert isinstance(scan_pairs([pair], 2)[0], PairFacts)
-
-
-def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_path):
-    """As files from one archive may be."""
-    one, two, aside = (tmp_path / name for name in ("1.npy", "2.npy", "aside"))
-    for path, text in ((one, "a"), (two, "b")):
-        path.write_text(text)
-        os.utime(path, (1e9, 1e9))
-    before = file_stamp(one)
-    time.sleep(0.02)  # ctime has a resolution of a few milliseconds
-    for source, target in ((one, aside), (two, one), (aside, two)):
-        source.rename(target)
-    assert file_stamp(one) != before
-    assert file_stamp(one) == file_stamp(one)
 
 
 @pytest.mark.parametrize("role", ["image", "mask"])

@@ -10,7 +10,7 @@ from helpers.shards import write_shard, write_tar
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.shard_pairs import describe_size, find_in_shards
-from unet_trainer.images.image_files import DataError, read_bytes
+from unet_trainer.images.file_bytes import DataError, read_bytes
 from unet_trainer.shards import shard_store
 from unet_trainer.shards.shard_index import INDEX_NAME, ShardIndex, index_to_json
 

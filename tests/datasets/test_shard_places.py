@@ -13,7 +13,7 @@ from helpers.shards import write_index_of, write_tar
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_places
 from unet_trainer.datasets.shard_places import ShardPlace, find_place, open_shards
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.shards import shard_store
 from unet_trainer.shards.shard_index import INDEX_NAME, ShardIndex, index_to_json
 from unet_trainer.shards.shard_store import find_member

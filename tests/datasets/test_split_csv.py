@@ -11,7 +11,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import MAX_BYTES, listed_images, read_split_csv, split_csv_text
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.atomic_files import write_text_atomically
 
 NEEDED = "need image and mask, and optionally split and group"

@@ -9,7 +9,7 @@ import pytest
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.splits import Split, Unit, assign, describe_split, split_pairs
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 
 def made_up(count, groups=None, parts=None):

@@ -9,7 +9,8 @@ from PIL import Image
 
 from unet_trainer.datasets.converted import ConvertedFiles
 from unet_trainer.datasets.stacks import count_pages, has_pages, split_into_pages
-from unet_trainer.images.image_files import DataError, read_image, read_mask
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_image, read_mask
 
 HEIGHT, WIDTH = 6, 8
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.annotated import Folder
 from helpers.image_bytes import cv2_bytes, pil_bytes
 from unet_trainer.datasets.supervisely import is_supervisely, is_supervisely_meta
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 META = {
     "classes": [

@@ -24,7 +24,7 @@ from unet_trainer.datasets.write_shards import (
     refuse_other_files,
     write_shards,
 )
-from unet_trainer.images.image_files import DataError, read_bytes
+from unet_trainer.images.file_bytes import DataError, read_bytes
 from unet_trainer.shards.remote_files import RemoteFiles
 from unet_trainer.shards.shard_index import INDEX_NAME, index_from_json, index_to_json
 

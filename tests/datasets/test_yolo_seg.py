@@ -6,7 +6,7 @@ import pytest
 
 from helpers.annotated import Folder
 from unet_trainer.datasets.yolo_seg import looks_like_labels
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 LEFT, LOWER = "0 0 0 0.5 0 0.5 1 0 1", "1 0 0.66667 1 0.66667 1 1 0 1"  # two of four columns; the lowest of three rows
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from unet_trainer.images import foreign_formats as formats
+from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.foreign_formats import describe_content, describe_file, extension_of
-from unet_trainer.images.image_files import ReadError, decode_image, decode_mask
+from unet_trainer.images.image_files import decode_image, decode_mask
 
 
 def zip_bytes():

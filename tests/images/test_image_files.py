@@ -18,17 +18,15 @@ from PIL import Image, ImageOps
 
 from helpers.image_bytes import cv2_bytes, empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.file_bytes import DataError, ReadError, open_file
 from unet_trainer.images.image_files import (
     BOMB_PIXELS,
     COLOUR,
-    DataError,
-    ReadError,
     decode_image,
     decode_mask,
     decode_mask_or_alpha,
     encode_image,
     map_npy,
-    open_file,
     read_image,
     read_image_and_size,
     read_mask,

@@ -7,7 +7,8 @@ import pytest
 
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images import image_readers
-from unet_trainer.images.image_files import ReadError, read_image
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import read_image
 from unet_trainer.images.image_readers import ArrayReader, BlockReader, average_rows, open_reader, read_small
 from unet_trainer.images.tiling import fit_image
 

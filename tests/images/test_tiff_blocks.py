@@ -11,7 +11,8 @@ import tifffile
 
 from helpers.image_bytes import change_tag, tiff_bytes
 from unet_trainer.images import tiff_blocks
-from unet_trainer.images.image_files import ReadError, decode_image
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import decode_image
 from unet_trainer.images.tiff_blocks import TiffBlocks
 
 RANDOM = np.random.default_rng(0)

@@ -13,8 +13,9 @@ from helpers.image_bytes import change_tag, pil_bytes, point_back, shared_strip_
 from unet_trainer.datasets.stacks import count_pages, has_pages
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images import tiff_structure
+from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.georeference import read_georeference
-from unet_trainer.images.image_files import DataError, ReadError, decode_image, decode_mask, refuse_bomb
+from unet_trainer.images.image_files import decode_image, decode_mask, refuse_bomb
 from unet_trainer.images.image_readers import open_reader, read_small
 from unet_trainer.images.tiff_structure import BITS, HEIGHT, SAMPLES, WIDTH, TiffDamage, read_file_structure, read_structure
 

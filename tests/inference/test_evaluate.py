@@ -10,7 +10,8 @@ import torch
 
 from helpers.evaluated_models import SIZES, BrightnessEngine, bright, train_tiny, write_cells, write_pairs
 from unet_trainer.datasets.folder_pairs import find_pairs
-from unet_trainer.images.image_files import DataError, read_image, write_image
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference import evaluate as evaluate_module
 from unet_trainer.inference.engine import TorchEngine

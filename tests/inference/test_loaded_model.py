@@ -16,7 +16,7 @@ from helpers.project import ROOT
 from helpers.steps import SmallNetwork
 from unet_trainer import load
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.inference.loaded_model import load_engine
 
 SPECS = {"RGB": small_spec(num_classes=3), "16-bit grey": small_spec(GREY_16BIT), "four floats": small_spec(FOUR_FLOATS)}

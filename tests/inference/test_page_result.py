@@ -14,7 +14,8 @@ from helpers.brightness_engine import bright_predictor
 from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes, tiff_bytes
 from helpers.try_page import parse_result
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, ReadError, write_image
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_files import write_image
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.inference import page_result

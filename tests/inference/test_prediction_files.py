@@ -13,8 +13,9 @@ from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_readers
+from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.georeference import read_georeference
-from unet_trainer.images.image_files import COLOUR, ReadError, read_image, read_mask
+from unet_trainer.images.image_files import COLOUR, read_image, read_mask
 from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference.inputs import Input

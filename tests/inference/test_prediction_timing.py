@@ -8,7 +8,7 @@ import pytest
 from helpers.image_bytes import cv2_bytes
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.inference import prediction_timing
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.loaded_model import load

@@ -8,7 +8,7 @@ import pytest
 from helpers.image_bytes import tiff_bytes
 from helpers.predicting import BrightnessEngine
 from helpers.steps import make_spec
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_readers import ArrayReader, open_reader
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.inference.logits import WholeLogits, all_ids

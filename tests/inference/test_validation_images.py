@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.images.image_files import DataError, write_image
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import write_image
 from unet_trainer.inference.validation_images import find_validation_pairs
 
 

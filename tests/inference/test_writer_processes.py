@@ -20,7 +20,7 @@ from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.killed_runs import wait_until
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
-from unet_trainer.images.image_files import ReadError
+from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.inference import writer_processes
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.loaded_model import load

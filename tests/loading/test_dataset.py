@@ -11,7 +11,8 @@ import torch
 
 from helpers.samples import build_dataset, keep, make_dataset, make_loader
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, read_mask, write_image
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_mask, write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import RandomCrops, Tile, Tiles, WholeImages, tile_images

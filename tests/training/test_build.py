@@ -13,7 +13,7 @@ from helpers.project import FIXED_RECIPE
 from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, make_spec, same, small_components
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.pretrained import weight_files

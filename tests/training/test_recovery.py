@@ -13,7 +13,7 @@ from helpers.small_runs import make_run, said
 from helpers.steps import everything, same, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.checkpoint_file import read_last
 from unet_trainer.runs.errors import NonFinite, TrainingFailed

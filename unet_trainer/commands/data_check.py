@@ -20,7 +20,7 @@ from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question, describe_problems
 from unet_trainer.datasets.splits import describe_split
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_coding import as_written
 from unet_trainer.system.console import Console, counted

@@ -21,8 +21,9 @@ from unet_trainer.datasets.labelme import is_labelme, read_labelme
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.supervisely import is_supervisely, is_supervisely_meta, read_supervisely
 from unet_trainer.datasets.yolo_seg import find_labels, looks_like_labels, read_yolo_seg
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.foreign_formats import describe_file
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 from unet_trainer.system.console import Console, counted
 
 EXTENSIONS = frozenset([".json", ".xml", ".txt", ".ndjson", ".jsonl"])

@@ -32,7 +32,8 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, decode_image, read_bytes, refuse_bomb
+from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes
+from unet_trainer.images.image_files import Pixels, decode_image, refuse_bomb
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores

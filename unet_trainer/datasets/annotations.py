@@ -19,7 +19,8 @@ import numpy as np
 
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import Patch
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_headers import picture_size
 from unet_trainer.system.console import counted
 

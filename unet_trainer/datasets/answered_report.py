@@ -19,7 +19,7 @@ from unet_trainer.datasets.dataset_report import DatasetReport
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Choice, Problem, Question
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
 MAX_ANSWERS = 12

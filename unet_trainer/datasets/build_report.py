@@ -18,7 +18,7 @@ from unet_trainer.datasets.report_classes import choose_coding
 from unet_trainer.datasets.report_notices import add_notices, look_at_neighbours
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
 from unet_trainer.datasets.splits import split_pairs
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores

@@ -32,7 +32,7 @@ from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import fill_polygon, join
 from unet_trainer.datasets.rle import decompress_runs, fill_runs
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted
 
 MIN_NUMBERS = 6  # of a polygon: three points

@@ -14,7 +14,8 @@ from unet_trainer.config.mask_classes import MaskValues, implied_num_classes
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.class_files import ClassFile, NamedClass
 from unet_trainer.datasets.mask_evidence import MaskEvidence
-from unet_trainer.images.image_files import COLOUR, DataError
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.mask_coding import (
     IGNORED,
     MaskCoding,

@@ -17,7 +17,8 @@ from unet_trainer.datasets.class_files import ClassFile
 from unet_trainer.datasets.coding_choice import MAX_CLASSES, VOID, choose_classes, present_classes
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, MaskEvidence, ValueGroup
 from unet_trainer.datasets.problems import Choice, Question, first_few
-from unet_trainer.images.image_files import COLOUR, DataError
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, as_written, given_coding, show_value, show_values
 from unet_trainer.system.console import counted
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.images.image_files import DataError, Pixels, encode_image
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels, encode_image
 from unet_trainer.system.atomic_files import write_atomically, write_text_atomically
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 

@@ -35,7 +35,7 @@ from unet_trainer.datasets.image_lookup import ImageIndex, part_in, part_of_file
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import box_corners, fill_ellipse, fill_polygon, paste
 from unet_trainer.datasets.rle import unroll_rows
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted
 
 CHUNK = 2**20

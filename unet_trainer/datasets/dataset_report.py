@@ -19,7 +19,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts
 from unet_trainer.datasets.splits import Split
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.system.console import counted

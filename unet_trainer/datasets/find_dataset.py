@@ -15,7 +15,7 @@ from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.readable_folders import refuse_unreadable
 from unet_trainer.datasets.shard_pairs import find_in_shards
 from unet_trainer.datasets.split_csv import read_split_csv
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
 

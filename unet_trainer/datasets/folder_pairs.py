@@ -14,7 +14,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.part_pairs import PartPairs, Search, class_names, describe_counts, pair_part
 from unet_trainer.datasets.problems import Problem, with_choices
 from unet_trainer.datasets.split_lists import PLACE, SplitLists, find_split_lists
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console, counted
 
 

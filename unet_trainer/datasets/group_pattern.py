@@ -12,7 +12,7 @@ from pathlib import Path
 from unet_trainer.datasets.name_matching import composed
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 from unet_trainer.system.names import one_line
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 WORD = re.compile(r"[a-z]+")
 PART_WORDS = {word: part for word, part in PARTS.items() if len(word) > 2}  # "tr" and "ts" mean little in a file's name

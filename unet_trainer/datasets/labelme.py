@@ -35,7 +35,8 @@ from unet_trainer.datasets.annotations import (
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import box_corners, draw_line, fill_ellipse, fill_polygon, paste
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.system.console import counted
 
 LINE_WIDTH = 10.0  # pixels

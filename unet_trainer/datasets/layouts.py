@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders
 from unet_trainer.datasets.name_matching import best_match, mask_marks, name_files
 from unet_trainer.datasets.problems import Question, first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 Kind = Literal["image", "mask"]
 Part = Literal["train", "val", "test"]

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.facts import Measurements
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, file_stamp, read_image, read_mask
+from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.images.image_files import Pixels, read_image, read_mask
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask

@@ -21,7 +21,8 @@ import numpy as np
 from unet_trainer.datasets.converted import ConvertedFiles
 from unet_trainer.datasets.layouts import Folders
 from unet_trainer.datasets.name_matching import File, best_match
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_mask
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_files import Pixels, read_mask
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.plain_content import from_plain
 

@@ -14,7 +14,7 @@ from unet_trainer.datasets.neighbours import Likeness, Neighbours
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import setting_lines
 from unet_trainer.datasets.splits import split_pairs
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
 

@@ -31,7 +31,8 @@ from unet_trainer.datasets.name_patterns import (
     share_in_runs,
 )
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, file_stamp, read_image, read_mask
+from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.images.image_files import Pixels, read_image, read_mask
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.overlays import to_display
 from unet_trainer.system.atomic_files import write_text_atomically

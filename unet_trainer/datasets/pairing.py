@@ -25,7 +25,8 @@ from unet_trainer.datasets.name_matching import (
     without_ending,
 )
 from unet_trainer.datasets.problems import Choice, Problem, Question, first_few
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS, DataError
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 from unet_trainer.system.console import counted
 
 NUM_NAMED = 5  # files named in a message before "and N more"

@@ -28,7 +28,7 @@ from unet_trainer.datasets.pairs import Pair, path_in
 from unet_trainer.datasets.problems import UNREADABLE, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.split_lists import SplitLists
 from unet_trainer.datasets.stacks import count_pages, has_pages, split_into_pages
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console, counted
 
 

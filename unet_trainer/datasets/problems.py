@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unet_trainer.config.dump import to_plain, value_text
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted
 from unet_trainer.system.names import one_line
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 
 MAX_CROSSINGS = 2**28  # rows that the edges of one polygon cross, all together; a million points need a hundredth of it
 CHUNK = 2**22  # of them at a time

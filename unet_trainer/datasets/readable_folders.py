@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 FIX = "need the permissions r and x on it (chmod u+rx), or another user"
 

@@ -19,7 +19,7 @@ from unet_trainer.datasets.dataset_report import DatasetReport
 from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Problem, Question
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from unet_trainer.datasets.rasterize import EMPTY, Patch
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 
 FIRST_CODE = 48
 MORE, SIGN, BITS = 0x20, 0x10, 0x1F

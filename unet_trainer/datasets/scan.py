@@ -21,19 +21,8 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import (
-    NO_MEMORY,
-    DataError,
-    Pixels,
-    ReadError,
-    Stamp,
-    content_digest,
-    decode_image,
-    decode_mask_or_alpha,
-    file_stamp,
-    read_bytes,
-    refuse_bomb,
-)
+from unet_trainer.images.file_bytes import DataError, ReadError, Stamp, content_digest, file_stamp, read_bytes
+from unet_trainer.images.image_files import NO_MEMORY, Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
 from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.shards.shard_store import find_member

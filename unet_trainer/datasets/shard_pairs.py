@@ -12,7 +12,7 @@ from unet_trainer.datasets.pairing import SKIP
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Problem, first_few, with_choices
 from unet_trainer.datasets.shard_places import member_path, open_shards
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.shards.shard_index import iterate_samples
 from unet_trainer.shards.shard_store import ShardStore
 from unet_trainer.system.console import Console, counted

@@ -20,7 +20,7 @@ from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files, walk
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.shards.range_cache import RangeCache
 from unet_trainer.shards.remote_files import PACKAGES, MissingFile, RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import INDEX_NAME, UNFINISHED, Shard, ShardIndex, index_from_json, index_shard, index_to_json

@@ -15,7 +15,7 @@ from pathlib import Path
 from unet_trainer.datasets.layouts import PARTS, Part
 from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.images.image_files import DataError, is_file
+from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.system.console import counted
 from unet_trainer.system.names import UNDECODED, csv_line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unet_trainer.datasets.layouts import Folders, Part
 from unet_trainer.datasets.name_matching import File, Match, composed
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 
 PLACE = Path("ImageSets/Segmentation")
 FILES: tuple[tuple[str, Part], ...] = (("train.txt", "train"), ("val.txt", "val"), ("test.txt", "test"))

@@ -14,7 +14,7 @@ import numpy as np
 from unet_trainer.datasets.name_patterns import in_order, places_of
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Question, first_few
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches

@@ -11,16 +11,8 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.converted import ConvertedFiles
-from unet_trainer.images.image_files import (
-    BOMB_PIXELS,
-    BOMB_RATIO,
-    COLOUR_CHANNELS,
-    DataError,
-    Pixels,
-    ReadError,
-    check_tiff,
-    open_file,
-)
+from unet_trainer.images.file_bytes import DataError, ReadError, open_file
+from unet_trainer.images.image_files import BOMB_PIXELS, BOMB_RATIO, COLOUR_CHANNELS, Pixels, check_tiff
 from unet_trainer.images.tiff_structure import TiffDamage, read_file_structure
 from unet_trainer.system.console import first_line
 

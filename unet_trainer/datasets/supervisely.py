@@ -39,7 +39,8 @@ from unet_trainer.datasets.annotations import (
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, paste, without
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.system.console import counted
 
 FIRST_NAMED = 3

@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.images.image_files import DataError, ReadError, content_digest, file_stamp, read_bytes
+from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, file_stamp, read_bytes
 from unet_trainer.shards.remote_files import MissingFile, RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import INDEX_NAME, UNFINISHED, Member, Sample, Shard, ShardIndex, index_to_json
 from unet_trainer.shards.tar_files import BLOCK, ShardError, TarMember, TarWriter, size_in_tar

@@ -29,7 +29,7 @@ from unet_trainer.datasets.annotations import (
 from unet_trainer.datasets.image_lookup import ImageIndex, part_of_file
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.rasterize import fill_polygon
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted
 
 MAX_LABEL_BYTES = 64 * 2**20

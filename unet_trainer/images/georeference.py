@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.images.image_files import Pixels, ReadError, check_tiff, open_file
+from unet_trainer.images.file_bytes import ReadError, open_file
+from unet_trainer.images.image_files import Pixels, check_tiff
 from unet_trainer.images.image_headers import ORIENTATION, TIFF_STARTS
 from unet_trainer.images.row_writers import ASCII, DOUBLE, SHORT, TiffTag
 

@@ -12,16 +12,8 @@ import cv2
 import numpy as np
 
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import (
-    Pixels,
-    ReadError,
-    check_tiff,
-    decode_image,
-    decode_image_and_size,
-    map_npy,
-    open_file,
-    read_bytes,
-)
+from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
+from unet_trainer.images.image_files import Pixels, check_tiff, decode_image, decode_image_and_size, map_npy
 from unet_trainer.images.image_headers import NPY_START, TIFF_STARTS
 from unet_trainer.images.tiff_blocks import TiffBlocks
 from unet_trainer.images.tiff_structure import HEIGHT, WIDTH

@@ -20,17 +20,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import (
-    BOMB_PIXELS,
-    BOMB_RATIO,
-    MAX_CHANNELS,
-    NO_MEMORY,
-    Pixels,
-    ReadError,
-    check_tiff,
-    decode_image,
-    open_file,
-)
+from unet_trainer.images.file_bytes import ReadError, open_file
+from unet_trainer.images.image_files import BOMB_PIXELS, BOMB_RATIO, MAX_CHANNELS, NO_MEMORY, Pixels, check_tiff, decode_image
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.console import first_line
 from unet_trainer.system.resources import count_cores

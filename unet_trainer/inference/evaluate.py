@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_image_and_size, read_mask
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_files import Pixels, read_image_and_size, read_mask
 from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, crop_pair, resize_mask, tile_images

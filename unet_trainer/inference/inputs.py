@@ -15,7 +15,8 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.layouts import list_files
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.shard_places import open_shards
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS, is_file
+from unet_trainer.images.file_bytes import is_file
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 from unet_trainer.runs.run_folder import SPLIT_CSV
 
 CSV_SUFFIX = ".csv"

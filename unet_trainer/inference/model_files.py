@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from unet_trainer.datasets.split_csv import read_split_csv
-from unet_trainer.images.image_files import DataError, read_image
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import read_image
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import given_coding
 from unet_trainer.images.overlays import class_colours

@@ -22,15 +22,8 @@ from PIL import Image
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.image_files import (
-    Pixels,
-    ReadError,
-    decode_image,
-    encode_image,
-    read_bytes,
-    read_mask,
-    refuse_bomb,
-)
+from unet_trainer.images.file_bytes import ReadError, read_bytes
+from unet_trainer.images.image_files import Pixels, decode_image, encode_image, read_mask, refuse_bomb
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiff_structure import TiffDamage, read_structure

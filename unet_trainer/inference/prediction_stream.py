@@ -24,8 +24,9 @@ import cv2
 import torch
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.georeference import Georeference
-from unet_trainer.images.image_files import DataError, Pixels, ReadError, read_mask
+from unet_trainer.images.image_files import Pixels, read_mask
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.engine import host_batch

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.tiling import fit_image
 from unet_trainer.inference.engine import Engine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unet_trainer.images.image_files import DataError, Pixels
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image

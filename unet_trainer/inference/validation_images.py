@@ -10,7 +10,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.shard_pairs import find_in_shards
 from unet_trainer.datasets.split_csv import read_split_csv
-from unet_trainer.images.image_files import DataError
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.runs.run_folder import SPLIT_CSV
 
 

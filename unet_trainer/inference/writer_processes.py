@@ -35,7 +35,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels, ReadError
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import Kinds, PredictionFolder, Rows, write_image

@@ -14,16 +14,8 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import (
-    DataError,
-    Pixels,
-    ReadError,
-    content_digest,
-    decode_image_and_size,
-    decode_mask,
-    read_with_stamp,
-    refuse_bomb,
-)
+from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, read_with_stamp
+from unet_trainer.images.image_files import Pixels, decode_image_and_size, decode_mask, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair

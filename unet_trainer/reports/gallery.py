@@ -20,7 +20,8 @@ from PIL import Image
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair, path_in
 from unet_trainer.images.error_maps import ERROR_COLOURS, error_kinds
-from unet_trainer.images.image_files import DataError, Pixels, read_bytes
+from unet_trainer.images.file_bytes import DataError, read_bytes
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.overlays import IGNORED_COLOUR, to_display
 from unet_trainer.images.tiling import fit_image, resize_mask

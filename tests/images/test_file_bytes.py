@@ -1,0 +1,85 @@
+"""The bytes of a file, on a disk or in a shard, and what tells one from another."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from helpers.shards import write_index_of
+from unet_trainer.images.file_bytes import ReadError, content_digest, file_stamp, is_file, open_file, read_bytes, read_with_stamp
+from unet_trainer.shards import shard_store
+
+
+@pytest.fixture
+def shard(tmp_path, monkeypatch):
+    """A path below that of a shard, whose sample k has an image and an empty mask."""
+    monkeypatch.setattr(shard_store, "_open", {})
+    shard_store.open_store(shard_store.ShardStore(str(tmp_path), write_index_of(tmp_path, a={"k": (b"an image", b"")})))
+    return tmp_path / "a.tar"
+
+
+def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
+    (tmp_path / "plain.png").write_bytes(b"an image")
+    for path in (tmp_path / "plain.png", shard / "k.png"):
+        assert read_bytes(path) == b"an image"
+        assert read_with_stamp(path) == (b"an image", file_stamp(path))
+        assert is_file(path)
+        with open_file(path) as file:
+            assert (file.read(2), file.seek(3), file.read()) == (b"an", 3, b"image")
+
+
+def test_a_folder_that_is_named_like_a_shard_is_a_folder(tmp_path):
+    (tmp_path / "b.tar").mkdir()
+    (tmp_path / "b.tar/x.png").write_bytes(b"x")
+    assert read_bytes(tmp_path / "b.tar/x.png") == b"x"
+
+
+def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path, shard):
+    for path in (tmp_path / "none.png", shard / "none.png", shard / "deeper/none.png"):
+        assert file_stamp(path) is None
+        assert not is_file(path)
+        with pytest.raises(ReadError, match=r"No such file|Not a directory"):
+            read_bytes(path)
+
+
+def test_an_empty_file_is_told_wherever_it_lies(tmp_path, shard):
+    (tmp_path / "empty.png").write_bytes(b"")
+    for path in (tmp_path / "empty.png", shard / "k.mask.png"):
+        with pytest.raises(ReadError, match=r"^the file is empty$"):
+            read_bytes(path)
+
+
+def test_a_damaged_shard_is_told_as_a_file_that_cannot_be_read(shard):
+    data = bytearray(shard.read_bytes())
+    data[512] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ReadError, match=r"not what the index says of it \(checksum\)"):
+        read_bytes(shard / "k.png")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
+def test_names_that_cannot_be_are_no_files(tmp_path, name):
+    assert not is_file(tmp_path / name)
+    assert file_stamp(tmp_path / name) is None
+    with pytest.raises(ReadError):
+        read_bytes(tmp_path / name)
+
+
+def test_digests_tell_contents_apart():
+    assert content_digest(b"a") == content_digest(b"a") != content_digest(b"b")
+
+
+def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_path):
+    """As files from one archive may be."""
+    one, two, aside = (tmp_path / name for name in ("1.npy", "2.npy", "aside"))
+    for path, text in ((one, "a"), (two, "b")):
+        path.write_text(text)
+        os.utime(path, (1e9, 1e9))
+    before = file_stamp(one)
+    time.sleep(0.02)  # ctime has a resolution of a few milliseconds
+    for source, target in ((one, aside), (two, one), (aside, two)):
+        source.rename(target)
+    assert file_stamp(one) != before
+    assert file_stamp(one) == file_stamp(one)
