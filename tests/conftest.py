@@ -70,6 +70,15 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_shards_open() -> Iterator[None]:
+    """Shards that a test opened are closed for the next."""
+    yield
+    for module, table in (("unet_trainer.shards.shard_store", "_open"), ("unet_trainer.datasets.shard_places", "_opened")):
+        if module in sys.modules:
+            getattr(sys.modules[module], table).clear()
+
+
+@pytest.fixture(autouse=True)
 def reports_without_pictures() -> Iterator[None]:
     """Runs in this process write their report without loading best.pt and predicting: a second for each run of the suite.
 

@@ -20,12 +20,6 @@ from unet_trainer.inference.validation_images import find_validation_pairs
 from unet_trainer.shards import shard_store
 
 
-@pytest.fixture(autouse=True)
-def nothing_open(monkeypatch):
-    monkeypatch.setattr(shard_store, "_open", {})
-    monkeypatch.setattr(shard_places, "_opened", {})
-
-
 @pytest.fixture(scope="module")
 def shards(tiny_data, tmp_path_factory):
     """In four shards or so."""

@@ -268,8 +268,7 @@ def test_this_machine_is_inspected(tmp_path):
     assert facts.compiling.seconds is None
 
 
-def test_reading_is_measured_from_shards_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_store, "_open", {})
+def test_reading_is_measured_from_shards_too(tmp_path):
     index = write_index_of(tmp_path, a={"k": (b"x" * 1000, b"m")})
     shard_store.open_store(shard_store.ShardStore(str(tmp_path), index))
     found = measure_reading([tmp_path / "a.tar/k.png", tmp_path / "a.tar/gone.png"])

@@ -11,15 +11,9 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.shard_pairs import describe_size, find_in_shards
 from unet_trainer.images.file_bytes import DataError, read_bytes
-from unet_trainer.shards import shard_store
 from unet_trainer.shards.shard_index import INDEX_NAME, ShardIndex, index_to_json
 
 ONE, OTHER = (b"image", b"mask"), (b"image 2", b"mask 2")
-
-
-@pytest.fixture(autouse=True)
-def nothing_open(monkeypatch):
-    monkeypatch.setattr(shard_store, "_open", {})
 
 
 @pytest.fixture
@@ -130,3 +124,11 @@ def test_shards_that_the_webdataset_library_wrote_are_read(tmp_path, config):
     assert [read_bytes(pair.image) for pair in found.pairs] == [b"image %d" % number for number in range(5)]
     assert [read_bytes(pair.mask) for pair in found.pairs] == [b"mask %d" % number for number in range(5)]
     assert found.rule.startswith("3 shards")
+
+
+def test_images_beside_shards_are_told_to_be_left_out(tmp_path, config):
+    write_index(tmp_path, write_shard(tmp_path / "shards", "x.tar", {"a": ONE}))
+    (tmp_path / "shards/images").mkdir()
+    (tmp_path / "shards/images/b.png").write_bytes(b"")
+    (notice,) = find_in_shards(config).notices
+    assert notice.startswith("1 image file beside the shards in")

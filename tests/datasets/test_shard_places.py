@@ -14,18 +14,11 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_places
 from unet_trainer.datasets.shard_places import ShardPlace, find_place, open_shards
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.shards import shard_store
 from unet_trainer.shards.shard_index import INDEX_NAME, ShardIndex, index_to_json
 from unet_trainer.shards.shard_store import find_member
 from unet_trainer.system.console import Console
 
 FIRST, SECOND = {"a": (b"image a", b"mask a")}, {"b": (b"image b", b"mask b"), "c": (b"image c", b"mask c")}
-
-
-@pytest.fixture(autouse=True)
-def nothing_open(monkeypatch):
-    monkeypatch.setattr(shard_store, "_open", {})
-    monkeypatch.setattr(shard_places, "_opened", {})
 
 
 @pytest.fixture

@@ -185,3 +185,12 @@ def test_shards_are_uploaded_whole(tmp_path, pairs):
 
 def test_a_folder_is_a_local_destination(tmp_path):
     assert destination("data/shards", tmp_path) == LocalDestination(Path("data/shards"))
+
+
+def test_two_commands_do_not_write_to_one_place(tmp_path, pairs):
+    place = LocalDestination(tmp_path)
+    with place.marked():
+        with pytest.raises(DataError, match="another shard command is writing to"):
+            write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", LocalDestination(tmp_path), 10**9, lambda: None)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [UNFINISHED]
+    write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", place, 10**9, lambda: None)

@@ -13,9 +13,8 @@ from unet_trainer.shards import shard_store
 
 
 @pytest.fixture
-def shard(tmp_path, monkeypatch):
+def shard(tmp_path):
     """A path below that of a shard, whose sample k has an image and an empty mask."""
-    monkeypatch.setattr(shard_store, "_open", {})
     shard_store.open_store(shard_store.ShardStore(str(tmp_path), write_index_of(tmp_path, a={"k": (b"an image", b"")})))
     return tmp_path / "a.tar"
 

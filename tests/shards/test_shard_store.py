@@ -21,11 +21,6 @@ IMAGES = {f"k{number}": (bytes([number]) * 700, bytes([100 + number]) * 300) for
 FIRST, SECOND = dict(list(IMAGES.items())[:3]), dict(list(IMAGES.items())[3:])
 
 
-@pytest.fixture(autouse=True)
-def nothing_open(monkeypatch):
-    monkeypatch.setattr(shard_store, "_open", {})
-
-
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "shards"

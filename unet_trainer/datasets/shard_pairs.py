@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.pairing import SKIP
 from unet_trainer.datasets.pairs import FoundPairs, Pair
@@ -44,6 +46,9 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
         num_classes=store.index.num_classes,
         class_file=store.index.class_file,
     )
+    if not store.is_remote and (others := list_files(Path(store.root))):
+        notice = f"{counted(len(others), 'image file')} beside the shards in {store.root} left out, such as {others[0]}"
+        found = dataclasses.replace(found, notices=(notice,))
     if not found.pairs:
         only_test = f"data_dir: all {len(found.test)} samples are of the test part, which evaluate takes, and training does not"
         found = dataclasses.replace(found, blocking_message=only_test)
@@ -77,7 +82,7 @@ def _with_unpaired(found: FoundPairs, unpaired: Sequence[str], skips: bool) -> F
         return found
     what = f"{counted(len(unpaired), 'sample')} without one image and one mask"
     if skips:
-        return dataclasses.replace(found, notices=(f"{what} left out (unpaired: skip)",))
+        return dataclasses.replace(found, notices=(*found.notices, f"{what} left out (unpaired: skip)"))
     text = with_choices(f"{what}, e.g. {first_few(unpaired, 3)}", [SKIP])
     titles = "sample without one image and one mask", "samples without one image and one mask"
     problem = Problem("no_mask", *titles, tuple(unpaired), "unpaired: skip leaves them out", SKIP.settings)

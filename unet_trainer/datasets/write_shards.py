@@ -7,6 +7,7 @@ index is written last: shards without one are unfinished.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import tempfile
 import zlib
@@ -24,6 +25,7 @@ from unet_trainer.shards.tar_files import BLOCK, ShardError, TarMember, TarWrite
 from unet_trainer.system.atomic_files import DRAFT, write_atomically
 from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
+from unet_trainer.system.shared_locks import is_in_use, lock_shared
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Destination(Protocol):
 
     def delete(self, name: str) -> None: ...
 
+    def marked(self) -> contextlib.AbstractContextManager[None]:
+        """The file UNFINISHED stands there until the block has ended well. Raises UserError."""
+
 
 @dataclass(frozen=True)
 class LocalDestination:
@@ -66,6 +71,20 @@ class LocalDestination:
 
     def delete(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def marked(self) -> Iterator[None]:
+        mark = self.folder / UNFINISHED
+        if mark.is_file() and is_in_use(mark):
+            raise DataError(f"--out: another shard command is writing to {self.folder}; wait for it, or name another place")
+        self.write(UNFINISHED, _say_unfinished)
+        handle = os.open(mark, os.O_RDONLY)
+        try:
+            lock_shared(handle)
+            yield
+        finally:
+            os.close(handle)
+        self.delete(UNFINISHED)
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,16 @@ class RemoteDestination:
         with contextlib.suppress(ShardError):
             self.files.delete(url_join(self.url, name))
 
+    @contextlib.contextmanager
+    def marked(self) -> Iterator[None]:
+        self.write(UNFINISHED, _say_unfinished)
+        yield
+        self.delete(UNFINISHED)
+
+
+def _say_unfinished(file: BinaryIO) -> None:
+    file.write(b"These shards are being written; shards.json comes last.\n")
+
 
 def destination(out: str, workspace: Path) -> Destination:
     return RemoteDestination(out.rstrip("/"), RemoteFiles(), workspace) if is_url(out) else LocalDestination(Path(out))
@@ -125,28 +154,27 @@ def write_shards(
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     keys = _keys([scanned.pair for scanned in pairs])
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    _delete_unfinished(place, stem)
-    place.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
     shards = []
-    for part, positions in _by_part([scanned.pair for scanned in pairs]):
-        prefix = f"{stem}-{part}" if part else stem
-        for number, some in enumerate(_divide(positions, pairs, keys, shard_bytes)):
-            shards.append(_write_shard(f"{prefix}-{number:06d}.tar", [(pairs[index], keys[index]) for index in some], place, tick))
-    index = ShardIndex(tuple(shards), found.class_names, found.num_classes, class_file=found.class_file)
-    place.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
-    place.delete(UNFINISHED)
+    with place.marked():
+        _delete_unfinished(place, stem)
+        for part, positions in _by_part([scanned.pair for scanned in pairs]):
+            prefix = f"{stem}-{part}" if part else stem
+            for number, some in enumerate(_divide(positions, pairs, keys, shard_bytes)):
+                chosen = [(pairs[index], keys[index]) for index in some]
+                shards.append(_write_shard(f"{prefix}-{number:06d}.tar", chosen, place, tick))
+        index = ShardIndex(tuple(shards), found.class_names, found.num_classes, class_file=found.class_file)
+        place.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
     return index
 
 
 def _delete_unfinished(place: Destination, stem: str) -> None:
-    """What an earlier start left: its shards may be more than those that are written now."""
-    names = place.names()
-    if UNFINISHED in names:
-        own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
-        for name in names:
-            draft = DRAFT.fullmatch(name)
-            if own.fullmatch(draft["name"] if draft else name):
-                place.delete(name)
+    """What an earlier start left: its shards may be more than those that are written now. There are no others: see
+    refuse_other_files."""
+    own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
+    for name in place.names():
+        draft = DRAFT.fullmatch(name)
+        if own.fullmatch(draft["name"] if draft else name):
+            place.delete(name)
 
 
 def _by_part(pairs: Sequence[Pair]) -> list[tuple[str, list[int]]]:
