@@ -233,23 +233,30 @@ def test_drafts_of_killed_runs_are_deleted_at_once_but_not_those_in_progress(tmp
     assert not list(tmp_path.glob(".*"))
 
 
-def fill_and_hang(folder):
-    build("disk", folder, lambda index: pixels(index) if index < 3 else time.sleep(600))
+def fill_and_hang(folder, is_filling):
+    def read(index):
+        if index < 3:
+            return pixels(index)
+        is_filling.set()
+        return time.sleep(600)
+
+    build("disk", folder, read)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be killed")
 def test_a_killed_filling_leaves_no_draft_behind_for_the_next_start(tmp_path):
     context = multiprocessing.get_context("fork")
+    drafts = set()
     for _ in range(3):
-        process = context.Process(target=fill_and_hang, args=(tmp_path,))
+        is_filling = context.Event()
+        process = context.Process(target=fill_and_hang, args=(tmp_path, is_filling))
         process.start()
-        deadline = time.monotonic() + 60
-        while not any(path.stat().st_size for path in tmp_path.glob(".*.draft")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert is_filling.wait(60)
         process.kill()
         process.join(60)
-    assert len(list(tmp_path.glob(".*.draft"))) == 1  # each start deletes that of the one before
+        (draft,) = tmp_path.glob(".*.draft")  # each start has deleted that of the one before
+        drafts.add(draft)
+    assert len(drafts) == 3
     build("disk", tmp_path)
     assert len(names(tmp_path)) == 1
 
