@@ -129,7 +129,7 @@ class ScanCache:
             in_index = None if stored is None else stored.facts
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[_cache_key(role, path)]
             if stamp is not None and known_stamp == stamp:
-                facts = from_plain(kind, {**known, "stamp": []})
+                facts = from_plain(kind, {**known, "stamp": stamp})
                 return facts if facts.is_consistent() else None
         return None
 
@@ -196,7 +196,7 @@ def scan_pairs(
         if image is None or mask is None:
             tasks.append(_Task(index, pair, stamps, image, mask))
         else:
-            facts[index] = PairFacts(image, mask).stamped(stamps)
+            facts[index] = PairFacts(image, mask)
             tick()
     outcomes = forked_map(_scan_pair, tasks, num_workers, _use_one_thread, timeout)
     with warnings.catch_warnings(), contextlib.closing(outcomes):

@@ -13,7 +13,7 @@ from unet_trainer.datasets.layouts import Part
 from unet_trainer.datasets.pairing import SKIP
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import Problem, first_few, with_choices
-from unet_trainer.datasets.shard_places import member_path, open_shards
+from unet_trainer.datasets.shard_places import open_shards
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.shards.shard_index import iterate_samples
 from unet_trainer.shards.shard_store import ShardStore
@@ -63,11 +63,13 @@ def _pairs(store: ShardStore) -> list[Pair]:
     repeated = Counter(sample.name for _, sample in iterate_samples(store.index))
     parts = {sample.part for _, sample in iterate_samples(store.index)}
     pairs = []
-    for shard, sample in iterate_samples(store.index):
-        name = sample.name if repeated[sample.name] == 1 else f"{shard.name.removesuffix('.tar')}/{sample.name}"
-        image, mask = (member_path(store, shard.name, member.name) for member in (sample.image, sample.mask))
-        origins = (f"{store.place(shard.name)}/{member.name}" for member in (sample.image, sample.mask))
-        pairs.append(Pair(name, image, mask, _part(sample.part, "val" in parts), sample.group, *origins))
+    for shard in store.index.shards:
+        path, place = f"{store.path_prefix}{shard.name}", store.place(shard.name)
+        for sample in shard.samples:
+            name = sample.name if repeated[sample.name] == 1 else f"{shard.name.removesuffix('.tar')}/{sample.name}"
+            image, mask = sample.image.name, sample.mask.name
+            files, origins = (Path(f"{path}/{image}"), Path(f"{path}/{mask}")), (f"{place}/{image}", f"{place}/{mask}")
+            pairs.append(Pair(name, *files, _part(sample.part, "val" in parts), sample.group, *origins))
     return pairs
 
 

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config
@@ -271,7 +271,3 @@ def _open_cache(place: ShardPlace, index: ShardIndex, folder: Path, cache_gb: fl
         if console is not None:
             console.note(f"cache_gb: {room / GB:.3g} GB of the shards are kept, half of what is free on the disk of {folder}")
     return cache
-
-
-def member_path(store: ShardStore, shard: str, member: str) -> Path:
-    return Path(store.root) / PurePosixPath(shard) / PurePosixPath(member)

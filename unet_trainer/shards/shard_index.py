@@ -211,7 +211,7 @@ def part_by_name(name: str) -> str:
 
 def path_in_shard(name: str) -> str:
     """A member's name as it stands in a path below that of its shard: ./a.jpg is a.jpg."""
-    return PurePosixPath(name.lstrip("/")).as_posix()
+    return PurePosixPath(name.lstrip("/")).as_posix() if "/" in name or not name else name
 
 
 def _by_key(members: Sequence[TarMember]) -> dict[str, list[TarMember]]:

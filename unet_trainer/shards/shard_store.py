@@ -96,6 +96,8 @@ class ShardStore:
         """`root`: the folder or URL that the names in the index start from. `cache`: for remote shards."""
         self.root, self.index, self.cache = root, index, cache
         self.is_remote = is_url(root)
+        folder = Path(root).as_posix()
+        self.path_prefix = "" if folder == "." else f"{folder.rstrip('/')}/"  # of the paths that `find_member` knows
         self.files = files or RemoteFiles()
         self._entries: dict[str, dict[str, tuple[Member, Span, Mapping[str, Any] | None]]] = {
             shard.name: {} for shard in index.shards
@@ -281,11 +283,9 @@ def find_member(path: Path) -> StoredFile | None:
     if not _open or ".tar" not in (text := path.as_posix()):
         return None
     for store in reversed(_open.values()):
-        root = Path(store.root).as_posix()
-        prefix = "" if root == "." else f"{root.rstrip('/')}/"
-        if not text.startswith(prefix):
+        if not text.startswith(store.path_prefix):
             continue
-        rest, end = text[len(prefix) :], 0
+        rest, end = text[len(store.path_prefix) :], 0
         while (end := rest.find(".tar/", end)) >= 0:
             end += len(".tar")
             if (found := store.find(rest[:end], rest[end + 1 :])) is not None:

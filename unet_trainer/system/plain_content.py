@@ -9,47 +9,75 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
+Convert = Callable[[Any], Any]
 
 
 def from_plain(kind: type[Kind], content: Any) -> Kind:
     """As dataclasses.asdict and JSON left it. Raises ValueError for anything else."""
-    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type] # a type is hashable
-    if not isinstance(content, dict) or set(content) != set(hints):
+    converters: dict[str, Convert] = _converters(kind)  # type: ignore[arg-type] # a type is hashable
+    if not isinstance(content, dict) or content.keys() != converters.keys():
         raise ValueError(f"these are not the fields of {kind.__name__}")
-    return kind(**{name: _converted(hint, content[name]) for name, hint in hints.items()})
+    return kind(**{name: convert(content[name]) for name, convert in converters.items()})
 
 
 @lru_cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _converters(kind: Any) -> dict[str, Convert]:
+    """By field. Made once of each type: a large dataset has hundreds of thousands of values."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: _converter(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
-def _converted(hint: Any, value: Any) -> Any:
-    """The value as the hint has it: a tuple from a list, whole numbers as keys from texts."""
+@lru_cache
+def _converter(hint: Any) -> Convert:
+    """Makes of a value what the hint has: a tuple of a list, whole numbers as keys of texts. Raises ValueError if it cannot."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        return _converted(next(argument for argument in arguments if argument is not type(None)), value)
+        rest = _converter(next(argument for argument in arguments if argument is not type(None)))
+        return (lambda value: None if value is None else rest(value)) if type(None) in arguments else rest
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_plain(hint, value)
-    if origin is tuple and isinstance(value, list):
-        hints = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
-        if len(hints) == len(value):
-            return tuple(_converted(hint, item) for hint, item in zip(hints, value, strict=True))
-    if origin in (dict, Mapping) and isinstance(value, dict):
-        return {_key(arguments[0], key): _converted(arguments[1], item) for key, item in value.items()}
-    if type(value) is hint or (hint is float and type(value) is int):
-        return value
-    raise ValueError(f"{value!r:.40} is no {hint}")
+        return lambda value: from_plain(hint, value)
+    if origin is tuple:
+        return _tuple_converter(hint, arguments)
+    if origin in (dict, Mapping):
+        return _dict_converter(hint, arguments[0], _converter(arguments[1]))
+
+    def convert(value: Any) -> Any:
+        if type(value) is hint or (hint is float and type(value) is int):
+            return value
+        raise _wrong(hint, value)
+
+    return convert
 
 
-def _key(hint: Any, key: str) -> Any:
-    """JSON has no keys but text."""
-    return int(key) if hint is int else key
+def _tuple_converter(hint: Any, arguments: tuple[Any, ...]) -> Convert:
+    repeated = _converter(arguments[0]) if arguments[-1] is ... else None
+    each = [] if repeated else [_converter(argument) for argument in arguments]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list) and repeated:
+            return tuple([repeated(item) for item in value])
+        if isinstance(value, list) and len(value) == len(each):
+            return tuple([convert_item(item) for convert_item, item in zip(each, value, strict=True)])
+        raise _wrong(hint, value)
+
+    return convert
+
+
+def _dict_converter(hint: Any, key_hint: Any, convert_item: Convert) -> Convert:
+    key: Convert = int if key_hint is int else lambda key: key  # JSON has no keys but text
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(hint, value)
+        return {key(name): convert_item(item) for name, item in value.items()}
+
+    return convert
+
+
+def _wrong(hint: Any, value: Any) -> ValueError:
+    return ValueError(f"{value!r:.40} is no {hint}")
