@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.killed_runs import start, train_once, wait_until
+from helpers.killed_runs import be_quiet, start, train_once, use_small_network, wait_until
 from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
@@ -280,9 +281,8 @@ def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, m
     assert "epoch 1 begins anew, because batch_size and accumulation_steps changed" in said
 
 
-def test_nothing_leaks_over_fifty_epochs(tiny_config):
-    """Of two early epochs the larger numbers and of four late ones the smaller: a glimpse at the loss may be on its way in every
-    second epoch, and a file may just be open. What leaks stays, and is in the smaller numbers too."""
+def note_what_is_held(settings, log, notes):
+    """Trains with a look at tensors, open files, threads and memory after some epochs."""
     seen = {}
 
     def look(row):
@@ -293,9 +293,24 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config):
             pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
             seen[row["epoch"]] = (num_tensors, num_files, threading.active_count(), pages * os.sysconf("SC_PAGESIZE"))
 
-    train(tiny_config, num_epochs=50, batch_size=10, augmentation="none", on_epoch=look)
-    early = [max(numbers) for numbers in zip(seen[5], seen[6], strict=True)]
-    late = [min(numbers) for numbers in zip(*(seen[epoch] for epoch in range(47, 51)), strict=True)]
+    be_quiet(log)
+    use_small_network()
+    train(settings, on_epoch=look)
+    Path(notes).write_text(json.dumps(seen))
+
+
+def test_nothing_leaks_over_fifty_epochs(tiny_config, tmp_path):
+    """In a process of its own: what other tests left on the heap of this one comes and goes.
+
+    Of two early epochs the larger numbers and of four late ones the smaller: a glimpse at the loss may be on its way in every second
+    epoch, and a file may just be open. What leaks stays, and is in the smaller numbers too."""
+    settings = {**tiny_config, "num_epochs": 50, "batch_size": 10, "augmentation": "none"}
+    process = start(note_what_is_held, settings, tmp_path / "log", tmp_path / "notes")
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "log").read_text()
+    seen = json.loads((tmp_path / "notes").read_text())
+    early = [max(numbers) for numbers in zip(seen["5"], seen["6"], strict=True)]
+    late = [min(numbers) for numbers in zip(*(seen[str(epoch)] for epoch in range(47, 51)), strict=True)]
     assert all(after <= before for before, after in zip(early[:3], late[:3], strict=True)), seen
     assert late[3] - early[3] < 20e6  # the allocator's own pools
 

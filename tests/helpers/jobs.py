@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.killed_runs import HANG_SECONDS, TESTS, _be_quiet, start, use_small_network
+from helpers.killed_runs import HANG_SECONDS, TESTS, be_quiet, start, use_small_network
 from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.runs import words
@@ -64,7 +64,7 @@ class ForkedJob:
 def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
     os.environ.update(environment)
     rank = environment["RANK"]
-    _be_quiet(f"{folder}/rank{rank}.log")
+    be_quiet(f"{folder}/rank{rank}.log")
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
     from unet_trainer.system import distributed

@@ -40,7 +40,7 @@ def wait_until(is_true):
         time.sleep(0.003)
 
 
-def _be_quiet(log):
+def be_quiet(log):
     stream = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
     sys.stdout = sys.stderr = stream
 
@@ -57,7 +57,7 @@ def train_once(settings, log, crash_at=None, with_small_network=False):
     """Exits with the code of the command. `crash_at` ends the process at that moment of its first save."""
     from train_unet import main
 
-    _be_quiet(log)
+    be_quiet(log)
     if with_small_network:
         use_small_network()
     if crash_at is not None:
@@ -71,7 +71,7 @@ def train_until_done(settings, log, steps):
     from unet_trainer.training import setup
     from unet_trainer.training.step import TrainStep
 
-    _be_quiet(log)
+    be_quiet(log)
     optimizer_step = TrainStep.optimizer_step
 
     def counted(self, metrics, learning_rate):
@@ -92,7 +92,7 @@ def train_without_compiler(settings, log, cache):
 
     from train_unet import main
 
-    _be_quiet(log)
+    be_quiet(log)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch._inductor.config.force_disable_caches = True
     torch._inductor.config.cpp.cxx = ("/nonexistent/compiler",)
@@ -105,7 +105,7 @@ def bench_once(settings, script, log):
     from train_unet import script_config
     from unet_trainer.commands.command_line import Script, run_command_line
 
-    _be_quiet(log)
+    be_quiet(log)
     sys.exit(run_command_line(["bench", *words(settings)], Script(Path(script), None, script_config, None)))
 
 
