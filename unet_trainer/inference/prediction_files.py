@@ -119,7 +119,7 @@ class PredictionFolder:
         sources = {_real(given.path) for given in inputs}
         owners: dict[Path, Path] = {}
         if self.kinds.polygons:
-            _refuse_foreign(self.out / COCO_NAME)
+            _refuse_foreign(self.out / COCO_NAME, beside=self.mask(inputs[0].name))
         for given in inputs:
             may_be_geotiff = given.path.suffix.lower() in (".tif", ".tiff")
             for path in self.files(given.name):
@@ -148,10 +148,10 @@ def class_folder(class_id: int, name: str) -> str:
     return f"{class_id}-{plain}" if plain else str(class_id)
 
 
-def _refuse_foreign(path: Path, beside: Path | None = None) -> None:
-    """Raises UserError where a result would replace a file that predict did not write. `beside`: of the same image; early versions
-    marked PNGs alone. Arrays have no mark."""
-    if path.suffix != ".npy" and path.is_file() and not any(_is_result(found) for found in (path, beside or path)):
+def _refuse_foreign(path: Path, beside: Path) -> None:
+    """Raises UserError where a result would replace a file that predict did not write. `beside`: a PNG of the same run, since early
+    versions marked no others. Arrays have no mark."""
+    if path.suffix != ".npy" and path.is_file() and not (_is_result(path) or _is_result(beside)):
         raise UserError(f"--out: {path} is there and is no result of predict; choose another folder")
 
 
