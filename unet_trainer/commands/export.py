@@ -118,9 +118,10 @@ def _refuse_other_files(folder: Path) -> None:
 
     others = sorted(file.name for file in folder.iterdir() if file.name not in FILES)
     if others:
+        named = ", ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
         raise UserError(
-            f"--out: {folder} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} beside an earlier export, which would be "
-            "deleted with it; move it away, or name a folder that does not exist"
+            f"--out: {folder} holds {named} beside an earlier export, which would be deleted with it; move it away, "
+            "or name a folder that does not exist"
         )
 
 
