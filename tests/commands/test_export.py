@@ -15,6 +15,7 @@ from train_unet import main
 from unet_trainer.commands.export import FORMATS, choose_target, export
 from unet_trainer.config.errors import UserError
 from unet_trainer.inference import export_check
+from unet_trainer.inference.export_smp import FILES
 from unet_trainer.system.console import Console
 
 SPEC = small_spec()
@@ -85,7 +86,12 @@ def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     assert main(["export", "demo", "--format", "smp"]) == 0
     assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
     assert (tmp_path / "checkpoints/demo/model_smp/model.safetensors").is_file()
+    assert sorted(file.name for file in (tmp_path / "checkpoints/demo/model_smp").iterdir()) == sorted(FILES)
     assert main(["export", "demo", "--format", "smp"]) == 0  # again, over the earlier one
+    (tmp_path / "checkpoints/demo/model_smp/LICENSE").write_text("mine")
+    assert main(["export", "demo", "--format", "smp"]) == 2
+    assert "model_smp holds LICENSE beside an earlier export, which would be deleted with it" in capsys.readouterr().err
+    assert (tmp_path / "checkpoints/demo/model_smp/LICENSE").read_text() == "mine"
 
 
 def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkeypatch):

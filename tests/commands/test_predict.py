@@ -160,7 +160,10 @@ def test_a_second_start_skips_what_is_done(here, capsys):
     assert "2, 1 of them done before" in said
     assert "Predicted 1 image in " in said
     assert main(["predict", "binary", "images", "--out", "out", "--skip-existing"]) == 0
-    assert "Predicted 0 images." in capsys.readouterr().out
+    assert "Predicted 0 images.\n  masks: " in capsys.readouterr().out
+    assert main(["predict", "binary", "images", "--out", "out", "--skip-existing", "--polygons"]) == 0
+    assert "Predicted 0 images.\n" in (said := capsys.readouterr().out)
+    assert "polygons:      out/polygons.json: COCO" in said  # of the masks that are there
 
 
 def test_raw_weights_are_those_of_the_last_state(here):

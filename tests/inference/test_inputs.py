@@ -111,8 +111,13 @@ def test_two_images_with_one_result_are_refused(folder):
         refuse_same_names(find_inputs(["data"], folder / "out"))
     assert str(refusal.value) == (
         "images whose results would have the same name:\n  data/a.jpg and data/a.png: both would be a.png\n"
-        "  Name the folder above them, or predict them in two commands with different --out"
+        "  Predict them in two commands with different --out; a pattern takes some of them: 'data/*.png'"
     )
+
+
+def test_images_of_two_folders_are_told_apart_by_the_folder_above(tmp_path):
+    with pytest.raises(UserError, match=r"\n  Name the folder above them, or predict them in two commands with different --out$"):
+        refuse_same_names([Input(tmp_path / "a/x.jpg", "x"), Input(tmp_path / "b/x.jpg", "x")])
 
 
 def test_names_that_differ_in_case_only_are_one_name(tmp_path):

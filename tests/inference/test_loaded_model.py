@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import unet_trainer
 from helpers.checkpoints import FOUR_FLOATS, GREY_16BIT, random_image, save_model, small_segmenter, small_spec
@@ -64,6 +65,9 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     assert np.array_equal(model(image, threshold=middle), foreground > middle)
     with pytest.raises(ValueError, match="threshold: for a model of two class ids; this one has 3"):
         make_model("RGB")(random_image(SPECS["RGB"], 32, 32), threshold=0.5)
+    for wrong in (0, 1, 2, float("nan")):
+        with pytest.raises(ValueError, match=f"threshold: got {wrong}; need a number between 0 and 1"):
+            model(image, threshold=wrong)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,15 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
         ("16-bit grey", np.zeros((8, 8), np.uint8), "8-bit values; the model was trained on 16-bit images"),
         ("16-bit grey", np.zeros((8, 8, 3), np.uint16), "3 channels; the model was trained on images of 1"),
         ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
+        ("four floats", np.full((8, 8, 1), np.nan), "64 of 64 values are NaN or infinite"),
+        ("four floats", np.full((8, 8, 4), 1e300), "256 of 256 values are NaN or infinite"),
+        (
+            "four floats",
+            np.full((8, 8, 4), -3.4028235e38, np.float32),
+            r"values from -3.4e\+38 to -3.4e\+38; a mark for missing data\?",
+        ),
+        ("RGB", Image.new("P", (8, 8)), r"an image of PIL with mode P, .*; give image.convert\('RGB'\)"),
+        ("RGB", Image.new("YCbCr", (8, 8)), "an image of PIL with mode YCbCr"),
     ],
 )
 def test_images_of_another_kind_are_refused_by_name(kind, image, message, make_model):
@@ -98,6 +111,23 @@ def test_an_array_that_cannot_be_written_to_is_taken_without_a_warning(make_mode
     expected = make_model("RGB")(image)
     image.setflags(write=False)
     assert np.array_equal(make_model("RGB")(image), expected)
+
+
+@pytest.mark.parametrize("turn", [lambda image: image[..., ::-1], lambda image: image[::-1, ::2], np.asfortranarray])
+def test_an_array_may_lie_in_memory_in_any_order(turn, make_model):
+    """bgr[..., ::-1] is how OpenCV's images are made RGB."""
+    model, image = make_model("RGB"), random_image(SPECS["RGB"], 32, 32)
+    assert np.array_equal(model(turn(image)), model(np.ascontiguousarray(turn(image))))
+
+
+def test_bytes_may_have_either_order(make_model):
+    model, image = make_model("16-bit grey"), random_image(SPECS["16-bit grey"], 32, 32)
+    assert np.array_equal(model(image.astype(">u2")), model(image))
+
+
+def test_an_image_of_pil_is_taken_as_its_array(make_model):
+    model, image = make_model("RGB"), random_image(SPECS["RGB"], 32, 32)
+    assert np.array_equal(model(Image.fromarray(image)), model(image))
 
 
 def test_threads_give_what_one_thread_gives(make_model):

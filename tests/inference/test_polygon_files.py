@@ -106,7 +106,8 @@ def turns_left(ring):
 
 def test_geojson_without_a_number_of_its_system_names_none(tmp_path):
     write_geojson(tmp_path / "a.geojson", IDS * 0, SPEC, Georeference((), PLACE.transform, None))
-    assert json.loads((tmp_path / "a.geojson").read_text()) == {"type": "FeatureCollection", "features": []}
+    found = json.loads((tmp_path / "a.geojson").read_text())
+    assert found == {"type": "FeatureCollection", "generator": "unet-trainer predict", "features": []}
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of rasterio's own use of affine

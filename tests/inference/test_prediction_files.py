@@ -19,6 +19,7 @@ from unet_trainer.images.image_files import COLOUR, read_image, read_mask
 from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference.inputs import Input
+from unet_trainer.inference.polygon_files import CocoFile, write_geojson
 from unet_trainer.inference.prediction_files import (
     ImageFiles,
     Kinds,
@@ -256,6 +257,33 @@ def test_a_result_never_replaces_a_mask_of_the_dataset(tmp_path, image):
     (out / "a.tif").write_bytes(tiff_bytes(IDS))
     with pytest.raises(UserError, match=r"masks/a.tif is there and is no result of predict"):
         folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+
+
+@pytest.mark.parametrize("name", ["polygons.json", "a.geojson"])
+def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
+    out = tmp_path / "labels"
+    out.mkdir()
+    (out / name).write_text('{"type": "FeatureCollection", "features": []}')
+    folder = PredictionFolder(out, SPEC, Kinds(polygons=True))
+    with pytest.raises(UserError, match=rf"labels/{name} is there and is no result of predict; choose another folder"):
+        folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+    PredictionFolder(out, SPEC, Kinds()).refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+
+
+def test_files_of_a_run_that_was_killed_before_the_mask_are_replaced(tmp_path):
+    """The mask gets its name last: its GeoTIFF and polygons may be there without it."""
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_bytes(PIXELS, extratags=GEO_TAGS))
+    georeference = read_georeference(path)
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, polygons=True))
+    write(folder, Input(path, "a"), georeference=georeference)
+    write_geojson(tmp_path / "out/a.geojson", IDS, SPEC, georeference)
+    coco = CocoFile(tmp_path / "out/polygons.json", SPEC, 1)
+    coco.add(0, "b.png", IDS.shape, IDS)
+    coco.finish()
+    for written in (tmp_path / "out").rglob("*.png"):
+        written.unlink()
+    folder.refuse_overwriting([Input(path, "a")])
 
 
 def test_results_of_an_earlier_run_are_replaced(tmp_path, image):

@@ -107,7 +107,22 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         raise UserError(f"--out: {target} is no file that can be replaced")
     if not its.suffix and target.exists() and not (target / SMP_CARD).is_file():
         raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
+    if not its.suffix and target.exists():
+        _refuse_other_files(target)
     return target
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raises UserError: a folder is replaced as a whole, and what somebody put into it would be lost."""
+    from unet_trainer.inference.export_smp import FILES
+
+    others = sorted(file.name for file in folder.iterdir() if file.name not in FILES)
+    if others:
+        named = ", ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
+        raise UserError(
+            f"--out: {folder} holds {named} beside an earlier export, which would be deleted with it; move it away, "
+            "or name a folder that does not exist"
+        )
 
 
 def _exporter(name: str) -> Callable[[Segmenter, ModelCard, Path], Comparison]:

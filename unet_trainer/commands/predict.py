@@ -209,7 +209,7 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
 
     rate = f" in {seconds:.1f} s" + (f" ({outcome.num_written / seconds:.1f} images/s)" if outcome.num_written > 1 else "")
     console.say(f"Predicted {counted(outcome.num_written, 'image')}{rate if outcome.num_written else ''}.")
-    if outcome.num_written:
+    if len(inputs) > len(outcome.failed):  # some may have been there before
         for line in result_lines(folder, inputs, {path for path, _ in outcome.failed}):
             console.say(line)
     if outcome.failed:

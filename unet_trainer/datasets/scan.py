@@ -24,6 +24,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError, ReadError, Stamp, content_digest, file_stamp, read_bytes
 from unet_trainer.images.image_files import NO_MEMORY, Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
 from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
+from unet_trainer.images.image_spec import refuse_missing_mark
 from unet_trainer.images.mask_structure import MaskStructure, measure_structure
 from unet_trainer.shards.shard_store import find_member
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -31,7 +32,6 @@ from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
 from unet_trainer.system.plain_content import from_plain
 
 CACHE_FORMAT = 2
-MISSING = 1e30  # larger numbers mark pixels without data; they would dominate the statistics
 PART_VALUES = 2**22  # that are measured at a time
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
@@ -309,8 +309,7 @@ def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float
         low, high = min(low, float(part.min())), max(high, float(part.max()))
     if bad:
         raise ReadError(f"{bad} of {image.size} values are NaN or infinite")
-    if max(-low, high) > MISSING:
-        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? replace it by an ordinary number")
+    refuse_missing_mark(low, high)
     num_pixels = image.shape[0] * image.shape[1]
     mean = np.sum([part.sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels
     variance = np.sum([((part - mean) ** 2).sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels

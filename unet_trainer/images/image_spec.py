@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_files import Pixels, to_channels
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
+MISSING = 1e30  # larger numbers mark pixels without data
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
 
 
@@ -44,6 +46,12 @@ class ImageSpec:
 
 
 RGB_8BIT = ImageSpec(3, "uint8", IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
+
+
+def refuse_missing_mark(low: float, high: float) -> None:
+    """Of the values of an image, lowest and highest; raises ReadError. Neither statistics nor a network survive such a number."""
+    if max(-low, high) > MISSING:
+        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? replace it by an ordinary number")
 
 
 def depth_name(depth: str) -> str:

@@ -21,7 +21,8 @@ from unet_trainer.images.tiling import Size
 Content = Literal["mask", "picture"]
 Palette = Sequence[tuple[int, int, int]]
 
-SOFTWARE = b"Software\0unet-trainer predict"  # a text in every PNG that is written here
+MARK = "unet-trainer predict"  # among the first bytes of every file that is written here, but of .npy, which has no place for it
+MARK_BYTES = 128
 GREY, RGB, INDEXED = 0, 2, 3  # colour types of PNG
 UP = 2  # a PNG's row is stored as the difference to the row above
 CHUNK_BYTES = 2**16
@@ -98,7 +99,7 @@ def _png_header(size: Size, num_bits: int, kind: int, palette: tuple[tuple[int, 
     chunks = [
         PNG_START,
         _png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], num_bits, kind, 0, 0, 0)),
-        _png_chunk(b"tEXt", SOFTWARE),
+        _png_chunk(b"tEXt", b"Software\0" + MARK.encode()),
     ]
     if palette is not None:
         chunks.append(_png_chunk(b"PLTE", bytes(value for colour in palette for value in colour)))
@@ -106,8 +107,8 @@ def _png_header(size: Size, num_bits: int, kind: int, palette: tuple[tuple[int, 
 
 
 def was_written_here(start: bytes) -> bool:
-    """Whether these are the first bytes of a PNG of PngWriter."""
-    return start.startswith(PNG_START) and SOFTWARE in start[:128]
+    """Whether these are the first MARK_BYTES of a file that carries the mark."""
+    return MARK.encode() in start[:MARK_BYTES]
 
 
 class TiffTag(NamedTuple):
@@ -139,7 +140,7 @@ class TiffWriter:
         self.num_waiting = 0
         self.offsets: list[int] = []
         self.counts: list[int] = []
-        self.position = file.write(b"II+\0\x08\0\0\0" + bytes(8) if self.is_big else b"II*\0" + bytes(4))
+        self.position = file.write((b"II+\0\x08\0\0\0" + bytes(8) if self.is_big else b"II*\0" + bytes(4)) + MARK.encode())
 
     def write(self, rows: Pixels) -> None:
         self.waiting.append(rows.astype(self.dtype, copy=False).reshape(len(rows), -1))
@@ -202,6 +203,7 @@ class TiffWriter:
             TiffTag(278, LONG, [self.strip_rows]),
             TiffTag(279, kind, self.counts),
             TiffTag(284, SHORT, [1]),  # channels interleaved
+            TiffTag(305, ASCII, [*MARK.encode(), 0]),  # software
             *self.tags,
         ]
         if self.palette is not None:

@@ -45,9 +45,13 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     first = images[0]
     dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
     batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
-    writeable = [image if image.flags.writeable else image.copy() for image in images]  # PIL's are not, and from_numpy warns of it
     # One call, unlike np.stack, which takes the GIL again after each image.
-    return torch.stack([torch.from_numpy(image) for image in writeable], out=batch)
+    return torch.stack([torch.from_numpy(image if _suits_torch(image) else image.copy()) for image in images], out=batch)
+
+
+def _suits_torch(image: Pixels) -> bool:
+    """from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[..., ::-1]."""
+    return image.flags.writeable and min(image.strides) >= 0
 
 
 def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:

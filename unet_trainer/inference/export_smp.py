@@ -21,6 +21,9 @@ from unet_trainer.inference.model_card import ModelCard
 from unet_trainer.inference.model_files import SMP_CARD
 from unet_trainer.model.segmenter import STRIDE, Segmenter
 
+README = "README.md"
+FILES = ("config.json", "model.safetensors", README, SMP_CARD)  # of a folder
+
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Comparison:
     """Writes the folder and returns how it compares. An earlier export there is replaced once the new one is compared."""
@@ -31,7 +34,7 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Compariso
         network.save_pretrained(draft)
         indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
         (draft / SMP_CARD).write_text(indented, encoding="utf-8")
-        (draft / "README.md").write_text(readme(card), encoding="utf-8")
+        (draft / README).write_text(readme(card), encoding="utf-8")
         for file in draft.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone
         comparison = _compare(segmenter, card, draft)

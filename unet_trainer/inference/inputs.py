@@ -56,15 +56,19 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
     """Raises UserError if two inputs would write the same file, also where a file system ignores case."""
     first: dict[str, Path] = {}
     clashes = []
+    fix = "Name the folder above them, or predict them in two commands with different --out"
     for path, name in inputs:
         other = first.setdefault(name.casefold(), path)
         if other != path:
             clashes.append(f"{other} and {path}: both would be {name}.png")
+            if other.parent == path.parent:
+                pattern = path.parent / f"*{path.suffix}"
+                fix = f"Predict them in two commands with different --out; a pattern takes some of them: '{pattern}'"
     if clashes:
         raise UserError(
             "images whose results would have the same name:\n  "
             + "\n  ".join([*clashes[:NUM_NAMED], *([f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else [])])
-            + "\n  Name the folder above them, or predict them in two commands with different --out"
+            + f"\n  {fix}"
         )
 
 

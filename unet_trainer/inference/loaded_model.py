@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.engine import Engine, SymmetricEngine, TorchEngine
 from unet_trainer.inference.logits import all_ids, all_probabilities
@@ -17,6 +18,8 @@ from unet_trainer.inference.model_card import ModelCard
 from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.model.precision import DTYPES
+
+PIL_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # not indices, CMYK, YCbCr, HSV, LAB
 
 
 class LoadedModel:
@@ -45,15 +48,25 @@ class LoadedModel:
         """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""
         if threshold is not None and self.card.spec.num_ids != 2:
             raise ValueError(f"threshold: for a model of two class ids; this one has {self.card.spec.num_ids}")
-        return all_ids(self.predictor.predict_image(np.asarray(image)), threshold)
+        if threshold is not None and not 0 < threshold < 1:
+            raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1")
+        return all_ids(self.predictor.predict_image(_pixels(image)), threshold)
 
     def probabilities(self, image: ArrayLike) -> Pixels:
         """H,W,C image → H,W,K float32: the probability of each class id."""
-        return all_probabilities(self.predictor.predict_image(np.asarray(image)))
+        return all_probabilities(self.predictor.predict_image(_pixels(image)))
 
     def __repr__(self) -> str:
         spec = self.card.spec
         return f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, {self.engine.description})"
+
+
+def _pixels(image: ArrayLike) -> Pixels:
+    """Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
+    mode = getattr(image, "mode", None)
+    if mode is not None and mode not in PIL_MODES:
+        raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
+    return np.asarray(image)
 
 
 def load(

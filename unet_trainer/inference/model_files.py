@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from unet_trainer.inference.model_card import ModelCard, symmetries_of
 from unet_trainer.model.segmenter import AUXILIARY, SegmenterSpec, without_wrappers
 from unet_trainer.runs.checkpoint_file import read_checkpoint
 from unet_trainer.runs.errors import CheckpointError
-from unet_trainer.runs.run_folder import BEST, LAST, SPLIT_CSV, find_run, newest_run
+from unet_trainer.runs.run_folder import BEST, LAST, SPLIT_CSV, find_run, has_checkpoint, newest_run
 from unet_trainer.system.console import first_line
 
 ONNX_SUFFIX = ".onnx"
@@ -52,9 +53,14 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
 def _find(name: str, checkpoint_dir: Path) -> Path:
     if (Path(name) / SMP_CARD).is_file():
         raise CheckpointError(f"{name} {FOR_OTHERS}")
-    for candidate in (Path(name), checkpoint_dir / name):
+    candidates = (Path(name), checkpoint_dir / name)
+    for candidate in candidates:
         if (candidate / BEST).is_file():  # of a run that is deployed alone, without last.pt
             return candidate
+    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    with contextlib.suppress(OSError):  # told by find_run
+        if folder is not None and not any(map(has_checkpoint, candidates)):
+            raise CheckpointError(f"{folder} is no run's folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
     return find_run(name, checkpoint_dir)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from unet_trainer.images.georeference import Georeference
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_outlines import Polygon, find_polygons, joined_rings, signed_area
+from unet_trainer.images.row_writers import MARK
 from unet_trainer.images.tiling import Size
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import Draft
@@ -35,7 +36,7 @@ class CocoFile:
         self.draft = Draft(path)
         self.annotations: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 # closed when it is finished
         categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
-        self._write(self.draft.file, f'{{"categories": {json_text(categories)},\n"images": [')
+        self._write(self.draft.file, f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [')
 
     def add(self, index: int, file_name: str, size: Size, ids: Pixels) -> None:
         """The image with this place among all inputs."""
@@ -98,7 +99,7 @@ def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
 def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
     """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and QGIS read
     it."""
-    head: dict[str, Any] = {"type": "FeatureCollection"}
+    head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
         head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
     draft = Draft(path)

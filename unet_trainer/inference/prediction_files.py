@@ -25,7 +25,16 @@ from unet_trainer.images.image_files import COLOUR, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.overlays import display_range, overlay_rows, to_display
-from unet_trainer.images.row_writers import Content, NpyWriter, Palette, PngWriter, RowWriter, TiffWriter, was_written_here
+from unet_trainer.images.row_writers import (
+    MARK_BYTES,
+    Content,
+    NpyWriter,
+    Palette,
+    PngWriter,
+    RowWriter,
+    TiffWriter,
+    was_written_here,
+)
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
@@ -109,17 +118,19 @@ class PredictionFolder:
         a mask of the dataset."""
         sources = {_real(given.path) for given in inputs}
         owners: dict[Path, Path] = {}
+        if self.kinds.polygons:
+            _refuse_foreign(self.out / COCO_NAME, beside=self.mask(inputs[0].name))
         for given in inputs:
             may_be_geotiff = given.path.suffix.lower() in (".tif", ".tiff")
             for path in self.files(given.name):
-                is_result = path.suffix != ".png" or (path.is_file() and _is_result(path))
                 for written in (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,):
                     if _real(written) in sources:
                         raise UserError(f"--out: {written} is one of the images, and would be overwritten; choose another folder")
-                    if written.is_file() and not is_result:
-                        raise UserError(f"--out: {written} is there and is no result of predict; choose another folder")
+                    _refuse_foreign(written, beside=path)
                 if owners.setdefault(path, given.path) != given.path:
                     raise UserError(f"{owners[path]} and {given.path}: both would write {path}; predict them in two commands")
+            if may_be_geotiff and self.kinds.polygons:
+                _refuse_foreign(self.mask(given.name).with_suffix(".geojson"), beside=self.mask(given.name))
 
 
 @lru_cache(maxsize=4096)
@@ -137,9 +148,18 @@ def class_folder(class_id: int, name: str) -> str:
     return f"{class_id}-{plain}" if plain else str(class_id)
 
 
+def _refuse_foreign(path: Path, beside: Path) -> None:
+    """Raises UserError where a result would replace a file that predict did not write. `beside`: a PNG of the same run, since early
+    versions marked no others. Arrays have no mark."""
+    if path.suffix != ".npy" and path.is_file() and not (_is_result(path) or _is_result(beside)):
+        raise UserError(f"--out: {path} is there and is no result of predict; choose another folder")
+
+
 def _is_result(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        return was_written_here(file.read(128))
+        return was_written_here(file.read(MARK_BYTES))
 
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:

@@ -15,7 +15,7 @@ import numpy as np
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageSpec, depth_name, refuse_missing_mark
 from unet_trainer.images.tiling import Size, fit_image
 from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.inference.logits import Logits, WholeLogits
@@ -79,16 +79,21 @@ class Predictor:
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
     """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth, other channels
-    than the model knows, and values that are not finite."""
+    than the model knows, values that are not finite, and marks for missing data."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
         raise DataError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
     if image.shape[2] not in (1, spec.channels):
         raise DataError(f"{image.shape[2]} channels; the model was trained on images of {spec.channels}")
-    depth = "float" if image.dtype.kind == "f" else str(image.dtype)
+    depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
-    if depth == "float" and (num_bad := image.size - int(np.isfinite(image).sum())):
+    if depth != "float":
+        return spec.to_batch(image)
+    with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
+        batch = spec.to_batch(image)
+    if num_bad := image.size - int(np.isfinite(batch[:, :, : image.shape[2]]).sum()):
         raise DataError(f"{num_bad} of {image.size} values are NaN or infinite")
-    return spec.to_batch(image)
+    refuse_missing_mark(float(image.min()), float(image.max()))
+    return batch
