@@ -127,11 +127,24 @@ def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatc
 
     def stay_silent():
         first._connected_store()
-        first._has_ended_start.set()  # its thread stops, as in a process that was stopped
+        first._is_closed.set()  # its thread stops, as in a process that was stopped
 
     _, error = in_threads(stay_silent, lambda: second.share("it", lambda: 0))
     assert isinstance(error, PeerLost)
     assert str(error).startswith(f"no sign of life from rank 0 (process {os.getpid()} on ")
+
+
+def test_rank_0_may_work_for_long_after_the_processes_are_connected(make_job, monkeypatch):
+    """Pretrained weights are downloaded then, which takes as long as the network does."""
+    monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
+
+    def begin(job):
+        job.connect(torch.device("cpu"), 60)
+        return job.share("weights", lambda: time.sleep(3) or "there")
+
+    assert in_threads(*(lambda job=make_job(rank): begin(job) for rank in range(2))) == ["there", "there"]
 
 
 def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):

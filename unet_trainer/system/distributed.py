@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 START_SECONDS = 300  # within which all processes of a job have to appear
-BEAT_SECONDS = 5  # between signs of life while one process works and the others wait for it
+BEAT_SECONDS = 5  # between signs of life: rank 0 may work for long (scan, download weights) while the others wait on the store
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
@@ -52,7 +52,7 @@ class Job:
         self._store: Any = None
         self._control: Any = None  # gloo, between the hosts
         self._beats: dict[int, tuple[int, float]] = {}  # rank: its last sign of life, and when it was new
-        self._has_ended_start = threading.Event()
+        self._is_closed = threading.Event()
         self._lock = threading.Lock()
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
@@ -106,7 +106,7 @@ class Job:
                 number += 1
                 with self._lock:
                     self._store.set(f"beat/{self.launch.rank}", str(number))
-                if self._has_ended_start.wait(BEAT_SECONDS):
+                if self._is_closed.wait(BEAT_SECONDS):
                     return
 
     def _set(self, name: str, value: bytes | str) -> None:
@@ -207,7 +207,6 @@ class Job:
                 device_id=device if backend == "nccl" else None,
             )
             self._control = dist.new_group(backend="gloo", timeout=limit)
-        self._has_ended_start.set()
 
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
@@ -312,7 +311,7 @@ class Job:
         """Leaves the groups; after a failed exchange they are left to the end of the process, since leaving could wait for ever."""
         import torch.distributed as dist
 
-        self._has_ended_start.set()
+        self._is_closed.set()
         if dist.is_initialized() and not self.is_lost:
             dist.destroy_process_group()
         self._control = None
