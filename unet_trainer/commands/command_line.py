@@ -61,7 +61,7 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
-    end_with_parent()
+    end_with_parent(current().launch.is_torchrun)
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
