@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import time
 from unittest import mock
@@ -144,13 +145,29 @@ def test_rank_0_may_work_for_long_after_the_processes_are_connected(make_job, mo
         job.connect(torch.device("cpu"), 60)
         return job.share("weights", lambda: time.sleep(3) or "there")
 
-    assert in_threads(*(lambda job=make_job(rank): begin(job) for rank in range(2))) == ["there", "there"]
+    jobs = [make_job(rank) for rank in range(2)]
+    assert in_threads(*(lambda job=job: begin(job) for job in jobs)) == ["there", "there"]
+
+
+def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
+    """Variables of torchrun that are left over in a shell make a plain start wait."""
+    monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
+    monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
+    in_threads(lambda: make_job(0, 3)._connected_store())
+    assert capsys.readouterr().err == "Waiting for 2 of 3 processes to start (WORLD_SIZE is 3) ...\n"
+
+
+def test_leaving_a_job_imports_nothing(monkeypatch):
+    """A signal may have come while torch was imported, which cannot be begun again."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    Job(Launch(0, 2, 0, 2, 0, True)).close()
 
 
 def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):
     monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
     (error,) = in_threads(lambda: make_job(0, 3)._connected_store())
-    assert str(error) == "only 1 of 3 processes have started within 0.5 s"
+    assert str(error).startswith("only 1 of 3 processes have started within 0.5 s; to train with one, unset RANK, WORLD_SIZE")
     (error,) = in_threads(lambda: make_job(1, 3)._connected_store())
     assert str(error) == "rank 0 has not answered within 0.5 s; did it start?"
 

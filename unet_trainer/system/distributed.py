@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 START_SECONDS = 300  # within which all processes of a job have to appear
+PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
 BEAT_SECONDS = 5  # between signs of life: rank 0 may work for long (scan, download weights) while the others wait on the store
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
@@ -89,13 +92,21 @@ class Job:
             return attempt
         attempt = f"start {store.add('starts', 1)}"
         answered: dict[int, bytes] = {}
+        patient_until = time.monotonic() + PATIENT_SECONDS
         while store.add(f"greeted/{attempt}", 0) < world_size - 1:
             for peer in range(1, world_size):
                 if store.check([f"hello/{peer}"]) and (greeting := store.get(f"hello/{peer}")) != answered.get(peer):
                     store.set(f"answer/{greeting.decode()}", attempt)
                     answered[peer] = greeting
+            if time.monotonic() > patient_until:
+                missing = world_size - 1 - len(answered)
+                print(f"Waiting for {missing} of {world_size} processes to start (WORLD_SIZE is {world_size}) ...", file=sys.stderr)
+                patient_until = math.inf
             if time.monotonic() > deadline:
-                raise PeerLost(f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s")
+                raise PeerLost(
+                    f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s; to train with one, "
+                    "unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
+                )
             time.sleep(POLL_SECONDS)
         return attempt
 
@@ -309,10 +320,10 @@ class Job:
 
     def close(self) -> None:
         """Leaves the groups; after a failed exchange they are left to the end of the process, since leaving could wait for ever."""
-        import torch.distributed as dist
-
         self._is_closed.set()
-        if dist.is_initialized() and not self.is_lost:
+        if self._control is not None and not self.is_lost:
+            import torch.distributed as dist
+
             dist.destroy_process_group()
         self._control = None
 

@@ -29,8 +29,8 @@ def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent(is_torchrun: bool = False) -> None:
-    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that was started by anybody else than this
-    program or torchrun: its agent puts each process into a session of its own, so that a kill of the agent reaches none of them."""
+    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that others started, torchrun excepted:
+    it puts each process into a session of its own, so that what kills torchrun reaches none of them."""
     parent = os.environ.pop(VARIABLE, "")  # popped: it is not meant for the children of this process
     if is_torchrun:
         parent = str(os.getppid())

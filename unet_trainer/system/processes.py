@@ -43,7 +43,9 @@ class Launch:
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
     given = os.environ if environment is None else environment
-    if any(name not in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")):
+    if not all(given.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")):
+        return Launch()
+    if not given.get("MASTER_ADDR"):
         return Launch()
     rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
