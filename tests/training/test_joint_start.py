@@ -15,6 +15,7 @@ from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import Config
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.system.console import Console
+from unet_trainer.system.distributed import decode, encode
 from unet_trainer.system.processes import Alone, Launch
 from unet_trainer.training import joint_start
 from unet_trainer.training.joint_start import (
@@ -57,7 +58,7 @@ class Sharing(Alone):
         self.shared = {}
 
     def share(self, name, make):
-        self.shared[name] = make()
+        self.shared[name] = decode(encode(make()))
         return self.shared[name]
 
 

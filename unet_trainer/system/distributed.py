@@ -161,7 +161,7 @@ class Job:
             if not self._store.check(["failure"]):
                 return
             rank, text, exit_code = decode(self._store.get("failure"))
-        raise PeerFailed(f"rank {rank}: {text}", exit_code)
+        raise PeerFailed(f"rank {rank}: {text}", exit_code, rank)
 
     def share(self, name: str, make: Callable[[], Value]) -> Value:
         if not self.is_main:

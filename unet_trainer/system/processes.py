@@ -17,11 +17,13 @@ Value = TypeVar("Value")
 
 
 class PeerFailed(RuntimeError):
-    """Another process has failed and says why; this one ends with the same exit code and says nothing."""
+    """Another process has failed and says why; this one ends with the same exit code and says nothing, unless it is rank 0 and the
+    other says it on another machine."""
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    def __init__(self, text: str, exit_code: int, rank: int | None = None) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+        self.rank = rank  # that failed; None: not known
 
 
 class PeerLost(RuntimeError):
@@ -38,6 +40,10 @@ class Launch:
     local_world_size: int = 1
     node: int = 0
     is_torchrun: bool = False
+
+    def is_on_this_machine(self, rank: int) -> bool:
+        first = self.rank - self.local_rank
+        return first <= rank < first + self.local_world_size
 
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:

@@ -27,7 +27,7 @@ def package_versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["torch"] = torch.__version__  # with its build
+    found["torch"] = str(torch.__version__)  # with its build; a plain text, that can be sent
     return found
 
 
