@@ -117,7 +117,7 @@ def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
     assert isinstance(error, PeerFailed)
     assert (str(error), error.exit_code) == ("rank 0: data_dir: nothing there", 2)
     assert second.report_failure("something else", 3) is False
-    second._connected_store = lambda: 1 / 0  # the store is gone with the first: what it said before holds
+    second._connected_store = lambda seconds: 1 / 0  # the store is gone with the first: what it said before holds
     assert second.report_failure("something else", 3) is False
     assert first.report_failure("data_dir: nothing there, in other words", 2) is True  # it is still the one that speaks
 
@@ -155,6 +155,15 @@ def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
     monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
     in_threads(lambda: make_job(0, 3)._connected_store())
     assert capsys.readouterr().err == "Waiting for 2 of 3 processes to start (WORLD_SIZE is 3) ...\n"
+
+
+def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_waits_once(make_job, monkeypatch):
+    """One was killed before it appeared. torchrun kills whoever takes longer than 30 s to end."""
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
+    job = make_job(1)
+    assert in_threads(lambda: job.report_failure("interrupted by SIGTERM", 143)) == [True]
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 3600)
+    assert in_threads(lambda: job.report_failure("interrupted by SIGTERM", 143)) == [True]
 
 
 def test_leaving_a_job_imports_nothing(monkeypatch):

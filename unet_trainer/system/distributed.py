@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 START_SECONDS = 300  # within which all processes of a job have to appear
+REPORT_SECONDS = 10  # that a process which ends before all have appeared waits for them, to agree on who speaks; torchrun allows 30
 PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
 BEAT_SECONDS = 5  # between signs of life: rank 0 may work for long (scan, download weights) while the others wait on the store
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
@@ -57,6 +58,7 @@ class Job:
         self._beats: dict[int, tuple[int, float]] = {}  # rank: its last sign of life, and when it was new
         self._is_closed = threading.Event()
         self._lock = threading.Lock()
+        self._has_given_up = False  # not all processes have appeared
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
     @property
@@ -65,27 +67,31 @@ class Job:
 
     # The store.
 
-    def _connected_store(self) -> Any:
+    def _connected_store(self, seconds: float | None = None) -> Any:
+        """Waits so long for all processes to appear, START_SECONDS if not told."""
         if self._store is None:
             import torch.distributed as dist
 
-            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-            self._store = dist.PrefixStore(self._find_attempt(store), store)
+            seconds = START_SECONDS if seconds is None else seconds
+            self._has_given_up = True  # until they have
+            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+            self._store = dist.PrefixStore(self._find_attempt(store, seconds), store)
+            self._has_given_up = False
             self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
             threading.Thread(target=self._beat, daemon=True).start()
         return self._store
 
-    def _find_attempt(self, store: Any) -> str:
+    def _find_attempt(self, store: Any, seconds: float) -> str:
         """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
         and restart counts need not be the same on all machines: rank 0 counts, and answers whoever says hello."""
         rank, world_size = self.launch.rank, self.launch.world_size
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         if rank > 0:
             token = uuid.uuid4().hex
             store.set(f"hello/{rank}", token)
             while not store.check([f"answer/{token}"]):
                 if time.monotonic() > deadline:
-                    raise PeerLost(f"rank 0 has not answered within {START_SECONDS} s; did it start?")
+                    raise PeerLost(f"rank 0 has not answered within {seconds} s; did it start?")
                 time.sleep(POLL_SECONDS)
             attempt = store.get(f"answer/{token}").decode()
             store.add(f"greeted/{attempt}", 1)
@@ -104,7 +110,7 @@ class Job:
                 patient_until = math.inf
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s; to train with one, "
+                    f"only {len(answered) + 1} of {world_size} processes have started within {seconds} s; to train with one, "
                     "unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
                 )
             time.sleep(POLL_SECONDS)
@@ -184,9 +190,11 @@ class Job:
             self._set(f"{name}/node {launch.node}", "done")
 
     def report_failure(self, text: str, exit_code: int) -> bool:
-        mine = encode((self.launch.rank, text, exit_code))
+        if self._has_given_up:
+            return True
         try:
-            store = self._connected_store()
+            mine = encode((self.launch.rank, text, exit_code))
+            store = self._connected_store(REPORT_SECONDS)
             with self._lock:
                 stored = mine if not store.check(["failure"]) and store.add("failures", 1) == 1 else None
                 if stored is not None:
