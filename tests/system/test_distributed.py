@@ -161,9 +161,14 @@ def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_wait
     """One was killed before it appeared. torchrun kills whoever takes longer than 30 s to end."""
     monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
     job = make_job(1)
-    assert in_threads(lambda: job.report_failure("interrupted by SIGTERM", 143)) == [True]
+    assert in_threads(lambda: job.report_failure("data_dir: nothing there", 2)) == [True]
     monkeypatch.setattr(distributed, "REPORT_SECONDS", 3600)
-    assert in_threads(lambda: job.report_failure("interrupted by SIGTERM", 143)) == [True]
+    assert in_threads(lambda: job.report_failure("data_dir: nothing there", 2)) == [True]
+
+
+def test_signals_before_the_start_are_told_by_rank_0_without_waiting(make_job):
+    jobs = [make_job(rank, 3) for rank in range(2)]
+    assert in_threads(*(lambda job=job: job.report_failure("interrupted by SIGTERM", 143) for job in jobs)) == [True, False]
 
 
 def test_leaving_a_job_imports_nothing(monkeypatch):

@@ -43,6 +43,7 @@ SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
+FIRST_SIGNAL_CODE = 128  # exit codes above are those of signals
 
 
 class Job:
@@ -190,6 +191,8 @@ class Job:
             self._set(f"{name}/node {launch.node}", "done")
 
     def report_failure(self, text: str, exit_code: int) -> bool:
+        if self._store is None and exit_code > FIRST_SIGNAL_CODE:  # nobody waits yet for this process, and torchrun signals all
+            return self.is_main
         if self._has_given_up:
             return True
         try:
