@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
+from helpers.ports import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import Job, choose_backend, decode, encode
 from unet_trainer.system.processes import Launch, PeerFailed, PeerLost
@@ -154,7 +155,7 @@ def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
     monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
     monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
     in_threads(lambda: make_job(0, 3)._connected_store())
-    assert capsys.readouterr().err == "Waiting for 2 of 3 processes to start (WORLD_SIZE is 3) ...\n"
+    assert capsys.readouterr().err == "Waiting for all 3 processes to start (WORLD_SIZE is 3) ...\n"
 
 
 def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_waits_once(make_job, monkeypatch):
@@ -169,6 +170,17 @@ def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_wait
 def test_signals_before_the_start_are_told_by_rank_0_without_waiting(make_job):
     jobs = [make_job(rank, 3) for rank in range(2)]
     assert in_threads(*(lambda job=job: job.report_failure("interrupted by SIGTERM", 143) for job in jobs)) == [True, False]
+
+
+def test_a_store_that_waits_for_others_in_vain_is_no_traceback(monkeypatch):
+    """Variables of torchrun that are left over, and no torchrun: rank 0 makes the store, which waits for all."""
+    monkeypatch.setattr(distributed, "START_SECONDS", 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    (error,) = in_threads(lambda: Job(Launch(0, 2, 0, 2, 0, True))._connected_store())
+    assert isinstance(error, PeerLost)
+    assert str(error).startswith("not all 2 processes have started within 1 s (")
+    assert str(error).endswith("; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment")
 
 
 def test_leaving_a_job_imports_nothing(monkeypatch):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import socket
 import sys
@@ -43,6 +42,7 @@ SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
+HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
 FIRST_SIGNAL_CODE = 128  # exit codes above are those of signals
 
 
@@ -75,12 +75,31 @@ class Job:
 
             seconds = START_SECONDS if seconds is None else seconds
             self._has_given_up = True  # until they have
-            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-            self._store = dist.PrefixStore(self._find_attempt(store, seconds), store)
+            with self._saying_that_it_waits():
+                try:
+                    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+                except dist.DistError as error:  # without torchrun the store lies in rank 0, and making it waits for all others
+                    text = f"not all {self.launch.world_size} processes have started within {seconds} s ({_first_words(error)})"
+                    raise PeerLost(f"{text}; {HOW_TO_BE_ALONE}") from None
+                self._store = dist.PrefixStore(self._find_attempt(store, seconds), store)
             self._has_given_up = False
             self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
             threading.Thread(target=self._beat, daemon=True).start()
         return self._store
+
+    @contextlib.contextmanager
+    def _saying_that_it_waits(self) -> Iterator[None]:
+        """Rank 0 does, once, after a while."""
+        number = self.launch.world_size
+        text = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
+        timer = threading.Timer(PATIENT_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+        timer.daemon = True
+        if self.is_main:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _find_attempt(self, store: Any, seconds: float) -> str:
         """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
@@ -99,20 +118,14 @@ class Job:
             return attempt
         attempt = f"start {store.add('starts', 1)}"
         answered: dict[int, bytes] = {}
-        patient_until = time.monotonic() + PATIENT_SECONDS
         while store.add(f"greeted/{attempt}", 0) < world_size - 1:
             for peer in range(1, world_size):
                 if store.check([f"hello/{peer}"]) and (greeting := store.get(f"hello/{peer}")) != answered.get(peer):
                     store.set(f"answer/{greeting.decode()}", attempt)
                     answered[peer] = greeting
-            if time.monotonic() > patient_until:
-                missing = world_size - 1 - len(answered)
-                print(f"Waiting for {missing} of {world_size} processes to start (WORLD_SIZE is {world_size}) ...", file=sys.stderr)
-                patient_until = math.inf
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"only {len(answered) + 1} of {world_size} processes have started within {seconds} s; to train with one, "
-                    "unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
+                    f"only {len(answered) + 1} of {world_size} processes have started within {seconds} s; {HOW_TO_BE_ALONE}"
                 )
             time.sleep(POLL_SECONDS)
         return attempt
