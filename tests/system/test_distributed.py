@@ -159,7 +159,7 @@ def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
 
 
 def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_waits_once(make_job, monkeypatch):
-    """One was killed before it appeared. torchrun kills whoever takes longer than 30 s to end."""
+    """One was killed before it appeared."""
     monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
     job = make_job(1)
     assert in_threads(lambda: job.report_failure("data_dir: nothing there", 2)) == [True]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 START_SECONDS = 300  # within which all processes of a job have to appear
-REPORT_SECONDS = 10  # that a process which ends before all have appeared waits for them, to agree on who speaks; torchrun allows 30
+REPORT_SECONDS = 25  # that a process which fails before all have appeared waits for them, to agree on who speaks
 PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
 BEAT_SECONDS = 5  # between signs of life: rank 0 may work for long (scan, download weights) while the others wait on the store
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
