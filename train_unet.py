@@ -124,9 +124,10 @@ def train(
     with Session() as session:
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
-        from unet_trainer.training.recovery import Recovery
-        from unet_trainer.training.result import report
-        from unet_trainer.training.setup import set_up
+        with session.importing():
+            from unet_trainer.training.recovery import Recovery
+            from unet_trainer.training.result import report
+            from unet_trainer.training.setup import set_up
 
         run = set_up(config, session)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run

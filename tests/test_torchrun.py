@@ -226,6 +226,36 @@ def test_sigterm_to_torchrun_saves_and_exits(config, tmp_path):
     assert content["epoch"] >= 2
 
 
+def test_processes_save_and_end_when_torchrun_itself_is_killed(config, tmp_path):
+    """Nobody else would end them: they would train on, hold the GPUs and the lock of the run."""
+    log = tmp_path / "job.log"
+    job = torchrun({**config, "num_epochs": 5000}, "--nproc-per-node=2", f"--master-port={free_port()}", log=log)
+    wait_for_epoch(folder_of(config), 2)
+    ranks = children_of(job.pid)
+    assert len(ranks) == 2
+    job.kill()
+    job.wait()
+    wait_until(lambda: not any(is_alive(rank) for rank in ranks))
+    assert "Interrupted. To go on where the state was saved" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def children_of(parent):
+    numbers = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [number for number in numbers if parent_of(number) == parent]
+
+
+def parent_of(number):
+    try:
+        return int(Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:  # it has ended
+        return None
+
+
+def is_alive(number):
+    return parent_of(number) is not None and " Z " not in Path(f"/proc/{number}/stat").read_text()
+
+
 @pytest.mark.soak
 def test_two_torchrun_agents_are_two_machines(config, tmp_path):
     straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight")

@@ -20,7 +20,9 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.commands.command_line import Script, read_training_command, run_command_line
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config
 from unet_trainer.system.distributed import Job
+from unet_trainer.system.processes import Alone, Launch, PeerFailed
 
 # Runs the script as `python train_unet.py` does, and prints which of the slow libraries were loaded.
 PRINT_SLOW_IMPORTS = """
@@ -525,3 +527,22 @@ def test_commands_are_not_for_several_processes(monkeypatch, capsys):
     monkeypatch.setattr(Job, "report_failure", lambda self, text, exit_code: True)
     assert main(["check"]) == 2
     assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rank", "failed", "said"),
+    [(0, 3, "Error: rank 3: data_dir: nothing there\n"), (0, 1, ""), (2, 3, ""), (0, None, "")],
+)
+def test_rank_0_tells_what_a_process_of_another_machine_says_there(rank, failed, said, monkeypatch, capsys):
+    """Two machines of two processes each."""
+    launch = Launch(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, node=rank // 2, is_torchrun=True)
+    job = type("InJob", (Alone,), {"launch": launch})()
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
+    monkeypatch.setattr("unet_trainer.commands.command_line.current", lambda: job)
+    monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
+
+    def train(config):
+        raise PeerFailed("rank 3: data_dir: nothing there", 2, failed)
+
+    assert run_command_line([], Script(Path("train_unet.py"), "", lambda overrides: Config(), train)) == 2
+    assert capsys.readouterr().err == said

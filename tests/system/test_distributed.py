@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import time
 from unittest import mock
@@ -14,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
+from helpers.ports import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import Job, choose_backend, decode, encode
 from unet_trainer.system.processes import Launch, PeerFailed, PeerLost
@@ -116,7 +118,7 @@ def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
     assert isinstance(error, PeerFailed)
     assert (str(error), error.exit_code) == ("rank 0: data_dir: nothing there", 2)
     assert second.report_failure("something else", 3) is False
-    second._connected_store = lambda: 1 / 0  # the store is gone with the first: what it said before holds
+    second._connected_store = lambda seconds: 1 / 0  # the store is gone with the first: what it said before holds
     assert second.report_failure("something else", 3) is False
     assert first.report_failure("data_dir: nothing there, in other words", 2) is True  # it is still the one that speaks
 
@@ -127,17 +129,71 @@ def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatc
 
     def stay_silent():
         first._connected_store()
-        first._has_ended_start.set()  # its thread stops, as in a process that was stopped
+        first._is_closed.set()  # its thread stops, as in a process that was stopped
 
     _, error = in_threads(stay_silent, lambda: second.share("it", lambda: 0))
     assert isinstance(error, PeerLost)
     assert str(error).startswith(f"no sign of life from rank 0 (process {os.getpid()} on ")
 
 
+def test_rank_0_may_work_for_long_after_the_processes_are_connected(make_job, monkeypatch):
+    """Pretrained weights are downloaded then, which takes as long as the network does."""
+    monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
+
+    def begin(job):
+        job.connect(torch.device("cpu"), 60)
+        return job.share("weights", lambda: time.sleep(3) or "there")
+
+    jobs = [make_job(rank) for rank in range(2)]
+    assert in_threads(*(lambda job=job: begin(job) for job in jobs)) == ["there", "there"]
+
+
+def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
+    """Variables of torchrun that are left over in a shell make a plain start wait."""
+    monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
+    monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
+    in_threads(lambda: make_job(0, 3)._connected_store())
+    assert capsys.readouterr().err == "Waiting for all 3 processes to start (WORLD_SIZE is 3) ...\n"
+
+
+def test_a_process_that_ends_while_others_are_missing_speaks_for_itself_and_waits_once(make_job, monkeypatch):
+    """One was killed before it appeared."""
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
+    job = make_job(1)
+    assert in_threads(lambda: job.report_failure("data_dir: nothing there", 2)) == [True]
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 3600)
+    assert in_threads(lambda: job.report_failure("data_dir: nothing there", 2)) == [True]
+
+
+def test_signals_before_the_start_are_told_by_rank_0_without_waiting(make_job):
+    jobs = [make_job(rank, 3) for rank in range(2)]
+    assert in_threads(*(lambda job=job: job.report_failure("interrupted by SIGTERM", 143) for job in jobs)) == [True, False]
+
+
+def test_a_store_that_waits_for_others_in_vain_is_no_traceback(monkeypatch):
+    """Variables of torchrun that are left over, and no torchrun: rank 0 makes the store, which waits for all."""
+    monkeypatch.setattr(distributed, "START_SECONDS", 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    (error,) = in_threads(lambda: Job(Launch(0, 2, 0, 2, 0, True))._connected_store())
+    assert isinstance(error, PeerLost)
+    assert str(error).startswith("not all 2 processes have started within 1 s (")
+    assert str(error).endswith("; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment")
+
+
+def test_leaving_a_job_imports_nothing(monkeypatch):
+    """A signal may have come while torch was imported, which cannot be begun again."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    Job(Launch(0, 2, 0, 2, 0, True)).close()
+
+
 def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):
     monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
     (error,) = in_threads(lambda: make_job(0, 3)._connected_store())
-    assert str(error) == "only 1 of 3 processes have started within 0.5 s"
+    assert str(error).startswith("only 1 of 3 processes have started within 0.5 s; to train with one, unset RANK, WORLD_SIZE")
     (error,) = in_threads(lambda: make_job(1, 3)._connected_store())
     assert str(error) == "rank 0 has not answered within 0.5 s; did it start?"
 

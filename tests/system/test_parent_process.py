@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -44,6 +45,26 @@ def test_a_child_ends_when_its_parent_is_killed():
         assert is_alive(child)
         parent.kill()
     wait_until(lambda: not is_alive(child))
+
+
+TORCHRUN = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True); print(child.pid, flush=True); child.wait()
+"""
+RANK = """
+import time; from unet_trainer.system import parent_process
+parent_process.POLL_SECONDS = 0.05; parent_process.end_with_parent(is_torchrun=True); time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_a_process_of_a_job_ends_when_torchrun_is_killed():
+    with subprocess.Popen([sys.executable, "-c", TORCHRUN, RANK], stdout=subprocess.PIPE, text=True, cwd=ROOT) as agent:
+        rank = int(agent.stdout.readline())
+        time.sleep(1)  # it has begun to watch
+        assert is_alive(rank)
+        agent.kill()
+    wait_until(lambda: not is_alive(rank))
 
 
 def test_a_process_that_others_started_is_left_alone(monkeypatch):

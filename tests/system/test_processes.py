@@ -29,6 +29,11 @@ def test_a_process_that_torchrun_has_not_started_is_alone(missing):
     assert read_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == Launch()
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_variable_that_is_set_to_nothing_is_not_set(name):
+    assert read_launch({**TORCHRUN, name: ""}) == Launch()
+
+
 def test_one_process_agrees_with_itself_and_loads_nothing():
     tensor = torch.ones(2)
     ALONE.average(tensor)

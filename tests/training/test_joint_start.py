@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import io
 
 import pytest
@@ -11,13 +12,16 @@ import torch
 from helpers.steps import make_batch, make_settings, small_components, take_step, weights
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import Decision
+from unet_trainer.config.schema import Config
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.system.console import Console
+from unet_trainer.system.distributed import decode, encode
 from unet_trainer.system.processes import Alone, Launch
 from unet_trainer.training import joint_start
 from unet_trainer.training.joint_start import (
     adapt_to_world_size,
     begin_sync,
+    check_same_config,
     check_same_dataset,
     connect,
     read_earlier,
@@ -43,6 +47,19 @@ class Told(Alone):
 
     def broadcast(self, value):
         return self.shared["state"]
+
+
+class Sharing(Alone):
+    """Rank 0, which notes what it shares."""
+
+    is_alone = False
+
+    def __init__(self):
+        self.shared = {}
+
+    def share(self, name, make):
+        self.shared[name] = decode(encode(make()))
+        return self.shared[name]
 
 
 class First(Alone):
@@ -116,10 +133,29 @@ class Dataset:
 
 
 def test_other_files_on_another_machine_are_refused():
-    check_same_dataset(Alone(), Dataset(), "data/mine")
-    told = Told(**{"dataset digest": ("another", {"train": 8, "val": 2})})
+    first = Sharing()
+    check_same_dataset(first, Dataset(), "data/mine")
+    (digests, counts) = first.shared["dataset digest"]
+    told = Told(**{"dataset digest": ({**digests, "names of files": "another"}, {"train": 8, "val": 2})})
     with pytest.raises(UserError, match=r"data_dir: data/mine on .* is not what rank 0 has there \(0 images train and 0 validate"):
         check_same_dataset(told, Dataset(), "data/mine")
+    told = Told(**{"dataset digest": ({**digests, "values of masks": "another"}, counts)})
+    with pytest.raises(UserError, match=r"is not what rank 0 has there \(other values of masks\)"):
+        check_same_dataset(told, Dataset(), "data/mine")
+
+
+def test_another_config_on_another_machine_is_refused(monkeypatch):
+    """All would take rank 0's, in silence."""
+    first = Sharing()
+    check_same_config(first, Config(batch_size=2, data_dir="/scratch/a", num_workers=4))
+    told = Told(**first.shared)
+    check_same_config(told, Config(batch_size=2, data_dir="/scratch/b", num_workers=8))
+    with pytest.raises(UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need"):
+        check_same_config(told, Config(batch_size=4, seed=7))
+    version = importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1" if name == "timm" else version(name))
+    with pytest.raises(UserError, match=r"^timm: 0.1 on .*, 1.* for rank 0; all machines need .* the same packages"):
+        check_same_config(told, Config(batch_size=2))
 
 
 def test_settings_are_those_of_rank_0_with_the_own_device():

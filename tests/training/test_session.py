@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from unet_trainer.config.errors import UserError
 from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.runs.event_log import read_events
+from unet_trainer.system.processes import Alone
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.session import Session
 
@@ -166,3 +168,23 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
     assert (tmp_path / "train.log").read_text().count("Error: /data/a.png: Too many open files") == 2
     with pytest.raises(FileNotFoundError), Session():  # a bug
         raise FileNotFoundError(2, "No such file or directory", "ours")
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
+    monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
+    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob() if not is_alone else Alone())
+    imported = []
+
+    def begin():
+        with Session() as session, session.importing():
+            os.kill(os.getpid(), signal.SIGTERM)
+            imported.append("torch")
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        begin()
+    assert imported == ([] if is_alone else ["torch"])
+
+
+class InJob(Alone):
+    is_alone = False

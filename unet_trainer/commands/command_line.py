@@ -61,7 +61,7 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
-    end_with_parent()
+    end_with_parent(current().launch.is_torchrun)
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
@@ -76,7 +76,10 @@ def run_command_line(arguments: Sequence[str], script: Script) -> int:
         return _end(str(error), EXIT_USER_ERROR)
     except (TrainingFailed, PeerLost) as error:
         return _end(str(error), EXIT_TRAINING_FAILED)
-    except PeerFailed as error:  # that process says it
+    except PeerFailed as error:  # that process says it, where it runs
+        launch = current().launch
+        if launch.rank == 0 and error.rank is not None and not launch.is_on_this_machine(error.rank):
+            show_error(str(error))
         return error.exit_code
     except Interrupted as interruption:
         return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)

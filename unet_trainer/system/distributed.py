@@ -18,6 +18,7 @@ import contextlib
 import io
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 START_SECONDS = 300  # within which all processes of a job have to appear
-BEAT_SECONDS = 5  # between signs of life while one process works and the others wait for it
+REPORT_SECONDS = 25  # that a process which fails before all have appeared waits for them, to agree on who speaks
+PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
+BEAT_SECONDS = 5  # between signs of life: rank 0 may work for long (scan, download weights) while the others wait on the store
 SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
+HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
+FIRST_SIGNAL_CODE = 128  # exit codes above are those of signals
 
 
 class Job:
@@ -52,8 +57,9 @@ class Job:
         self._store: Any = None
         self._control: Any = None  # gloo, between the hosts
         self._beats: dict[int, tuple[int, float]] = {}  # rank: its last sign of life, and when it was new
-        self._has_ended_start = threading.Event()
+        self._is_closed = threading.Event()
         self._lock = threading.Lock()
+        self._has_given_up = False  # not all processes have appeared
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
     @property
@@ -62,27 +68,50 @@ class Job:
 
     # The store.
 
-    def _connected_store(self) -> Any:
+    def _connected_store(self, seconds: float | None = None) -> Any:
+        """Waits so long for all processes to appear, START_SECONDS if not told."""
         if self._store is None:
             import torch.distributed as dist
 
-            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-            self._store = dist.PrefixStore(self._find_attempt(store), store)
+            seconds = START_SECONDS if seconds is None else seconds
+            self._has_given_up = True  # until they have
+            with self._saying_that_it_waits():
+                try:
+                    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+                except dist.DistError as error:  # without torchrun the store lies in rank 0, and making it waits for all others
+                    text = f"not all {self.launch.world_size} processes have started within {seconds} s ({_first_words(error)})"
+                    raise PeerLost(f"{text}; {HOW_TO_BE_ALONE}") from None
+                self._store = dist.PrefixStore(self._find_attempt(store, seconds), store)
+            self._has_given_up = False
             self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
             threading.Thread(target=self._beat, daemon=True).start()
         return self._store
 
-    def _find_attempt(self, store: Any) -> str:
+    @contextlib.contextmanager
+    def _saying_that_it_waits(self) -> Iterator[None]:
+        """Rank 0 does, once, after a while."""
+        number = self.launch.world_size
+        text = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
+        timer = threading.Timer(PATIENT_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+        timer.daemon = True
+        if self.is_main:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _find_attempt(self, store: Any, seconds: float) -> str:
         """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
         and restart counts need not be the same on all machines: rank 0 counts, and answers whoever says hello."""
         rank, world_size = self.launch.rank, self.launch.world_size
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         if rank > 0:
             token = uuid.uuid4().hex
             store.set(f"hello/{rank}", token)
             while not store.check([f"answer/{token}"]):
                 if time.monotonic() > deadline:
-                    raise PeerLost(f"rank 0 has not answered within {START_SECONDS} s; did it start?")
+                    raise PeerLost(f"rank 0 has not answered within {seconds} s; did it start?")
                 time.sleep(POLL_SECONDS)
             attempt = store.get(f"answer/{token}").decode()
             store.add(f"greeted/{attempt}", 1)
@@ -95,7 +124,9 @@ class Job:
                     store.set(f"answer/{greeting.decode()}", attempt)
                     answered[peer] = greeting
             if time.monotonic() > deadline:
-                raise PeerLost(f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s")
+                raise PeerLost(
+                    f"only {len(answered) + 1} of {world_size} processes have started within {seconds} s; {HOW_TO_BE_ALONE}"
+                )
             time.sleep(POLL_SECONDS)
         return attempt
 
@@ -106,7 +137,7 @@ class Job:
                 number += 1
                 with self._lock:
                     self._store.set(f"beat/{self.launch.rank}", str(number))
-                if self._has_ended_start.wait(BEAT_SECONDS):
+                if self._is_closed.wait(BEAT_SECONDS):
                     return
 
     def _set(self, name: str, value: bytes | str) -> None:
@@ -150,7 +181,7 @@ class Job:
             if not self._store.check(["failure"]):
                 return
             rank, text, exit_code = decode(self._store.get("failure"))
-        raise PeerFailed(f"rank {rank}: {text}", exit_code)
+        raise PeerFailed(f"rank {rank}: {text}", exit_code, rank)
 
     def share(self, name: str, make: Callable[[], Value]) -> Value:
         if not self.is_main:
@@ -173,9 +204,13 @@ class Job:
             self._set(f"{name}/node {launch.node}", "done")
 
     def report_failure(self, text: str, exit_code: int) -> bool:
-        mine = encode((self.launch.rank, text, exit_code))
+        if self._store is None and exit_code > FIRST_SIGNAL_CODE:  # nobody waits yet for this process, and torchrun signals all
+            return self.is_main
+        if self._has_given_up:
+            return True
         try:
-            store = self._connected_store()
+            mine = encode((self.launch.rank, text, exit_code))
+            store = self._connected_store(REPORT_SECONDS)
             with self._lock:
                 stored = mine if not store.check(["failure"]) and store.add("failures", 1) == 1 else None
                 if stored is not None:
@@ -207,7 +242,6 @@ class Job:
                 device_id=device if backend == "nccl" else None,
             )
             self._control = dist.new_group(backend="gloo", timeout=limit)
-        self._has_ended_start.set()
 
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
@@ -310,10 +344,10 @@ class Job:
 
     def close(self) -> None:
         """Leaves the groups; after a failed exchange they are left to the end of the process, since leaving could wait for ever."""
-        import torch.distributed as dist
+        self._is_closed.set()
+        if self._control is not None and not self.is_lost:
+            import torch.distributed as dist
 
-        self._has_ended_start.set()
-        if dist.is_initialized() and not self.is_lost:
             dist.destroy_process_group()
         self._control = None
 

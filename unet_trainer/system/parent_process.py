@@ -28,9 +28,12 @@ def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, VARIABLE: str(os.getpid())}
 
 
-def end_with_parent() -> None:
-    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that was started by anybody else."""
+def end_with_parent(is_torchrun: bool = False) -> None:
+    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that others started, torchrun excepted:
+    it puts each process into a session of its own, so that what kills torchrun reaches none of them."""
     parent = os.environ.pop(VARIABLE, "")  # popped: it is not meant for the children of this process
+    if is_torchrun:
+        parent = str(os.getppid())
     if not parent.isdigit():
         return
     threading.Thread(target=_wait_for, args=(int(parent),), name="parent watch", daemon=True).start()

@@ -17,11 +17,13 @@ Value = TypeVar("Value")
 
 
 class PeerFailed(RuntimeError):
-    """Another process has failed and says why; this one ends with the same exit code and says nothing."""
+    """Another process has failed and says why; this one ends with the same exit code and says nothing, unless it is rank 0 and the
+    other says it on another machine."""
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    def __init__(self, text: str, exit_code: int, rank: int | None = None) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+        self.rank = rank  # that failed; None: not known
 
 
 class PeerLost(RuntimeError):
@@ -39,11 +41,17 @@ class Launch:
     node: int = 0
     is_torchrun: bool = False
 
+    def is_on_this_machine(self, rank: int) -> bool:
+        first = self.rank - self.local_rank
+        return first <= rank < first + self.local_world_size
+
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
     given = os.environ if environment is None else environment
-    if any(name not in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")):
+    if not all(given.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")):
+        return Launch()
+    if not given.get("MASTER_ADDR"):
         return Launch()
     rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))

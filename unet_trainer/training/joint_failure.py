@@ -85,4 +85,4 @@ def stand_in(cause: FailureReport) -> BaseException:
     if cause.kind == "non-finite":
         return NonFinite(cause.text, cause.batch_number)
     codes = {"user": EXIT_USER_ERROR, "failed": EXIT_TRAINING_FAILED, "worker": EXIT_TRAINING_FAILED}
-    return PeerFailed(f"rank {cause.rank}: {cause.text}", codes.get(str(cause.kind), 1))
+    return PeerFailed(f"rank {cause.rank}: {cause.text}", codes.get(str(cause.kind), 1), cause.rank)

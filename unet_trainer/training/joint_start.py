@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs.checkpoint_file import read_run
@@ -26,10 +28,13 @@ from unet_trainer.system.processes import Launch, Processes
 from unet_trainer.training.build import build_components, build_components_with_weights
 from unet_trainer.training.components import Components, Loaders
 from unet_trainer.training.gradient_sync import GradientSync
+from unet_trainer.training.run_facts import package_versions
 from unet_trainer.training.state import TrainState
 
 # What the others need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "format", "split", "learning_rate")
+# What each machine may have its own of: where things lie there, and what rank 0 alone reads.
+OF_A_MACHINE = frozenset(["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"])
 
 
 def say_job(processes: Processes, device: torch.device, max_restarts: int, resume: str | None, console: Console) -> None:
@@ -48,6 +53,19 @@ def say_job(processes: Processes, device: torch.device, max_restarts: int, resum
         console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; only with resume=auto it goes on where it was")
 
 
+def check_same_config(processes: Processes, config: Config) -> None:
+    """Raises UserError if this process was started with other settings than rank 0, whose settings all would take in silence."""
+    if processes.is_alone:
+        return
+    own = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
+    own |= package_versions()  # other kernels, other bits: the weights would drift apart
+    first = processes.share("config", lambda: own)
+    here = socket.gethostname()
+    others = [f"{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
+    if others:
+        raise UserError(f"{'; '.join(others)}; all machines need the same config, the same command and the same packages")
+
+
 def read_earlier(processes: Processes, source: Path, warn: Callable[[str], object]) -> dict[str, Any]:
     """The checkpoint on rank 0, its facts on the others: checkpoint_dir need not be on their machine."""
     content = read_run(source, warn) if processes.is_main else {}
@@ -58,14 +76,14 @@ def read_earlier(processes: Processes, source: Path, warn: Callable[[str], objec
 def check_same_dataset(processes: Processes, dataset: CheckedDataset, data_dir: str) -> None:
     """Raises UserError if this machine's files are others than those of rank 0: samples go by their number."""
     names = split_names(dataset.split)
-    own = hashlib.sha256(repr((names, dataset.coding.to_dict(), dataset.image_spec)).encode()).hexdigest()
-    found = processes.share("dataset digest", lambda: (own, {part: len(pairs) for part, pairs in names.items()}))
-    if found[0] != own:
-        here = {part: len(pairs) for part, pairs in names.items()}
-        raise UserError(
-            f"data_dir: {data_dir} on {socket.gethostname()} is not what rank 0 has there ({_counts(here)}, against "
-            f"{_counts(found[1])}); all machines need the same files"
-        )
+    facts = {"names of files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
+    own = {what: hashlib.sha256(repr(fact).encode()).hexdigest() for what, fact in facts.items()}
+    here = {part: len(pairs) for part, pairs in names.items()}
+    digests, there = processes.share("dataset digest", lambda: (own, here))
+    if others := [what for what in own if own[what] != digests[what]]:
+        counts = f"{_counts(here)}, against {_counts(there)}" if here != there else f"other {' and '.join(others)}"
+        where = f"{data_dir} on {socket.gethostname()}"
+        raise UserError(f"data_dir: {where} is not what rank 0 has there ({counts}); all machines need the same files")
 
 
 def _counts(parts: Mapping[str, int]) -> str:

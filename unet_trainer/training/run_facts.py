@@ -19,14 +19,19 @@ from unet_trainer.system.resources import total_host_memory
 PACKAGES = ("torch", "segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
-def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
-    found = {}
+def package_versions() -> dict[str, str]:
+    """Of what decides the numbers of a run."""
+    found = {"unet_trainer": __version__}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["torch"] = torch.__version__  # with its build
+    found["torch"] = str(torch.__version__)  # with its build; a plain text, that can be sent
+    return found
+
+
+def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
     return {
         "device": hardware.device,
         "name": hardware.name,
@@ -36,7 +41,7 @@ def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
         "host": platform.node(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {"unet_trainer": __version__, **found},
+        "versions": package_versions(),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -37,6 +37,14 @@ class Session:
         self._exits.enter_context(self.signals)
         self._exits.enter_context(self.lock)
         return self
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """Around the import of torch. A process of a job finishes it before a signal ends it: torch that is half imported can
+        neither tell the others nor be imported again."""
+        with contextlib.nullcontext() if self.processes.is_alone else self.signals.deferred():
+            yield
+        self.signals.check()
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Calls this when the run ends, however it ends; the last one first."""

@@ -51,6 +51,7 @@ from unet_trainer.training.joint_start import (
     adapt_to_world_size,
     begin_sync,
     build_joint_components,
+    check_same_config,
     check_same_dataset,
     connect,
     read_earlier,
@@ -71,6 +72,7 @@ def set_up(config: Config, session: Session) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     started = time.perf_counter()
     console, signals, processes = session.console, session.signals, session.processes
+    check_same_config(processes, config)
     trackers = chosen_trackers(config) if processes.is_main else []
     checkpoint_dir = Path(config.checkpoint_dir)
     source, folder = map(_path, processes.share("source", lambda: _find_source(config, checkpoint_dir)))
