@@ -45,6 +45,12 @@ def names(store):
     return [sample.name for shard in store.index.shards for sample in shard.samples]
 
 
+@pytest.mark.parametrize("data_dir", ["https://host/a.tar.gz", "s3://b/a-{0..3}.tar.zst", "data/a.TGZ"])
+def test_compressed_shards_are_refused_by_name(data_dir):
+    with pytest.raises(DataError, match=r"^data_dir: .* must be plain tar: decompress it; an archive of folders .* unpacked$"):
+        find_place(data_dir)
+
+
 @pytest.mark.parametrize(
     ("data_dir", "root", "shards"),
     [

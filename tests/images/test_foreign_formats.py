@@ -77,7 +77,7 @@ def test_real_pictures_are_not_taken_for_anything_else():
 
 @pytest.mark.parametrize(("name", "text"), [
     ("IMG_0001.HEIC", formats.HEIC), ("scan.dcm", formats.DICOM), ("brain.nii", formats.NIFTI), ("brain.nii.gz", formats.NIFTI),
-    ("data.zip", formats.ARCHIVE), ("data.tar.gz", formats.ARCHIVE), ("clip.MOV", formats.VIDEO), ("a.b.mp4", formats.VIDEO),
+    ("data.zip", formats.ARCHIVE), ("data.tar.gz", formats.TAR), ("data.tgz", formats.TAR), ("clip.MOV", formats.VIDEO), ("a.b.mp4", formats.VIDEO),
     ("x.mha", formats.VOLUME), ("x.mat", formats.HDF5), ("a.png", None), ("a.csv", None), ("notes.txt", None),
 ])  # fmt: skip
 def test_extensions_are_known(tmp_path, name, text):

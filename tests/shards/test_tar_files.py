@@ -98,3 +98,59 @@ def test_a_file_that_is_cut_off_within_its_content_is_refused():
     data, members = written()
     with pytest.raises(ShardError, match="no whole tar file"):
         list(list_members(io.BytesIO(data[: members[2].offset + 10])))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_file_that_is_cut_off_between_two_members_is_refused(number):
+    """tarfile takes it for whole: the members after it would be missing in silence."""
+    data, _ = written()
+    ends = [start for start in range(BLOCK, len(data), BLOCK) if len(members_of(data[:start] + bytes(2 * BLOCK))) == number]
+    with pytest.raises(ShardError, match=r"no mark of its end: cut off\?"):
+        list(list_members(io.BytesIO(data[: ends[-1]])))
+
+
+def members_of(data):
+    try:
+        return list(list_members(io.BytesIO(data)))
+    except ShardError:
+        return []
+
+
+def test_a_damaged_header_in_the_middle_is_refused():
+    data, members = written()
+    damaged = bytearray(data)
+    damaged[members[2].offset - BLOCK + 150] ^= 1  # its checksum
+    with pytest.raises(ShardError, match=r"no whole tar file \(what stands at byte \d+ is no header\)"):
+        list(list_members(io.BytesIO(bytes(damaged))))
+
+
+def test_all_members_of_archives_that_were_joined_are_found():
+    first, _ = written()
+    second, _ = written({"c.jpg": b"c" * 700, "c.png": b"d"})
+    joined = first + second
+    members = list(list_members(io.BytesIO(joined)))
+    assert {member.name: joined[member.offset : member.offset + member.length] for member in members} == {
+        **FILES,
+        "c.jpg": b"c" * 700,
+        "c.png": b"d",
+    }
+
+
+def test_what_follows_the_end_and_is_no_archive_is_refused():
+    with pytest.raises(ShardError, match="no whole tar file"):
+        list(list_members(io.BytesIO(written()[0] + b"signature")))
+
+
+def test_a_hard_link_is_a_second_name_of_a_member_before_it():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, kind, target in (
+            ("a.png", tarfile.REGTYPE, ""),
+            ("b.png", tarfile.LNKTYPE, "a.png"),
+            ("c.png", tarfile.LNKTYPE, "x"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, target, 0 if target else 3
+            archive.addfile(info, io.BytesIO(b"abc"))
+    first, second = list_members(io.BytesIO(file.getvalue()))
+    assert (second.name, second.offset, second.length) == ("b.png", first.offset, 3)

@@ -25,12 +25,13 @@ from unet_trainer.shards.range_cache import RangeCache
 from unet_trainer.shards.remote_files import PACKAGES, MissingFile, RemoteFiles, is_url, url_join
 from unet_trainer.shards.shard_index import INDEX_NAME, UNFINISHED, Shard, ShardIndex, index_from_json, index_shard, index_to_json
 from unet_trainer.shards.shard_store import ShardStore, find_store, open_store
-from unet_trainer.shards.tar_files import ShardError
+from unet_trainer.shards.tar_files import NOT_PLAIN, ShardError
 from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
+COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 SINGLE_SLASH = re.compile(rf"^({'|'.join(PACKAGES)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
@@ -58,6 +59,8 @@ class ShardPlace:
 def find_place(data_dir: str) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
+    if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
+        raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
     if is_url(data_dir):
         _refuse_odd_url(data_dir)
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")

@@ -10,6 +10,7 @@ DICOM = "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them
 NIFTI = "a NIfTI volume; save its slices as TIFF or .npy, one file a slice (nibabel reads them)"
 VOLUME = "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)"
 ARCHIVE = "an archive; unpack it, and set data_dir to the folder"
+TAR = f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)"
 LFS = "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned"
 VIDEO = "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)"
 WEB_PAGE = "a web page; the download failed and saved the site's answer: download it again"
@@ -25,7 +26,8 @@ EXTENSIONS = {
     **dict.fromkeys((".dcm", ".dicom", ".ima"), DICOM),
     **dict.fromkeys((".nii", ".nii.gz"), NIFTI),
     **dict.fromkeys((".mha", ".mhd", ".nrrd"), VOLUME),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".gz"), ARCHIVE),
+    **dict.fromkeys((".zip", ".tar", ".7z", ".rar", ".gz"), ARCHIVE),
+    **dict.fromkeys((".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"), TAR),
     **dict.fromkeys((".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv"), VIDEO),
     **dict.fromkeys((".h5", ".hdf5", ".mat"), HDF5),
     ".pdf": PDF,

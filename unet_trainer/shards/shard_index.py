@@ -174,8 +174,8 @@ def index_shard(
         if _extension(member).rpartition(".")[2] in IMAGES:  # in one pass: reading a remote shard again would fetch it again
             checked[member] = Member(path_in_shard(member.name), member.offset, member.length, _checksum(file, member))
         end = member.offset + member.length
-        tick(end - done)
-        done = end
+        tick(max(0, end - done))  # a hard link names an earlier one
+        done = max(done, end)
     tick(num_bytes - done)
     samples, unpaired = [], []
     part = part_by_name(name)

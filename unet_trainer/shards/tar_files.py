@@ -11,6 +11,7 @@ from unet_trainer.config.errors import UserError
 
 BLOCK = tarfile.BLOCKSIZE
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+NOT_PLAIN = "shards are read at any place and must be plain tar: decompress it"
 TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, UnicodeError, ValueError)  # ValueError: a header with a wrong number
 
 
@@ -27,24 +28,52 @@ class TarMember(NamedTuple):
 
 
 def list_members(file: BinaryIO) -> Iterator[TarMember]:
-    """The plain files in a tar file, in their order; reads headers only. Raises ShardError, without the file's name."""
+    """The plain files in a tar file, in their order; a hard link is a second name of one before it. Reads headers only.
+
+    Also of several archives that were joined (cat a.tar b.tar). Raises ShardError, without the file's name: the samples after a
+    damaged header, or of a file that was cut off between two members, would be missing in silence, as tarfile has it.
+    """
     start = file.read(6)
     file.seek(0)
     compression = next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
     if compression is not None:
-        raise ShardError(f"compressed ({compression}); shards are read at any place and must be plain tar: decompress it")
+        raise ShardError(f"compressed ({compression}); {NOT_PLAIN}")
+    known: dict[str, TarMember] = {}
+    position: int | None = 0
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
-                if info.issparse():
-                    raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
-                if info.isreg():
-                    yield TarMember(info.name, info.offset_data, info.size)
+        while position is not None:
+            file.seek(position)
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                while (info := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
+                    if info.issparse():
+                        raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
+                    if info.isreg():
+                        known[info.name] = TarMember(info.name, info.offset_data, info.size)
+                    elif info.islnk() and info.linkname in known:
+                        known[info.name] = known[info.linkname]._replace(name=info.name)
+                    else:
+                        continue
+                    yield known[info.name]
+                position = _next_archive(file, archive.offset)
     except TAR_ERRORS as error:
         if isinstance(error, ShardError):
             raise
         raise ShardError(f"no whole tar file ({error or type(error).__name__})") from None
+
+
+def _next_archive(file: BinaryIO, end: int) -> int | None:
+    """Where another archive begins after one that ends here; None if it was the last. Raises ShardError if this is no end."""
+    file.seek(end)
+    block = file.read(BLOCK)
+    if not block:
+        raise ShardError("it has no mark of its end: cut off? copy it again; if nothing is missing: truncate -s +1024 FILE adds it")
+    if any(block):
+        raise ShardError(f"no whole tar file (what stands at byte {end} is no header)")
+    while block and not any(block):
+        end += len(block)
+        block = file.read(BLOCK)
+    return end if block else None
 
 
 class TarWriter:
