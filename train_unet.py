@@ -189,7 +189,7 @@ def train_one_epoch(run: Run) -> Row:
         loss, iou = metrics.loss(), metrics.scores().iou
         bar.show(loss, iou)
     state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.finish()
-    if not math.isfinite(loss):
+    if not math.isfinite(loss) or int(metrics.num_nan) == state.learning_rate.steps_per_epoch:
         raise NonFinite("no step of the epoch was finite", batch_number=first_batch)
     run.times = EpochTimes(
         images_per_second=metrics.num_images / state.train_seconds,

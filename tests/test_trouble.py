@@ -31,6 +31,7 @@ from unet_trainer.runs.checkpoint_file import read_last
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build, setup
 from unet_trainer.training.evaluation import EvalStep
+from unet_trainer.training.finite_guard import FiniteGuard
 from unet_trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -91,6 +92,15 @@ def test_a_run_that_went_back_goes_on_when_the_numbers_are_good_again(tiny_confi
     assert again.history[-1]["learning_rate"] == pytest.approx(1e-4)
     other = train(tiny_config, **LONG | {"num_epochs": 4}, scheduler="constant", resume=str(result.run_dir), learning_rate=5e-4)
     assert other.history[-1]["learning_rate"] == pytest.approx(5e-4)  # the user has drawn the conclusion
+
+
+def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_finite(tiny_config, monkeypatch, capsys):
+    """Gradients that are not finite; or, in a torchrun job, losses of another process. It has fewer steps than what rolls back."""
+    judge = FiniteGuard.judge
+    monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, scale: judge(self, norm * math.nan, scale))
+    assert main(words({**tiny_config, "run_name": "run"})) == 3
+    assert "no step of the epoch was finite from step 1 on" in capsys.readouterr().err
+    assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "result.json").exists()
 
 
 def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_config, monkeypatch, capsys):
@@ -242,8 +252,6 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, m
 
 
 def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
-    from unet_trainer.training.evaluation import EvalStep
-
     straight = train(tiny_config, run_name="straight")
     real = EvalStep.__call__
 
