@@ -215,6 +215,7 @@ SETTING_VALUES = [
 
 class Untrained:
     unwritten: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from helpers.shards import write_index_of
-from unet_trainer.images.file_bytes import ReadError, content_digest, file_stamp, is_file, open_file, read_bytes, read_with_stamp
+from unet_trainer.images.file_bytes import (
+    ReadError,
+    content_digest,
+    file_stamp,
+    is_file,
+    open_file,
+    read_bytes,
+    read_with_stamp,
+    shown_path,
+)
 from unet_trainer.shards import shard_store
 
 
@@ -27,6 +37,13 @@ def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
         assert is_file(path)
         with open_file(path) as file:
             assert (file.read(2), file.seek(3), file.read()) == (b"an", 3, b"image")
+
+
+def test_messages_name_files_in_remote_shards_by_their_url(tmp_path):
+    index = write_index_of(tmp_path, a={"k": (b"an image", b"")})
+    store = shard_store.open_store(shard_store.ShardStore("http://host/x", index))
+    assert shown_path(Path(f"{store.path_prefix}a.tar/k.png")) == "http://host/x/a.tar/k.png"
+    assert shown_path(tmp_path / "b.png") == str(tmp_path / "b.png")
 
 
 def test_a_folder_that_is_named_like_a_shard_is_a_folder(tmp_path):

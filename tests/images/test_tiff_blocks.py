@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 
@@ -226,6 +227,27 @@ def test_sizes_of_blocks_that_cannot_be_are_refused(tmp_path, tag, value, compre
 
     with pytest.raises(ReadError):
         read()
+
+
+@pytest.mark.parametrize("tag", [273, 279])
+def test_blocks_at_negative_places_or_of_negative_sizes_are_refused(tmp_path, tag):
+    path = tmp_path / "a.tif"
+    path.write_bytes(change_tag(tiff_bytes(np.zeros((20, 24), np.uint8), compression="zlib"), tag, kind=9, long_value=2**32 - 5))
+    with TiffBlocks(path) as blocks, pytest.raises(ReadError, match=r"^a block of -?\d+ bytes at -?\d+$"):
+        blocks.read(slice(0, 20), slice(0, 24))
+
+
+def test_a_disk_that_fails_is_told_as_a_file_that_cannot_be_read(tmp_path):
+    with TiffBlocks(write(tmp_path, COLOUR, **TILES)) as blocks:
+        blocks.file.close()
+        blocks.file = FailingFile()
+        with pytest.raises(ReadError, match="Input/output error"):
+            blocks.read(slice(0, 32), slice(0, 90))
+
+
+class FailingFile(io.BytesIO):
+    def read(self, size=-1):
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_page_of_billions_of_rows_is_refused_at_once(tmp_path):

@@ -65,6 +65,12 @@ def file_stamp(path: Path) -> Stamp | None:
         return None
 
 
+def shown_path(path: Path) -> str:
+    """As messages name a file: a path would turn the // of a URL into a /."""
+    stored = find_member(path)
+    return str(path) if stored is None else stored.place
+
+
 def is_file(path: Path) -> bool:
     """Whether there is such a file, on the disk or in an open shard."""
     try:

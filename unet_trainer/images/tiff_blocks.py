@@ -124,6 +124,8 @@ class TiffBlocks:
         top = index // -(-self.size[1] // width) * height
         num_rows = height if page.is_tiled else min(height, self.size[0] - top)
         offset, num_bytes = page.blocks[index]
+        if min(offset, num_bytes) < 0:  # the tag may have a type with a sign
+            raise ReadError(f"a block of {num_bytes} bytes at {offset}")
         if num_bytes == 0:  # of a sparse file: nothing is stored for empty blocks
             try:
                 return np.zeros((num_rows, width, _num_channels(page.tags)), _dtype(page.tags))[: self.size[0] - top]
@@ -133,9 +135,7 @@ class TiffBlocks:
             raise ReadError("the file is cut off")
         if num_rows * width > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             raise ReadError(f"a block of {width}×{num_rows} pixels in {num_bytes} bytes: a decompression bomb")
-        with self.file_lock:
-            self.file.seek(offset)
-            data = self.file.read(num_bytes)
+        data = self._stored(offset, num_bytes)
         try:
             return _decode_block(data, (num_rows, width), page.tags)[: self.size[0] - top]
         except ReadError:
@@ -144,6 +144,14 @@ class TiffBlocks:
             raise ReadError(NO_MEMORY) from None
         except Exception as error:  # a broken file may raise anything here
             raise ReadError(f"cannot be decoded ({first_line(error)})") from None
+
+    def _stored(self, offset: int, num_bytes: int) -> bytes:
+        with self.file_lock:
+            try:
+                self.file.seek(offset)
+                return self.file.read(num_bytes)
+            except OSError as error:
+                raise ReadError(error.strerror or str(error)) from None
 
 
 def _decode_block(data: bytes, size: Size, tags: Tags) -> Pixels:

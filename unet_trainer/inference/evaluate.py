@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.file_bytes import DataError, ReadError, shown_path
 from unet_trainer.images.image_files import Pixels, read_image_and_size, read_mask
 from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import UNKNOWN, MaskCoding
@@ -102,13 +102,13 @@ class PairReader:
             path = pair.image
             given = self.predictor.prepare(image, size)
         except ReadError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{shown_path(path)}: {error}") from None
         except DataError as error:
-            raise DataError(f"{path}: {error}; it has changed since it was looked at") from None
+            raise DataError(f"{shown_path(path)}: {error}; it has changed since it was looked at") from None
         if self.resize_masks:
             truth = resize_mask(truth, size)
         if size != self.sizes[index] or truth.shape != size or (truth == UNKNOWN).any():
-            raise DataError(f"{pair.image} or its mask {pair.mask} has changed since it was looked at")
+            raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
         return Sample(index, given, truth)
 
     def num_ahead(self) -> int:

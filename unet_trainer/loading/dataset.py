@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, read_with_stamp
+from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, read_with_stamp, shown_path
 from unet_trainer.images.image_files import Pixels, decode_image_and_size, decode_mask, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
@@ -194,12 +194,12 @@ class SegmentationDataset:
             refuse_bomb(data, known.mask)
             mask = self.coding.encode(decode_mask(data))
         except ReadError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{shown_path(path)}: {error}") from None
         if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{pair.mask}: changed since the run began")
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
         if size != known.image or not has_kind:
-            raise DataError(f"{pair.image}: changed since the run began")
+            raise DataError(f"{shown_path(pair.image)}: changed since the run began")
         if self.resize_masks:
             mask = resize_mask(mask, size)
         return self.image_spec.to_batch(image), mask

@@ -54,6 +54,11 @@ class StoredFile:
         return self.store.read(self.shard, self.member.name)
 
     @property
+    def place(self) -> str:
+        """As messages name it: below the folder or URL of its shard."""
+        return f"{self.store.place(self.shard)}/{self.member.name}"
+
+    @property
     def stamp(self) -> Stamp:
         """Tells other content by its length and checksum."""
         return [self.member.length, self.member.checksum, self.member.offset]

@@ -13,6 +13,7 @@ import traceback
 from types import TracebackType
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.runs.errors import NonFinite, TrainingFailed
 from unet_trainer.system.console import first_line
@@ -159,7 +160,7 @@ def _locate(run: Run, error: NonFinite) -> str:
                     raise
                 break  # the diagnosis needs more memory than a step
             if found:
-                names = ", ".join(str(file) for file in files)
+                names = ", ".join(map(shown_path, files))
                 return f"{error} {place}: {found} (images of the batch: {names})"
     return f"{error} {place}"
 
