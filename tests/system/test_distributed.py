@@ -123,6 +123,38 @@ def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
     assert first.report_failure("data_dir: nothing there, in other words", 2) is True  # it is still the one that speaks
 
 
+@pytest.mark.parametrize("is_in_torchrun", [False, True])
+def test_the_process_with_the_store_stays_until_the_others_have_looked_why_the_job_ends(make_job, monkeypatch, is_in_torchrun):
+    """Both find the same mistake in a config; the second when the first would be gone, and the store with it."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(is_in_torchrun))
+    first, second = make_job(0), make_job(1)
+    order, may_look = [], threading.Event()
+
+    def fail_first():
+        spoke = first.report_failure("learning_rate: fast", 2)
+        order.append("first is gone")
+        may_look.set()
+        return spoke
+
+    def fail_second():
+        second._connected_store()
+        if is_in_torchrun:
+            assert may_look.wait(60)
+        else:
+            time.sleep(0.5)
+        order.append("second looks")
+        return second.report_failure("learning_rate: fast", 2)
+
+    assert in_threads(fail_first, fail_second) == [True, False]
+    assert order == (["first is gone", "second looks"] if is_in_torchrun else ["second looks", "first is gone"])
+
+
+def test_the_process_with_the_store_does_not_wait_for_ever(make_job, monkeypatch):
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
+    first, second = make_job(0), make_job(1)
+    assert in_threads(lambda: first.report_failure("no", 2), second._connected_store)[0] is True
+
+
 def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
     first, second = make_job(0), make_job(1)

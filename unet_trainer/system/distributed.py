@@ -42,6 +42,7 @@ SILENT_SECONDS = 120  # without a sign of life, after which it counts as lost
 POLL_SECONDS = 0.05
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 EXIT_LOST = 3
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set to True by torchrun where the store lies in its own process
 HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
 FIRST_SIGNAL_CODE = 128  # exit codes above are those of signals
 
@@ -60,6 +61,7 @@ class Job:
         self._is_closed = threading.Event()
         self._lock = threading.Lock()
         self._has_given_up = False  # not all processes have appeared
+        self._has_let_know = False
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
     @property
@@ -181,6 +183,7 @@ class Job:
             if not self._store.check(["failure"]):
                 return
             rank, text, exit_code = decode(self._store.get("failure"))
+            self._store.set(f"knows/{self.launch.rank}", "yes")
         raise PeerFailed(f"rank {rank}: {text}", exit_code, rank)
 
     def share(self, name: str, make: Callable[[], Value]) -> Value:
@@ -217,9 +220,25 @@ class Job:
                     store.set("failure", mine)
                 is_known = stored is None and bool(store.check(["failure"]))
                 self._speaks = stored is not None or (is_known and decode(store.get("failure"))[0] == self.launch.rank)
+                store.set(f"knows/{self.launch.rank}", "yes")
+            self._let_others_know()
         except Exception:  # the store is gone, with the machine or the process that held it
             pass
         return self._speaks is not False  # not asked while there was a store: better twice than never
+
+    def _let_others_know(self) -> None:
+        """While a job starts all look at the store. Where it lies in this process, and not in torchrun, it must not be gone before
+        they have seen there why the job ends: each would say it again."""
+        if not self.is_main or self._control is not None or self._has_let_know or os.environ.get(AGENT_STORE) == "True":
+            return
+        self._has_let_know = True
+        names = [f"knows/{rank}" for rank in range(1, self.launch.world_size)]
+        deadline = time.monotonic() + REPORT_SECONDS
+        while time.monotonic() < deadline:
+            with self._lock:
+                if self._store.check(names):
+                    return
+            time.sleep(POLL_SECONDS)
 
     # The groups.
 
