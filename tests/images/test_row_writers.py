@@ -69,13 +69,20 @@ def test_a_png_does_not_depend_on_the_parts_it_came_in():
         np.testing.assert_array_equal(pixels, IDS)
 
 
-def test_a_png_that_was_written_here_is_known():
-    assert was_written_here(written(make(PngWriter, IDS), IDS)[:128])
-    assert was_written_here(written(make(PngWriter, IDS, palette=PALETTE), IDS)[:128])
-    done, other = cv2.imencode(".png", IDS)
-    assert done
-    assert not was_written_here(other.tobytes()[:128])
-    assert not was_written_here(b"")
+def test_a_file_that_was_written_here_is_known(tmp_path):
+    def is_known(data):
+        (tmp_path / "a").write_bytes(data)
+        return was_written_here(tmp_path / "a")
+
+    for options in ({}, {"palette": PALETTE}):
+        for kind in (PngWriter, TiffWriter):
+            assert is_known(written(make(kind, IDS, **options), IDS))
+    is_done, other = cv2.imencode(".png", IDS)
+    assert is_done
+    assert not is_known(other.tobytes())
+    assert not is_known(b"")
+    assert not was_written_here(tmp_path / "none")
+    assert not was_written_here(tmp_path)
 
 
 def test_a_large_png_needs_memory_for_the_rows_alone():

@@ -53,6 +53,21 @@ def test_each_file_is_taken_once(folder):
     assert found("data/a.png", "data/a.png") == [("data/a.png", "a")]
 
 
+def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
+    """Beside the images, or in a folder of their own; an image whose result has its name is no clash."""
+    (folder / "data/old").mkdir()
+    for name in ("data/old/a.png", "data/sub/b.png", "data/old/c.TIF"):
+        (folder / name).write_bytes(b"II*\0 unet-trainer predict and pixels")
+    notes = []
+    inputs = find_inputs(["data"], Path("out"), notes.append)
+    refuse_same_names(inputs)
+    assert [path.as_posix() for path, _ in inputs] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+    assert notes == ["3 results of an earlier predict in data left out, such as data/old/a.png"]
+    assert found("data/old/a.png") == [("data/old/a.png", "a")]  # by its own name
+    with pytest.raises(UserError, match="data/old holds no image but 2 results of predict; known are"):
+        find_inputs(["data/old"], Path("out"))
+
+
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     (folder / "data/out").mkdir()
     (folder / "data/out/a.png").write_bytes(b"x")

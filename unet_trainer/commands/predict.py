@@ -76,7 +76,7 @@ def _check(given: argparse.Namespace) -> None:
 def predict(given: argparse.Namespace, console: Console) -> int:
     from unet_trainer.inference.inputs import find_inputs, refuse_same_names
 
-    inputs = find_inputs(given.inputs, given.out)  # before torch is loaded: a wrong path is told at once
+    inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
     refuse_same_names(inputs)
 
     from unet_trainer.inference.model_files import find_model

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -106,9 +107,12 @@ def _png_header(size: Size, num_bits: int, kind: int, palette: tuple[tuple[int, 
     return b"".join(chunks)
 
 
-def was_written_here(start: bytes) -> bool:
-    """Whether these are the first MARK_BYTES of a file that carries the mark."""
-    return MARK.encode() in start[:MARK_BYTES]
+def was_written_here(path: Path) -> bool:
+    """Whether a file carries the mark; not one that is not there. Raises OSError."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(MARK_BYTES)
 
 
 class TiffTag(NamedTuple):

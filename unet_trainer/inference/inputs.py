@@ -6,7 +6,7 @@ import csv
 import glob
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -17,9 +17,12 @@ from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.shard_places import open_shards
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.row_writers import was_written_here
 from unet_trainer.runs.run_folder import SPLIT_CSV
+from unet_trainer.system.console import counted
 
 CSV_SUFFIX = ".csv"
+MARKED = (".png", ".tif")  # results that carry a mark
 MAX_CSV_BYTES = 256 * 2**20
 NUM_NAMED = 5
 
@@ -29,10 +32,9 @@ class Input(NamedTuple):
     name: str  # of the result, with its folders, without extension: a/b for a/b.jpg
 
 
-def find_inputs(words: Sequence[str], out: Path) -> list[Input]:
-    """The files in the order of the words, each once. Of a folder or pattern, results in `out` inside of it are left out.
-
-    Raises UserError.
+def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] = lambda text: None) -> list[Input]:
+    """The files in the order of the words, each once. Of a folder or pattern, files in `out` inside of it are left out, and results
+    of other predictions too, which is told by `note`. Raises UserError.
     """
     alone = [Path(word) for word in words if _is_single(word)]
     base = Path(os.path.commonpath([_absolute(path).parent for path in alone])) if alone else Path()
@@ -40,13 +42,13 @@ def find_inputs(words: Sequence[str], out: Path) -> list[Input]:
     for word in words:
         path = Path(word)
         if path.is_dir():
-            found += _from_folder(path, list_files(path), out, f"{word} holds no image")
+            found += _from_folder(path, list_files(path), out, f"{word} holds no image", note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
             found.append(Input(path, _name(_absolute(path).relative_to(base))))
         elif glob.has_magic(word):
-            found += _from_folder(_fixed_part(word), _matches(word), out, f"{word} matches no image")
+            found += _from_folder(_fixed_part(word), _matches(word), out, f"{word} matches no image", note)
         else:
             raise UserError(f"{word}: no such file or folder")
     return list(dict.fromkeys(found))
@@ -86,17 +88,27 @@ def _name(relative: Path | PurePosixPath) -> str:
     return PurePosixPath(*relative.parts).with_suffix("").as_posix()
 
 
-def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str) -> list[Input]:
+def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Callable[[str], object]) -> list[Input]:
     inside, parent = _absolute(out), _absolute(folder)
     may_hold_results = inside != parent and inside.is_relative_to(parent)
-    found = [
-        Input(path, _name(path.relative_to(folder)))
-        for path in files
-        if not (may_hold_results and _absolute(path).is_relative_to(inside))
-    ]
+    images = [path for path in files if not (may_hold_results and _absolute(path).is_relative_to(inside))]
+    results = [path for path in images if _is_result(path)]
+    left_out = set(results)
+    found = [Input(path, _name(path.relative_to(folder))) for path in images if path not in left_out]
     if not found:
-        raise UserError(f"{complaint}; known are {', '.join(sorted(IMAGE_EXTENSIONS))}")
+        but = f" but {counted(len(results), 'result')} of predict" if results else ""
+        raise UserError(f"{complaint}{but}; known are {', '.join(sorted(IMAGE_EXTENSIONS))}")
+    if results:
+        note(f"{counted(len(results), 'result')} of an earlier predict in {folder} left out, such as {results[0]}")
     return found
+
+
+def _is_result(path: Path) -> bool:
+    """False also for a file that cannot be read, which is told when it is predicted."""
+    try:
+        return path.suffix.lower() in MARKED and was_written_here(path)
+    except OSError:
+        return False
 
 
 def _matches(pattern: str) -> list[Path]:

@@ -25,16 +25,7 @@ from unet_trainer.images.image_files import COLOUR, Pixels
 from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.overlays import display_range, overlay_rows, to_display
-from unet_trainer.images.row_writers import (
-    MARK_BYTES,
-    Content,
-    NpyWriter,
-    Palette,
-    PngWriter,
-    RowWriter,
-    TiffWriter,
-    was_written_here,
-)
+from unet_trainer.images.row_writers import Content, NpyWriter, Palette, PngWriter, RowWriter, TiffWriter, was_written_here
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
@@ -151,15 +142,8 @@ def class_folder(class_id: int, name: str) -> str:
 def _refuse_foreign(path: Path, beside: Path) -> None:
     """Raises UserError where a result would replace a file that predict did not write. `beside`: a PNG of the same run, since early
     versions marked no others. Arrays have no mark."""
-    if path.suffix != ".npy" and path.is_file() and not (_is_result(path) or _is_result(beside)):
+    if path.suffix != ".npy" and path.is_file() and not (was_written_here(path) or was_written_here(beside)):
         raise UserError(f"--out: {path} is there and is no result of predict; choose another folder")
-
-
-def _is_result(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return was_written_here(file.read(MARK_BYTES))
 
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
