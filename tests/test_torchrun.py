@@ -242,18 +242,19 @@ def test_processes_save_and_end_when_torchrun_itself_is_killed(config, tmp_path)
 
 def children_of(parent):
     numbers = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return [number for number in numbers if parent_of(number) == parent]
+    return [number for number in numbers if state_and_parent(number)[1] == parent]
 
 
-def parent_of(number):
+def state_and_parent(number):
     try:
-        return int(Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()[1])
-    except OSError:  # it has ended
-        return None
+        state, parent = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()[:2]
+    except (OSError, ValueError):  # it has ended
+        return None, None
+    return state, int(parent)
 
 
 def is_alive(number):
-    return parent_of(number) is not None and " Z " not in Path(f"/proc/{number}/stat").read_text()
+    return state_and_parent(number)[0] not in (None, "Z")
 
 
 @pytest.mark.soak

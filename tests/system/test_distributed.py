@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
+from helpers.killed_runs import wait_until
 from helpers.ports import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import Job, choose_backend, decode, encode
@@ -168,23 +169,22 @@ def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatc
     assert str(error).startswith(f"no sign of life from rank 0 (process {os.getpid()} on ")
 
 
-def test_rank_0_may_work_for_long_after_the_processes_are_connected(make_job, monkeypatch):
-    """Pretrained weights are downloaded then, which takes as long as the network does."""
-    monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
+def test_processes_show_signs_of_life_after_they_are_connected_too(make_job, monkeypatch):
+    """Rank 0 downloads pretrained weights then, which takes as long as the network does, and the others wait."""
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
 
-    def begin(job):
-        job.connect(torch.device("cpu"), 60)
-        return job.share("weights", lambda: time.sleep(3) or "there")
-
     jobs = [make_job(rank) for rank in range(2)]
-    assert in_threads(*(lambda job=job: begin(job) for job in jobs)) == ["there", "there"]
+    assert in_threads(*(lambda job=job: job.connect(torch.device("cpu"), 60) for job in jobs)) == [None, None]
+    for job in jobs:
+        name = f"beat/{job.launch.rank}"
+        before = int(job._store.get(name))
+        wait_until(lambda job=job, name=name, before=before: int(job._store.get(name)) > before + 1)
 
 
 def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
     """Variables of torchrun that are left over in a shell make a plain start wait."""
-    monkeypatch.setattr(distributed, "START_SECONDS", 0.5)
+    monkeypatch.setattr(distributed, "START_SECONDS", 3)
     monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
     in_threads(lambda: make_job(0, 3)._connected_store())
     assert capsys.readouterr().err == "Waiting for all 3 processes to start (WORLD_SIZE is 3) ...\n"

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -53,7 +52,7 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=
 """
 RANK = """
 import time; from unet_trainer.system import parent_process
-parent_process.POLL_SECONDS = 0.05; parent_process.end_with_parent(is_torchrun=True); time.sleep(600)
+parent_process.POLL_SECONDS = 0.05; parent_process.end_with_parent(is_torchrun=True); print("watching", flush=True); time.sleep(600)
 """
 
 
@@ -61,7 +60,7 @@ parent_process.POLL_SECONDS = 0.05; parent_process.end_with_parent(is_torchrun=T
 def test_a_process_of_a_job_ends_when_torchrun_is_killed():
     with subprocess.Popen([sys.executable, "-c", TORCHRUN, RANK], stdout=subprocess.PIPE, text=True, cwd=ROOT) as agent:
         rank = int(agent.stdout.readline())
-        time.sleep(1)  # it has begun to watch
+        assert agent.stdout.readline() == "watching\n"
         assert is_alive(rank)
         agent.kill()
     wait_until(lambda: not is_alive(rank))
