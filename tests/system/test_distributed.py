@@ -156,6 +156,17 @@ def test_the_process_with_the_store_does_not_wait_for_ever(make_job, monkeypatch
     assert in_threads(lambda: first.report_failure("no", 2), second._connected_store)[0] is True
 
 
+def test_a_process_that_had_groups_waits_for_nobody_when_it_fails(make_job, monkeypatch):
+    """The others learn it from the groups; the one that is missing may be dead."""
+    monkeypatch.setattr(distributed, "REPORT_SECONDS", 600)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
+    first, second = make_job(0), make_job(1)
+    assert in_threads(*(lambda job=job: job.connect(torch.device("cpu"), 60) for job in (first, second))) == [None, None]
+    first.close()
+    assert in_threads(lambda: first.report_failure("rank 1 is gone", 3)) == [True]
+
+
 def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
     first, second = make_job(0), make_job(1)

@@ -61,6 +61,7 @@ class Job:
         self._is_closed = threading.Event()
         self._lock = threading.Lock()
         self._has_given_up = False  # not all processes have appeared
+        self._has_groups = False  # or had: the others need not look at the store to learn that this process ends
         self._has_let_know = False
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
@@ -229,7 +230,7 @@ class Job:
     def _let_others_know(self) -> None:
         """While a job starts all look at the store. Where it lies in this process, and not in torchrun, it must not be gone before
         they have seen there why the job ends: each would say it again."""
-        if not self.is_main or self._control is not None or self._has_let_know or os.environ.get(AGENT_STORE) == "True":
+        if not self.is_main or self._has_groups or self._has_let_know or os.environ.get(AGENT_STORE) == "True":
             return
         self._has_let_know = True
         names = [f"knows/{rank}" for rank in range(1, self.launch.world_size)]
@@ -261,6 +262,7 @@ class Job:
                 device_id=device if backend == "nccl" else None,
             )
             self._control = dist.new_group(backend="gloo", timeout=limit)
+        self._has_groups = True
 
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
