@@ -273,6 +273,30 @@ def test_two_torchrun_agents_are_two_machines(config, tmp_path):
 
 
 @pytest.mark.soak
+def test_ten_kills_of_either_process_at_random_moments_change_no_bit(config, tmp_path):
+    """While they train, validate and save; each start goes on where the state was saved."""
+    settings = {**config, "checkpoint_minutes": 1e-6, "num_epochs": 30}
+    straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
+    assert straight.finish() == [0, 0], straight.said()
+    chooser = random.Random(5)
+    num_killed = 0
+    for number in range(10):
+        job = ForkedJob(settings, tmp_path / f"job{number}")
+        wait_until(lambda job=job: "Start-up: " in job.log(0) or job.processes[0].exitcode is not None)
+        time.sleep(chooser.uniform(0, 0.2))
+        job.kill(chooser.randrange(2))
+        codes = job.finish()
+        assert set(codes) <= {0, 3, -signal.SIGKILL}, job.said()  # 0: it was done before
+        assert "Traceback" not in job.said()
+        num_killed += -signal.SIGKILL in codes
+    assert num_killed >= 5
+    last = ForkedJob(settings, tmp_path / "last")
+    assert last.finish() == [0, 0], last.said()
+    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
+    assert timeless_rows(folder_of(config)) == timeless_rows(folder_of(config, "straight"))
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 def test_a_process_killed_at_any_moment_changes_no_bit(seed, config, tmp_path):
     """Either of two, at a random moment from the start on; a second start goes on."""
@@ -284,7 +308,7 @@ def test_a_process_killed_at_any_moment_changes_no_bit(seed, config, tmp_path):
         job = ForkedJob(settings, tmp_path / f"job{number}")
         time.sleep(chooser.uniform(0.1, 3))
         job.kill(chooser.randrange(2))
-        codes = job.finish()
+        codes = job.finish(as_torchrun=True)
         assert set(codes) <= {0, 3, -signal.SIGKILL}, job.said()  # 0: it was done before
         assert "Traceback" not in job.said()
     last = ForkedJob(settings, tmp_path / "last")

@@ -17,6 +17,7 @@ from helpers.project import ROOT
 from helpers.runs import words
 
 SCRIPT = Path(__file__)
+TORCHRUN_SECONDS = 30  # that torchrun allows the others to end in
 
 
 class ForkedJob:
@@ -34,9 +35,16 @@ class ForkedJob:
             fault = (faults or {}).get(rank)
             self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network, ranks_per_vote))
 
-    def finish(self):
-        """Exit codes by rank."""
+    def finish(self, as_torchrun=False):
+        """Exit codes by rank. `as_torchrun`: ends the others after a while when one was killed, also while they still start."""
         deadline = time.monotonic() + HANG_SECONDS
+        if as_torchrun:
+            limit = time.monotonic() + TORCHRUN_SECONDS
+            while any(process.exitcode is None for process in self.processes) and time.monotonic() < limit:
+                time.sleep(0.05)
+            if any(process.exitcode for process in self.processes):
+                for rank in range(len(self.processes)):
+                    self.kill(rank)
         for process in self.processes:
             process.join(max(0.1, deadline - time.monotonic()))
         hanging = [process for process in self.processes if process.exitcode is None]
