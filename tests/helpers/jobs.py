@@ -35,16 +35,13 @@ class ForkedJob:
             fault = (faults or {}).get(rank)
             self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network, ranks_per_vote))
 
-    def finish(self, as_torchrun=False):
-        """Exit codes by rank. `as_torchrun`: ends the others after a while when one was killed, also while they still start."""
+    def has_started(self):
+        """From now on each process finds out by itself that another is gone; before, torchrun ends those that wait for it."""
+        return "Start-up: " in self.log(0)
+
+    def finish(self):
+        """Exit codes by rank; none hangs."""
         deadline = time.monotonic() + HANG_SECONDS
-        if as_torchrun:
-            limit = time.monotonic() + TORCHRUN_SECONDS
-            while any(process.exitcode is None for process in self.processes) and time.monotonic() < limit:
-                time.sleep(0.05)
-            if any(process.exitcode for process in self.processes):
-                for rank in range(len(self.processes)):
-                    self.kill(rank)
         for process in self.processes:
             process.join(max(0.1, deadline - time.monotonic()))
         hanging = [process for process in self.processes if process.exitcode is None]
@@ -52,6 +49,15 @@ class ForkedJob:
             process.kill()
         assert not hanging, f"a process hangs\n{self.said()}"
         return [process.exitcode for process in self.processes]
+
+    def finish_start(self):
+        """As `finish`, for a job of which one was killed before it had started: the others may wait for it, and torchrun ends them."""
+        deadline = time.monotonic() + TORCHRUN_SECONDS
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        for rank in range(len(self.processes)):
+            self.kill(rank)
+        return self.finish()
 
     def kill(self, rank):
         with contextlib.suppress(ProcessLookupError):  # it has ended
