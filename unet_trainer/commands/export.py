@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import Script
 from unet_trainer.config.errors import UserError
+from unet_trainer.datasets.problems import first_few
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.output_files import final_path
@@ -118,9 +119,8 @@ def _refuse_other_files(folder: Path) -> None:
 
     others = sorted(file.name for file in folder.iterdir() if file.name not in FILES)
     if others:
-        named = ", ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
         raise UserError(
-            f"--out: {folder} holds {named} beside an earlier export, which would be deleted with it; move it away, "
+            f"--out: {folder} holds {first_few(others, 3)} beside an earlier export, which would be deleted with it; move it away, "
             "or name a folder that does not exist"
         )
 
