@@ -188,3 +188,22 @@ def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_
 
 class InJob(Alone):
     is_alone = False
+
+
+def test_a_signal_that_comes_to_a_process_after_the_job_has_agreed_to_end_takes_no_message_away(monkeypatch, capsys):
+    """torchrun signals all, or each sees that torchrun is gone: the first one ends the job, and the others have theirs later."""
+    monkeypatch.setattr("unet_trainer.training.session.current", LateSignal)
+
+    def end():
+        with Session():
+            raise Interrupted(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        end()
+    assert capsys.readouterr().out == "Interrupted before anything was saved\n"
+
+
+class LateSignal(InJob):
+    def report_failure(self, text, exit_code):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False

@@ -52,17 +52,19 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
+        if isinstance(error, KeyboardInterrupt) and not self.processes.is_alone:
+            self.signals.is_deferred = True  # another process had the signal first: that for this one is still to come
         try:
             if shown is not None and not isinstance(shown, PeerFailed):
                 self.processes.report_failure(*_report_of(shown))  # for processes that wait for this one
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
-        finally:
-            self._exits.close()
-        try:
             if isinstance(error, KeyboardInterrupt):
                 self._say_interrupted()
         finally:
-            self.console.close_log()
+            try:
+                self._exits.close()
+            finally:
+                self.console.close_log()
         if shown is not error and shown is not None:
             raise shown from None
 
