@@ -40,7 +40,7 @@ from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
 COMPILE_SECONDS = 420.0
-MAX_AGE_SECONDS = 86_400.0  # of the file of costs: the machine may have been busy when they were measured
+MAX_AGE_SECONDS = 86_400.0  # of a cost that is kept: the machine may have been busy when it was measured
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
 # The settings that the cost of a step depends on.
 COST_KEYS = (
@@ -59,7 +59,7 @@ class StepProbe:
         self.cache = cache
         self.failure = ""  # of the last trial
         self._child: subprocess.Popen[bytes] | None = None
-        self._known: dict[str, Any] = _read_cache(cache)
+        self._known = _read_cache(cache)
 
     def __enter__(self) -> StepProbe:
         return self
@@ -74,9 +74,9 @@ class StepProbe:
             self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
             if self.failure:
                 return TOO_LARGE if answer.get("out_of_memory") else None
-            self._known[key] = answer
+            self._known[key] = time.time(), answer
             self._write_cache()
-        return StepCost(**self._known[key])
+        return StepCost(**self._known[key][1])
 
     def knows(self, config: ResolvedConfig) -> bool:
         """Whether the cost is known from an earlier trial."""
@@ -143,14 +143,15 @@ class StepProbe:
                 write_text_atomically(self.cache, json.dumps(self._known))
 
 
-def _read_cache(path: Path | None) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        if path is None or time.time() - path.stat().st_mtime > MAX_AGE_SECONDS:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return {key: value for key, value in content.items() if _is_cost(value)}
-    return {}
+def _read_cache(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
+    """By key, when each cost was measured, and the cost."""
+    known = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        content: dict[str, Any] = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        for key, (measured_at, cost) in content.items():
+            if 0 <= time.time() - measured_at <= MAX_AGE_SECONDS and _is_cost(cost):
+                known[key] = measured_at, cost
+    return known
 
 
 def _is_cost(value: Any) -> bool:
