@@ -195,6 +195,31 @@ def test_a_step_that_is_compiled_has_more_time(child, monkeypatch):
         assert measure(config(compile_model=True)) == StepCost(**COST)
 
 
+def test_all_trials_together_take_no_more_than_their_time(child):
+    started = child(ANSWER)
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=1000.0) as measure:
+        assert measure(config()) == StepCost(**COST)
+        assert 0.0 < measure.seconds_left < 1000.0
+        measure.seconds_left = -1.0
+        assert measure(config(batch_size=4)) is None
+        assert measure.failure == "time_budget is too short for a trial"
+        assert measure(config()) == StepCost(**COST)  # known
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=0.0) as measure:
+        assert measure(config()) is None
+    assert len(started) == 1
+
+
+def test_a_trial_that_takes_longer_than_there_is_time_for_is_ended(child):
+    started = child("import time; time.sleep(1000)")
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=0.2) as measure:
+        assert measure(config()) is None
+        assert measure.failure == "it took too long"
+        assert started[0].returncode is not None
+        assert measure(config()) is None
+        assert measure.failure == "time_budget is too short for a trial"
+    assert len(started) == 1
+
+
 def test_after_a_child_that_died_another_one_is_started(child):
     started = child("import sys; sys.stdin.readline()")
     with probe() as measure:

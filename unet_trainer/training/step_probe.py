@@ -51,12 +51,18 @@ COST_KEYS = (
 
 
 class StepProbe:
-    """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails."""
+    """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails.
 
-    def __init__(self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None) -> None:
+    `seconds`: that all trials together may take.
+    """
+
+    def __init__(
+        self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None, seconds: float = math.inf
+    ) -> None:
         self.image_spec = image_spec
         self.hardware = hardware
         self.cache = cache
+        self.seconds_left = seconds
         self.failure = ""  # of the last trial
         self._child: subprocess.Popen[bytes] | None = None
         self._known = _read_cache(cache)
@@ -70,11 +76,15 @@ class StepProbe:
     def __call__(self, config: ResolvedConfig) -> StepCost | None:
         key = self._key(config)
         if key not in self._known:
-            answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+            started = time.monotonic()
+            answer: Mapping[str, Any] = {"failure": "time_budget is too short for a trial"}
+            if self.seconds_left > 0:
+                answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+            self.seconds_left -= time.monotonic() - started
             self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
             if self.failure:
                 return TOO_LARGE if answer.get("out_of_memory") else None
-            self._known[key] = time.time(), answer
+            self._known[key] = time.time(), dict(answer)
             self._write_cache()
         return StepCost(**self._known[key][1])
 
@@ -96,7 +106,7 @@ class StepProbe:
             assert child.stdout is not None
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-            limit = time.monotonic() + (COMPILE_SECONDS if compiles else ANSWER_SECONDS)
+            limit = time.monotonic() + min(COMPILE_SECONDS if compiles else ANSWER_SECONDS, self.seconds_left)
             line = b""
             while not line.endswith(b"\n"):
                 ready, _, _ = select.select([child.stdout], [], [], max(0.0, limit - time.monotonic()))
