@@ -47,7 +47,7 @@ COST = StepCost(seconds=0.5, eval_seconds=0.01, memory=0)
 class FakeProbe:
     """In place of trials in a child process."""
 
-    cost, failure, known, asked = COST, "", True, []
+    cost, failure, known, asked, seconds_left = COST, "", True, [], 100.0
 
     def __init__(self, *arguments):
         pass

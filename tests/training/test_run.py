@@ -298,7 +298,10 @@ def long_epoch(tiny_data, tmp_path, monkeypatch):
 
 def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epoch):
     assert train_batches(long_epoch, 200) == 80
-    assert "Note: time_budget: epoch 1 ends after 80 of 200 batches\n" in said(long_epoch)
+    assert (
+        "Note: time_budget: epoch 1 ends after 80 of 200 batches; the rest of the time is for validation (about 20 s) and the report\n"
+        in said(long_epoch)
+    )
     epochs_of(long_epoch, 20.0)  # the validation
     assert (long_epoch.is_finished(), long_epoch.config.num_epochs) == (True, 1)
 
@@ -315,14 +318,14 @@ def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epo
 
 
 def test_before_the_first_validation_its_time_is_estimated(long_epoch):
-    """2 images at 0.4 of the time of a training sample, of which a batch has 2."""
+    """2 images at 0.3 of the time of a training sample, of which a batch has 2."""
     long_epoch.val_seconds = None
     assert len(long_epoch.loaders.val.dataset) == 2
     assert train_batches(long_epoch, 200) == 100
 
 
 def test_time_for_the_report_is_kept(long_epoch, monkeypatch):
-    """2 s, and 21 pictures at the time of a validation image: 10 s; but no more than a tenth of the time."""
+    """21 pictures at the time of a validation image, 10 s each; but no more than a tenth of the time."""
     monkeypatch.setattr(time_budget, "END_SHARE", 0.1)
     assert train_batches(long_epoch, 200) == 70
 
@@ -334,6 +337,25 @@ def test_an_epoch_that_there_is_time_for_is_whole(long_epoch, seconds):
     assert train_batches(long_epoch, 200, seconds) == 200
     assert rate.num_steps == planned
     assert "ends after" not in said(long_epoch)
+
+
+@pytest.mark.parametrize(
+    ("val_seconds", "num_epochs", "num_steps"),
+    [
+        (18.0, 2, 10),  # of 60 s an epoch takes 40: 2 s to train in are not worth a validation
+        (4.0, 3, 12),  # 16 of the 36 s that an epoch trains
+        (None, 2, 10),
+    ],
+)
+def test_the_last_epoch_may_be_a_part_of_one(tiny_data, tmp_path, monkeypatch, val_seconds, num_epochs, num_steps):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    run.val_seconds = val_seconds
+    epochs_of(run, 40.0)
+    assert (run.config.num_epochs, run.state.learning_rate.num_steps) == (num_epochs, num_steps)
+    train_batches(run, 5, seconds=1.0)  # an epoch that is whole keeps the plan
+    assert run.state.learning_rate.num_steps == num_steps
+    epochs_of(run, 60.0)
+    assert run.is_finished()
 
 
 def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, tmp_path):

@@ -29,7 +29,7 @@ def rows(train_iou, val_iou=None, train_loss=None, val_loss=None):
 
 def judge(confusion, history, best_epoch=1, steps_per_epoch=ENOUGH, native_size=(4000, 6000), **settings):
     resolved = make_settings(**{"image_size": 512, "augmentation": "default", **settings})
-    return judge_model(resolved, confusion, history, best_epoch, steps_per_epoch, native_size)
+    return judge_model(resolved, confusion, history, best_epoch, len(history) * steps_per_epoch, native_size)
 
 
 def advice_of(findings):

@@ -75,14 +75,15 @@ def _baseline(run: Run) -> Baseline | None:
 
 def _warnings(run: Run) -> list[str]:
     config, state = run.config, run.state
-    best_epoch, steps_per_epoch = state.early_stopping.best_epoch, state.learning_rate.steps_per_epoch
+    best_epoch = state.early_stopping.best_epoch
+    num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.num_cut // config.accumulation_steps
     if best_epoch == 0 and run.lost_best is not None:
         return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
     sizes = [size.image for size in run.loaders.train.dataset.sizes]
     native_size = median_low(height for height, _ in sizes), median_low(width for _, width in sizes)
-    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, steps_per_epoch, native_size)
+    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, num_steps, native_size)
     return [finding.text for finding in findings]
 
 

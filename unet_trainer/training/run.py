@@ -39,8 +39,9 @@ from unet_trainer.training.time_budget import TimeBudget
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
 NOTED_SHARE = 0.2  # one that is off by more is told
-EVAL_SHARE = 0.4  # of the time of a training sample, that a validation sample takes: about, before the first validation
+EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes: about, before the first validation
 MIN_BATCHES = 5  # that tell the time of the next ones
+MIN_PART = 0.2  # of an epoch, that is worth a validation
 
 
 @dataclass
@@ -54,7 +55,9 @@ class Run:
     console: Console
     signals: Signals
     budget: TimeBudget = field(default_factory=TimeBudget)
-    val_seconds: float | None = None  # that a validation took
+    val_seconds: float | None = None  # that the last validation took
+    planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
+    num_cut: int = 0  # batches of epochs that the time has ended
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
@@ -142,7 +145,7 @@ class Run:
         train_losses = column(state.history, "train_loss")
         counts = counts_against_patience(state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses)
         improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
-        state.learning_rate.end = None
+        state.learning_rate.end = self.planned_end = None
         state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
         if improved:
             state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
@@ -151,15 +154,23 @@ class Run:
         return improved
 
     def fit_into_budget(self) -> None:
-        """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget."""
+        """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget; the last
+        one may be a part of an epoch."""
         state, planned = self.state, self.config.num_epochs
-        recent = column(state.history[1:][-NUM_RECENT:] or state.history, "seconds")
+        seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
+        val_seconds = seconds if self.val_seconds is None else self.val_seconds
         left = self.processes.broadcast(self.budget.left() - self._end_seconds(self.val_seconds or 0.0))
+        whole, rest = divmod(max(0.0, left), seconds)
+        part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and self.processes.is_alone else 0.0
         samples = len(self.loaders.train.dataset)
         most = math.ceil(wanted_views(samples // self.config.whole_repeats) * self.config.epoch_parts / samples)
-        possible = max(state.epoch, min(most, state.epoch + int(left / mean(recent))))
+        possible = max(state.epoch, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
         is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
-        if possible == planned or (is_near and state.epoch > 1):
+        if is_near and state.epoch > 1 and possible != planned:
+            return
+        if part >= MIN_PART and possible < most:
+            self.planned_end = state.learning_rate.end = int((possible - 1 + part) * state.learning_rate.steps_per_epoch)
+        if possible == planned:
             return
         if abs(possible - planned) > NOTED_SHARE * planned:
             self.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
@@ -181,12 +192,17 @@ class Run:
             val_seconds = EVAL_SHARE * seconds / self.config.batch_size * len(self.loaders.val.dataset)
         left = self.budget.left() - val_seconds - self._end_seconds(val_seconds)
         possible = state.batch + max(0, int(left / seconds))
-        rate, is_known = state.learning_rate, state.batch >= MIN_BATCHES
-        first_step = state.epoch * rate.steps_per_epoch
-        rate.end = first_step + -(-possible // self.config.accumulation_steps) if is_known and possible < num_batches else None
-        if left <= 0:
-            self.console.note(f"time_budget: epoch {state.epoch + 1} ends after {state.batch} of {num_batches} batches")
-        return left <= 0
+        rate = state.learning_rate
+        if state.batch >= MIN_BATCHES:
+            end = state.epoch * rate.steps_per_epoch + -(-possible // self.config.accumulation_steps)
+            is_last = state.epoch + 1 == self.config.num_epochs
+            rate.end = end if possible < num_batches else None if is_last else self.planned_end
+        if left > 0:
+            return False
+        self.num_cut += num_batches - state.batch
+        about = f"the rest of the time is for validation (about {val_seconds:.0f} s) and the report"
+        self.console.note(f"time_budget: epoch {state.epoch + 1} ends after {state.batch} of {num_batches} batches; {about}")
+        return True
 
     def _end_seconds(self, val_seconds: float) -> float:
         """Of the end of the run, where pictures are predicted as in validation."""

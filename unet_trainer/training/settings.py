@@ -152,7 +152,7 @@ def announced(probe: StepProbe, console: Console) -> MeasureStep:
 
     def call(config: ResolvedConfig) -> StepCost | None:
         nonlocal was_said
-        if not was_said and not probe.knows(config):
+        if not was_said and not probe.knows(config) and probe.seconds_left > 0:
             console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
             was_said = True
         cost = probe(config)

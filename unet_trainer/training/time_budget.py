@@ -9,7 +9,7 @@ from collections.abc import Callable
 from unet_trainer.config.parsers import seconds_of
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
-END_SECONDS = 2.0  # that it takes without the pictures of the report
+END_SECONDS = 3.0  # that it takes without the pictures of the report
 TRIAL_SHARE = 0.15  # that a trial of the step may take
 MIN_TRIAL_SECONDS = 10.0  # with fewer there is none: most of them would go into starting its process
 

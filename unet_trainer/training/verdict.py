@@ -57,7 +57,7 @@ def judge_model(
     confusion: Confusion,
     history: Sequence[Row],
     best_epoch: int,
-    steps_per_epoch: int,
+    num_steps: int,
     native_size: tuple[int, int],
 ) -> list[Finding]:
     """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once.
@@ -75,7 +75,7 @@ def judge_model(
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
-    few_steps = _few_steps_advice(config, len(history), steps_per_epoch)
+    few_steps = _few_steps_advice(config, num_steps, -(-num_steps // max(1, len(history))))
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     rare_advice = _rare_class_advice(config, lost, native_size)
     findings = []
@@ -177,8 +177,7 @@ def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> 
     return Finding(problem, advice + _overfitting_advice(settings))
 
 
-def _few_steps_advice(config: ResolvedConfig, epochs: int, steps_per_epoch: int) -> list[str]:
-    num_steps = epochs * steps_per_epoch
+def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:
     if num_steps >= ENOUGH_STEPS:
         return []
     more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch)))
