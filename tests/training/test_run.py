@@ -324,6 +324,16 @@ def test_before_the_first_validation_its_time_is_estimated(long_epoch):
     assert train_batches(long_epoch, 200) == 100
 
 
+def test_a_slow_first_batch_does_not_end_the_epoch(long_epoch):
+    """It waits for the workers. By its 20 s a validation would take 6, and 5 are left."""
+    long_epoch.val_seconds = None
+    long_epoch.budget.now = 75.0
+    assert train_batches(long_epoch, 1, seconds=20.0) == 1
+    assert "ends after" not in said(long_epoch)
+    long_epoch.budget.now = 101.0  # all of the time is gone
+    assert train_batches(long_epoch, 5, seconds=0.1) == 2
+
+
 def test_time_for_the_report_is_kept(long_epoch, monkeypatch):
     """21 pictures at the time of a validation image, 10 s each; but no more than a tenth of the time."""
     monkeypatch.setattr(time_budget, "END_SHARE", 0.1)

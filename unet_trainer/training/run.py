@@ -40,7 +40,7 @@ NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
 NOTED_SHARE = 0.2  # one that is off by more is told
 EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes: about, before the first validation
-MIN_BATCHES = 5  # that tell the time of the next ones
+MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 
 
@@ -186,17 +186,17 @@ class Run:
         state, num_batches = self.state, len(self.loaders.train)
         if not (self.settings.replans() and self.processes.is_alone) or state.batch == num_batches:
             return False
+        if state.batch < MIN_BATCHES and self.budget.left() > 0:
+            return False
         seconds = state.train_seconds / state.batch
         val_seconds = self.val_seconds
         if val_seconds is None:
             val_seconds = EVAL_SHARE * seconds / self.config.batch_size * len(self.loaders.val.dataset)
         left = self.budget.left() - val_seconds - self._end_seconds(val_seconds)
         possible = state.batch + max(0, int(left / seconds))
-        rate = state.learning_rate
-        if state.batch >= MIN_BATCHES:
-            end = state.epoch * rate.steps_per_epoch + -(-possible // self.config.accumulation_steps)
-            is_last = state.epoch + 1 == self.config.num_epochs
-            rate.end = end if possible < num_batches else None if is_last else self.planned_end
+        rate, is_last = state.learning_rate, state.epoch + 1 == self.config.num_epochs
+        end = state.epoch * rate.steps_per_epoch + -(-possible // self.config.accumulation_steps)
+        rate.end = end if possible < num_batches else None if is_last else self.planned_end
         if left > 0:
             return False
         self.num_cut += num_batches - state.batch
