@@ -184,12 +184,15 @@ def train_one_epoch(run: Run) -> Row:
             state.batch = group.stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.seconds
             run.between_steps()
+            if run.is_out_of_time():
+                break
         step.guard.check()
         metrics = run.end_training()  # waits for the device, once an epoch
         loss, iou = metrics.loss(), metrics.scores().iou
         bar.show(loss, iou)
     state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.finish()
-    if not math.isfinite(loss) or int(metrics.num_nan) == state.learning_rate.steps_per_epoch:
+    num_steps = -(-state.batch // config.accumulation_steps)
+    if not math.isfinite(loss) or int(metrics.num_nan) == num_steps:
         raise NonFinite("no step of the epoch was finite", batch_number=first_batch)
     run.times = EpochTimes(
         images_per_second=metrics.num_images / state.train_seconds,
@@ -203,7 +206,7 @@ def train_one_epoch(run: Run) -> Row:
         "epoch": state.epoch + 1,
         "train_loss": loss,
         "train_iou": iou,
-        "learning_rate": state.learning_rate.at(first_step + (len(loader) - 1) // config.accumulation_steps),
+        "learning_rate": state.learning_rate.at(first_step + num_steps - 1),
         "images_per_second": run.times.images_per_second,
         "data_wait": run.times.data_wait,
         "skipped_steps": int(state.metrics.num_skipped),
@@ -233,7 +236,8 @@ def validate(run: Run, row: Row) -> Evaluation:
     if found.first_bad_batch is not None:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
-    row["seconds"] = run.state.train_seconds + time.perf_counter() - started
+    run.val_seconds = time.perf_counter() - started
+    row["seconds"] = run.state.train_seconds + run.val_seconds
     row |= run.processes.broadcast(row)  # times differ; all judge by the same row
     return found
 

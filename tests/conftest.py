@@ -87,7 +87,7 @@ def reports_without_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "unet_trainer.training.run" in sys.modules:
             write = sys.modules["unet_trainer.reports.run_report"].write_report
-            patch.setattr("unet_trainer.training.run.write_report", lambda folder, *_: write(folder, with_pictures=False))
+            patch.setattr("unet_trainer.training.run.write_report", lambda folder, *_, **__: write(folder, with_pictures=False))
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -37,6 +38,7 @@ from unet_trainer.config.training_choices import wanted_views
 from unet_trainer.model.network import build_network
 from unet_trainer.runs.checkpoint_file import read_last, write_checkpoint
 from unet_trainer.runs.history import COLUMNS, read_metrics
+from unet_trainer.training.time_budget import TimeBudget
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -153,7 +155,7 @@ EVERYTHING = {
 def costs(monkeypatch):
     """Four steps of 8 images, in two epochs: what a very slow CPU has time for in an hour."""
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: (None, "no network: random weights")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: (None, "no network: random weights")
     )
     monkeypatch.setattr(training_choices, "MIN_STEPS_PER_EPOCH", 2)
     return KnownCosts(StepCost(seconds=900.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
@@ -181,7 +183,7 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(t
         train(config, run_name="broken", on_epoch=stop_after(1))
     costs.asked.clear()
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: pytest.fail("looked for weights")
     )
     assert train(config, run_name="broken", resume="auto").run_dir == tmp_path / "broken"
     assert weights_digest(tmp_path / "broken") == weights_digest(straight.run_dir)
@@ -206,6 +208,24 @@ def test_a_run_with_a_time_budget_ends_by_itself_with_the_epochs_that_there_was_
     written = (result.run_dir / "config.yaml").read_text()
     assert f"\nnum_epochs: auto  # here {result.epochs}: as many as 3s have time for\n" in written
     assert load_config(result.run_dir / "config.yaml").time_budget == "3s"
+
+
+def test_an_epoch_that_the_time_ends_is_validated_saved_and_trained_on(tiny_config, costs, monkeypatch, capsys):
+    clock = itertools.count()  # a second each time that somebody looks
+    monkeypatch.setattr(
+        "unet_trainer.training.setup.TimeBudget", lambda text, started: TimeBudget(text, clock=lambda: float(next(clock)))
+    )
+    config = {**tiny_config, "num_epochs": "auto", "repeats": 100, "time_budget": "60s", "batch_size": 4, "run_name": "run"}
+    result = train(config)
+    said = capsys.readouterr().out
+    (batches,) = re.findall(r"Note: time_budget: epoch 1 ends after (\d+) of 250 batches", said)
+    assert 1 <= int(batches) < 60
+    assert result.epochs == len(result.history) == 1
+    assert (result.run_dir / "best.pt").is_file()
+    assert "Interrupted" not in said
+    longer = train({**config, "time_budget": "5m", "resume": "run"})
+    assert longer.epochs >= 2
+    assert longer.history[0] == result.history[0]
 
 
 @pytest.mark.parametrize("extra", [{}, EVERYTHING, {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}])

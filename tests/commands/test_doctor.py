@@ -47,7 +47,7 @@ COST = StepCost(seconds=0.5, eval_seconds=0.01, memory=0)
 class FakeProbe:
     """In place of trials in a child process."""
 
-    cost, failure, known, asked = COST, "", True, []
+    cost, failure, known, asked, seconds_left = COST, "", True, [], 100.0
 
     def __init__(self, *arguments):
         pass
@@ -70,7 +70,7 @@ class FakeProbe:
 def machine(monkeypatch):
     """A machine without a GPU, and a step of half a second."""
     tried = []
-    monkeypatch.setattr(machine_facts, "inspect_machine", lambda folder, tries_compiling: tried.append(tries_compiling) or MACHINE)
+    monkeypatch.setattr(machine_facts, "inspect_machine", lambda folder, compiles_on, say: tried.append(compiles_on) or MACHINE)
     monkeypatch.setattr(step_probe, "StepProbe", FakeProbe)
     monkeypatch.setattr(FakeProbe, "asked", [])
     return tried
@@ -145,12 +145,15 @@ def test_without_data_there_is_the_machine_alone(machine, tmp_path, capsys):
     assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")
     assert run(f"data_dir={tmp_path / 'nowhere'}", "--write", tmp_path / "a.yaml") == 2
     assert not (tmp_path / "a.yaml").exists()
-    assert machine == [False, True]  # --fast compiles nothing
+    for setting in ("compile_model=true", "compile_model=false", "device=cpu"):
+        run(f"data_dir={tmp_path / 'nowhere'}", setting)
+    assert machine == [(), ("cuda",), ("cuda", "cpu"), (), ()]  # what a run would not compile is not tried, nor with --fast
+    assert "minute" not in capsys.readouterr().out
 
 
 def test_a_problem_of_the_machine_is_exit_code_2(machine, tmp_path, monkeypatch, capsys):
     full = dataclasses.replace(MACHINE, disk=DiskFacts(Path("runs"), GIB, None, "Permission denied"))
-    monkeypatch.setattr(machine_facts, "inspect_machine", lambda folder, tries_compiling: full)
+    monkeypatch.setattr(machine_facts, "inspect_machine", lambda *_: full)
     assert run(f"data_dir={tmp_path / 'nowhere'}", "--json", tmp_path / "a.json") == 2
     assert "✗ Disk        runs cannot be written to (Permission denied)" in capsys.readouterr().out
     assert not json.loads((tmp_path / "a.json").read_text())["ok"]
@@ -275,7 +278,7 @@ def test_a_budget_that_is_too_short_for_an_epoch_is_a_warning():
     for seconds, level in ((71.0, "ok"), (73.0, "warning")):
         (finding,) = forecast_findings(Forecast(seconds, seconds, 1, 0), settings, cpu, COST, sample, is_estimate=False)
         assert finding.level == level
-    assert finding.detail.endswith("; more than time_budget: 1m, since a run has one epoch at least")
+    assert finding.detail.endswith("; more than time_budget: 1m, since a run starts up and validates once at least")
 
 
 def test_settings_have_two_columns_and_long_values_their_own_line():

@@ -262,10 +262,21 @@ def test_versions_are_those_of_the_packages_that_are_installed(monkeypatch):
 
 
 def test_this_machine_is_inspected(tmp_path):
-    facts = inspect_machine(tmp_path, tries_compiling=False)
+    facts = inspect_machine(tmp_path)
     assert 1 <= facts.num_cores <= (os.cpu_count() or 1)
     assert 0 < facts.free_memory <= facts.total_memory
     assert facts.compiling.seconds is None
+
+
+def test_compiling_is_tried_on_the_devices_that_it_is_wanted_on_alone(tmp_path, monkeypatch):
+    done = CompileFacts(True, "g++", 3.0)
+    monkeypatch.setattr(machine_facts, "try_compiling", lambda found, device: done)
+    monkeypatch.setattr(machine_facts, "inspect_torch", lambda torch: TorchFacts("2.15.0", None, None, ()))
+    said = []
+    assert inspect_machine(tmp_path, ("cuda",), said.append).compiling.seconds is None
+    assert said == []
+    assert inspect_machine(tmp_path, ("cuda", "cpu"), said.append).compiling == done
+    assert said == ["Compiling a small function, to see whether that works (at most 3 minutes) ..."]
 
 
 def test_reading_is_measured_from_shards_too(tmp_path):

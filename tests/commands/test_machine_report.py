@@ -197,7 +197,8 @@ def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(torch, nvid
             "does not work: there is no C++ compiler; nothing is lost: compiling pays on GPUs",
             "",
         ),
-        (WITHOUT_GPU, CompileFacts(True, "/usr/bin/g++"), "ok", "not tried (--fast); /usr/bin/g++ is there", ""),
+        (WITHOUT_GPU, CompileFacts(True, "g++"), "ok", "not tried (it pays on GPUs and is left off here); g++ is there", ""),
+        (WITH_GPU, CompileFacts(True, "gcc"), "ok", "not tried (--fast, or compile_model is off); gcc is there", ""),
     ],
 )
 def test_compiling_says_what_is_missing(facts, compiling, level, detail, fix):

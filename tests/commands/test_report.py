@@ -95,7 +95,7 @@ def test_an_interrupted_run_has_a_report_without_predicting(tiny_config, small_n
 
 
 def test_a_report_that_cannot_be_written_is_one_warning(tiny_config, small_network, monkeypatch, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise ValueError("a bug\nin the report")
 
     monkeypatch.setattr("unet_trainer.training.run.write_report", fail)
@@ -105,7 +105,7 @@ def test_a_report_that_cannot_be_written_is_one_warning(tiny_config, small_netwo
 
 
 def test_a_signal_while_the_report_is_written_leaves_a_finished_run(tiny_config, small_network, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 

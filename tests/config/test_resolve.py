@@ -157,7 +157,7 @@ def test_a_pretrained_encoder_learns_more_slowly(asked, found, taken, reason):
 
 def test_weights_are_looked_for_of_the_encoder_that_was_chosen():
     asked = []
-    trials = Trials({"resnet34": StepCost(1000.0, 0.0, 0), "resnet18": StepCost(0.001, 0.0, 0)})
+    trials = Trials({"resnet34": StepCost(1000.0, 0.0, 0), 8: StepCost(0.001, 0.0, 0)})
     open_settings(measure_step=trials, find_weights=lambda encoder: (None, asked.append(encoder)))
     assert asked == ["resnet18"]
 
@@ -286,11 +286,11 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
     slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
     assert CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
     for index, (encoder, widths) in enumerate(CPU_ENCODERS):
-        trials = Trials({name: enough if name == encoder else slow for name, _ in CPU_ENCODERS})
+        trials = Trials({name: enough if place >= index else slow for place, (name, _) in enumerate(CPU_ENCODERS)})
         settings = open_settings(measure_step=trials)
         assert (settings.taken.encoder, settings.taken.decoder_channels) == (encoder, widths)
-        assert [config.encoder for config in trials.asked] == [name for name, _ in CPU_ENCODERS[: index + 1]]
-        assert [config.decoder_channels for config in trials.asked] == [width for _, width in CPU_ENCODERS[: index + 1]]
+        asked = list(reversed(CPU_ENCODERS[max(0, index - 1) :]))  # the smallest first, up to one that is too slow
+        assert [(config.encoder, config.decoder_channels) for config in trials.asked] == asked
         assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
         assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
 
@@ -300,6 +300,7 @@ def test_on_a_slow_cpu_the_smallest_encoder_is_left():
     settings = open_settings(measure_step=trials)
     assert settings.taken.encoder == CPU_ENCODERS[-1][0]
     assert settings.taken.num_epochs == 1
+    assert len(trials.asked) == 1  # the others are slower still
 
 
 def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
@@ -310,6 +311,16 @@ def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
         assert taken.encoder == encoder
         num_steps = taken.num_epochs * (3 * taken.repeats // taken.batch_size)
         assert num_steps * cost.seconds <= 1.1 * seconds
+
+
+def test_what_was_spent_before_training_is_not_planned_for():
+    costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
+    whole = open_settings(measure_step=Trials(costs), time_budget="10m")
+    rest = open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 540.0)
+    assert "in 10 min" in whole.decisions["encoder"].reason
+    assert "in 60 s" in rest.decisions["encoder"].reason
+    assert rest.decisions["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
+    assert open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0).taken.num_epochs == 1
 
 
 @pytest.mark.parametrize(("cost", "reason"), [(None, "no step could be tried"), (TOO_LARGE, "memory is short")])
@@ -424,10 +435,9 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
 
 
 def test_the_step_that_is_tried_leaves_nothing_open():
-    trials = Trials({"resnet34": STEP})
+    trials = Trials({8: STEP})
     open_settings(measure_step=trials)
-    (tried,) = trials.asked
-    assert [name for name, value in as_dict(tried).items() if value == "auto"] == []
+    assert [name for tried in trials.asked for name, value in as_dict(tried).items() if value == "auto"] == []
 
 
 def test_compiling_is_chosen_where_it_saves_time_within_the_run():

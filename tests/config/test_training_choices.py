@@ -92,6 +92,23 @@ def test_validation_takes_a_fifth_of_the_time_at_most():
     assert found.num_epochs * (steps_per_epoch * 1.0 + 10) <= 2000 * 1.05
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "repeats"),
+    [
+        (1600, 1),  # 58 s of training are 928 images, and an epoch of them would be the whole pass: the time ends it
+        (3000, 1 / 3),
+        (100, 10),
+    ],
+)
+def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num_samples, repeats):
+    """Two epochs with a validation of 20 s each would leave half of 78 s for training."""
+    cost = StepCost(seconds=1.0, eval_seconds=0.1, memory=0)
+    found = plan(num_samples, cost=cost, num_val=200, budget=78.0)
+    assert (found.num_epochs, found.repeats) == (1, repeats)
+    assert found.reason.endswith(" augmented images are what 78 s allow: one epoch, as long as there is time")
+    assert plan(num_samples, cost=cost, num_val=200, budget=78.0, repeats=0.5).repeats == 0.5
+
+
 def test_images_that_the_budget_allows():
     assert affordable_views(8, StepCost(2.0, 0.0, 0), 10, 600.0) == 2400
 

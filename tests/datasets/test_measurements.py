@@ -168,6 +168,16 @@ def test_masks_of_background_alone_are_measured_without_structures(tmp_path, rng
     assert (found.structure, found.relative_structure, found.thickness) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("num_background", [0, 1])
+def test_a_class_that_fills_the_image_is_as_thick_as_the_image(tmp_path, rng, num_background):
+    """It has no edge to measure from, or one that is far away. What OpenCV gives without an edge differs between processors."""
+    mask = np.ones((96, 128), np.uint8)
+    mask[0, :num_background] = 0
+    found = measure(tmp_path, [(noise(rng, mask.shape), mask)] * 2)
+    assert found.thickness == 128
+    assert found.structure == pytest.approx(np.sqrt(mask.sum()))
+
+
 def test_one_image_tells_nothing(tmp_path, rng):
     assert measure(tmp_path, [street(rng)]).told["vertical_flip"] == 0.5
 

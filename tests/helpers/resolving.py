@@ -56,9 +56,11 @@ def settings_of(hardware=CPU, dataset=DATASET, measure_step=lambda config: None,
     return resolve(load_config({**FIXED_RECIPE, "image_size": 64, **values}), hardware, dataset, measure_step, find_weights)
 
 
-def open_settings(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
+def open_settings(
+    hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, seconds_spent=lambda: 0.0, **values
+):
     """Everything is auto but `values`."""
-    return resolve(load_config(values), hardware, dataset, measure_step, find_weights)
+    return resolve(load_config(values), hardware, dataset, measure_step, find_weights, seconds_spent)
 
 
 def decided(settings):

@@ -10,6 +10,7 @@ import torch
 from helpers.project import TINY_MODEL
 from helpers.steps import CPU_FACTS, make_settings, small_components
 from unet_trainer.config.load import load_config
+from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.checkpointer import Checkpointer
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Signals
@@ -17,8 +18,10 @@ from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.run import Run
 from unet_trainer.training.settings import build_settings
+from unet_trainer.training.time_budget import TimeBudget
 
 # A row of metrics.csv as an epoch fills it.
+SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 ROW = {
     "epoch": 1,
     "train_loss": 1.0,
@@ -45,12 +48,26 @@ def make_run(data_dir, folder, **settings):
     folder.mkdir(exist_ok=True)
     console = Console(io.StringIO())
     dataset = _checked_dataset(config, console)
-    resolved = build_settings(config, CPU_FACTS, dataset, console)
+    budget = stopped_budget(config.time_budget)
+    resolved = build_settings(config, CPU_FACTS, dataset, console, budget=budget)
     loaders = build_loaders(resolved.taken, dataset, torch.device("cpu"), console)
     components = small_components(dataset.image_spec, len(loaders.train), resolved)
-    return Run(
-        resolved, loaders, components, Checkpointer(folder, resolved, components.state, dataset.split, console), console, Signals()
-    )
+    checkpointer = Checkpointer(folder, resolved, components.state, dataset.split, console)
+    return Run(resolved, loaders, components, checkpointer, console, Signals(), budget)
+
+
+def stopped_budget(text):
+    """A time budget whose clock stands still until its `now` is moved."""
+    budget = TimeBudget(text, started=0.0, clock=lambda: budget.now)
+    budget.now = 0.0
+    return budget
+
+
+def judge_epochs(run, *seconds):
+    """Judges epochs that took so long, by their rows and by the clock."""
+    for value in seconds:
+        run.budget.now += value
+        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
 
 
 def evaluation_of(run, scores):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from unittest import mock
 
 import torch
@@ -69,6 +70,8 @@ def tiny_components(image=RGB_8BIT, num_batches=4, settings=None, **others):
 
 class KnownCosts:
     """In place of a StepProbe: every step costs the same, and none is tried. None: it cannot be measured."""
+
+    seconds_left = math.inf
 
     def __init__(self, cost):
         self.cost = cost

@@ -20,14 +20,14 @@ def counts_of(hits, truth, predicted):
 
 
 def test_every_draw_has_as_many_images_as_there_are():
-    ones = np.ones((7, 1, 2), np.int64)
+    ones = np.ones((7, 1, 3), np.int64)
     assert (resampled_sums([ones], num_draws=50)[0] == 7).all()
 
 
 def test_a_draw_is_a_sum_over_images_that_may_come_twice():
     """With the powers of 5, the digits of a sum tell how often each of four images came."""
-    powers = 5 ** np.arange(4)[:, None, None]
-    sums = resampled_sums([powers], num_draws=3000)[0].ravel().astype(int)
+    powers = 5 ** np.arange(4)[:, None, None].repeat(3, 2)
+    sums = resampled_sums([powers], num_draws=3000)[0][..., 0].ravel().astype(int)
     times = np.stack([sums // 5**digit % 5 for digit in range(4)], 1)
     assert (times.sum(1) == 4).all()
     assert times.mean(0) == pytest.approx([1] * 4, abs=0.07)  # each image once in the mean
@@ -44,6 +44,24 @@ def test_draws_are_seeded_and_the_same_for_several_models():
     mine, theirs = resampled_sums([counts, counts * 2])
     assert (theirs == 2 * mine).all()
     assert (mine == first[0]).all()
+
+
+def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_models():
+    rng = np.random.default_rng(0)
+    mine, theirs = rng.integers(0, 100, (2, 9, 2, 5))
+    mine[3, ..., :3] = mine[7, ..., :3]  # images that differ in what IoU does not count
+    theirs[..., 1] = mine[..., 1]  # the same truth
+    order = rng.permutation(9)
+    whole, shuffled = resampled_sums([mine])[0], resampled_sums([mine[order]])[0]
+    assert (shuffled[..., :3] == whole[..., :3]).all()
+    assert (resampled_sums([mine[..., :3]])[0] == whole[..., :3]).all()  # without boundaries
+    first, second = resampled_sums([mine, theirs])
+    assert [(one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)] == [True] * 2
+
+
+def test_of_many_images_fewer_draws_are_made(monkeypatch):
+    monkeypatch.setattr(bootstrap, "MAX_DRAWN", 6000)
+    assert [len(resampled_sums([np.ones((num_images, 1, 3))])[0]) for num_images in (2, 20, 200)] == [2000, 300, 200]
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch):

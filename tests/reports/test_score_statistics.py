@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from helpers.report_runs import FOUR_IMAGES, scores_of
+from unet_trainer.inference.evaluate import EvaluatedSet
+from unet_trainer.inference.evaluation_summary import summarise
 from unet_trainer.reports.score_statistics import count_array, histogram, paired_difference, same_images, set_scores
+from unet_trainer.runs.val_scores import worst_first
 
 SCORES = scores_of(FOUR_IMAGES)
 # Hits 2 + 8 + 16 + 20 = 46, truth 60, prediction 52.
@@ -33,6 +37,16 @@ def test_with_several_classes_the_score_is_the_mean_of_those_that_occur():
 def test_one_image_has_no_interval_and_none_no_scores():
     assert set_scores(SCORES[:1]).interval is None
     assert set_scores([]) is None
+
+
+def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
+    """The table of a run lists its images worst first and without boundaries; an evaluation has them in the order of the files."""
+    hits = np.random.default_rng(0).integers(0, 100, 10).tolist()
+    scores = worst_first(scores_of([[[0, 900, 900], [number, 100, 100]] for number in hits]))
+    counts = np.zeros((10, 1, 5), np.int64)
+    counts[..., :3] = count_array(sorted(scores, key=lambda score: score.image))
+    evaluated = EvaluatedSet(counts, np.zeros((2, 2), np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64), [])
+    assert summarise(evaluated, ["foreground"]).intervals["iou"][:, -1].tolist() == list(set_scores(scores).interval)
 
 
 def test_counts_are_images_by_classes_by_columns():

@@ -56,6 +56,8 @@ def test_with_a_time_budget_the_epochs_are_those_that_there_is_time_for():
     assert found.num_epochs == 17  # 120 s / 7 s
     assert found.seconds == pytest.approx(60 + 17 * per_epoch)
     short = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8)
-    assert short.num_epochs == 1
+    assert (short.num_epochs, short.seconds) == (1, 5.0)  # the epoch ends early
+    late = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8, start_seconds=60.0)
+    assert (late.num_epochs, late.seconds) == (1, pytest.approx(60.0 + 0.5 + 2.0))  # a step, and the validation
     long = forecast(make_config(device="cuda", time_budget="300d"), 40, 20, COST, FREE, num_cores=8)
     assert long.num_epochs == 2400  # 96,000 augmented images, which is enough

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.small_runs import ROW, evaluation_of, make_run, said
+from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
+from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.loading.wait_advice import EpochTimes
@@ -17,8 +19,7 @@ from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last
 from unet_trainer.runs.errors import NonFinite
 from unet_trainer.system.signals import Interrupted
-
-SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
+from unet_trainer.training import time_budget
 
 
 @pytest.fixture
@@ -171,17 +172,12 @@ def test_patience_does_not_wait_for_training_that_stands_still(tiny_data, tmp_pa
 
 
 def budgeted_run(data_dir, folder, monkeypatch, budget="100s", **settings):
-    """20 epochs of 5 steps, a second each, were planned."""
+    """20 epochs of 5 steps, a second each, were planned; the report takes no time."""
+    monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
     KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
     run = make_run(data_dir, folder, num_epochs="auto", time_budget=budget, repeats=1, **settings)
     assert run.config.num_epochs == 20
     return run
-
-
-def epochs_of(run, *seconds):
-    """Judges epochs that took so long."""
-    for value in seconds:
-        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
 
 
 def test_a_plan_that_holds_is_kept(tiny_data, tmp_path, monkeypatch):
@@ -237,7 +233,7 @@ def test_a_plan_is_never_shorter_than_what_is_done(tiny_data, tmp_path, monkeypa
 
 def test_the_time_before_the_first_epoch_counts(tiny_data, tmp_path, monkeypatch):
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    run.startup_seconds = 50.0
+    run.budget.now = 50.0
     epochs_of(run, 5.0)
     assert run.config.num_epochs == 10  # 45 s are left
 
@@ -275,6 +271,117 @@ def test_an_epoch_of_a_share_of_the_images_counts_as_that(tiny_data, tmp_path, m
     assert len(run.loaders.train) == 2  # of 5 images
     epochs_of(run, 1e-4)
     assert run.config.num_epochs == 19200
+
+
+def train_batches(run, num_batches, seconds=1.0):
+    """As the loop of an epoch, with steps that take so long; returns the number of batches that were trained."""
+    for batch in range(run.state.batch + 1, num_batches + 1):
+        run.budget.now += seconds
+        run.state.batch, run.state.train_seconds = batch, batch * seconds
+        if run.is_out_of_time():
+            return batch
+    return num_batches
+
+
+@pytest.fixture
+def long_epoch(tiny_data, tmp_path, monkeypatch):
+    """A run of 100 s whose epochs of 200 batches would take longer, and whose validation took 20 s."""
+    KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
+    run = make_run(
+        tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=40, learning_rate=0.5, warmup_epochs=0
+    )
+    assert len(run.loaders.train) == 200
+    run.val_seconds = 20.0
+    return run
+
+
+def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epoch):
+    assert train_batches(long_epoch, 200) == 80
+    assert (
+        "Note: time_budget: epoch 1 ends after 80 of 200 batches; the rest of the time is for validation (about 20 s) and the report\n"
+        in said(long_epoch)
+    )
+    epochs_of(long_epoch, 20.0)  # the validation
+    assert (long_epoch.is_finished(), long_epoch.config.num_epochs) == (True, 1)
+
+
+def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epoch):
+    rate = long_epoch.state.learning_rate
+    train_batches(long_epoch, 4)
+    assert rate.at(40) > 0.4  # too few batches tell the time of the next ones
+    train_batches(long_epoch, 40)
+    assert rate.at(40) == pytest.approx(0.25)  # half of 80 steps
+    assert rate.at(79) < 0.001
+    epochs_of(long_epoch, 20.0)
+    assert rate.num_steps == rate.num_epochs * 200
+
+
+def test_before_the_first_validation_its_time_is_estimated(long_epoch):
+    """2 images at 0.3 of the time of a training sample, of which a batch has 2."""
+    long_epoch.val_seconds = None
+    assert len(long_epoch.loaders.val.dataset) == 2
+    assert train_batches(long_epoch, 200) == 100
+
+
+def test_a_slow_first_batch_does_not_end_the_epoch(long_epoch):
+    """It waits for the workers. By its 20 s a validation would take 6, and 5 are left."""
+    long_epoch.val_seconds = None
+    long_epoch.budget.now = 75.0
+    assert train_batches(long_epoch, 1, seconds=20.0) == 1
+    assert "ends after" not in said(long_epoch)
+    long_epoch.budget.now = 101.0  # all of the time is gone
+    assert train_batches(long_epoch, 5, seconds=0.1) == 2
+
+
+def test_time_for_the_report_is_kept(long_epoch, monkeypatch):
+    """21 pictures at the time of a validation image, 10 s each; but no more than a tenth of the time."""
+    monkeypatch.setattr(time_budget, "END_SHARE", 0.1)
+    assert train_batches(long_epoch, 200) == 70
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.2])
+def test_an_epoch_that_there_is_time_for_is_whole(long_epoch, seconds):
+    rate = long_epoch.state.learning_rate
+    planned = rate.num_steps
+    assert train_batches(long_epoch, 200, seconds) == 200
+    assert rate.num_steps == planned
+    assert "ends after" not in said(long_epoch)
+
+
+@pytest.mark.parametrize(
+    ("val_seconds", "num_epochs", "num_steps"),
+    [
+        (18.0, 2, 10),  # of 60 s an epoch takes 40: 2 s to train in are not worth a validation
+        (4.0, 3, 12),  # 16 of the 36 s that an epoch trains
+        (None, 2, 10),
+    ],
+)
+def test_the_last_epoch_may_be_a_part_of_one(tiny_data, tmp_path, monkeypatch, val_seconds, num_epochs, num_steps):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
+    run.val_seconds = val_seconds
+    epochs_of(run, 40.0)
+    assert (run.config.num_epochs, run.state.learning_rate.num_steps) == (num_epochs, num_steps)
+    train_batches(run, 5, seconds=1.0)  # an epoch that is whole keeps the plan
+    assert run.state.learning_rate.num_steps == num_steps
+    epochs_of(run, 60.0)
+    assert run.is_finished()
+
+
+def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, tmp_path):
+    plain = make_run(tiny_data, tmp_path / "plain", num_epochs=2, repeats=40)
+    assert train_batches(plain, 200, seconds=1e9) == 200
+    long_epoch.processes = SimpleNamespace(is_alone=False)
+    assert train_batches(long_epoch, 200) == 200
+
+
+def test_pictures_of_the_report_take_no_more_than_what_is_left(long_epoch, monkeypatch):
+    asked = []
+    monkeypatch.setattr("unet_trainer.training.run.write_report", lambda folder, *given, **named: asked.append((*given, named)))
+    for now, with_pictures, seconds in ((30.0, True, 60.0), (97.0, True, 3.0), (120.0, False, -20.0)):
+        long_epoch.budget.now, long_epoch.has_report = now, False
+        long_epoch.write_report(with_pictures=True)
+        assert asked.pop() == (with_pictures, "cpu", {"max_seconds": seconds})
 
 
 OPEN = {"early_stopping_patience": "auto", "warmup_epochs": "auto", "ema_decay": "auto"}

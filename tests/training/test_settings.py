@@ -137,7 +137,7 @@ def test_weights_of_auto_are_looked_for_once_and_told_where_there_are_none(confi
     answers = [("imagenet", "on this machine"), (None, "no network: random weights")]
     monkeypatch.setattr(
         "unet_trainer.training.settings.choose_encoder_weights",
-        lambda encoder, say: asked.append(encoder) or answers[len(asked) - 1],
+        lambda encoder, say, limit: asked.append((encoder, limit)) or answers[len(asked) - 1],
     )
     auto = dataclasses.replace(config, encoder_weights="auto")
     dataset = build_dataset(config, Console(io.StringIO()), None)
@@ -150,6 +150,6 @@ def test_weights_of_auto_are_looked_for_once_and_told_where_there_are_none(confi
     assert asked == []
     assert found_by(auto) == ("imagenet", "on this machine")
     assert "Note: encoder_weights" not in said(console)
-    assert found_by(auto) == (None, "no network: random weights")
+    assert found_by(dataclasses.replace(auto, num_epochs="auto", time_budget="2m")) == (None, "no network: random weights")
     assert "  encoder_weights: null  (no network: random weights)\n" in said(console)
-    assert asked == [config.encoder] * 2
+    assert asked == [(config.encoder, 60.0), (config.encoder, 12.0)]  # a tenth of the time

@@ -12,23 +12,20 @@ import torch
 
 from helpers.annotated import annotate_masks
 from helpers.runs import stop_after
-from helpers.small_runs import ROW, evaluation_of, older_content
+from helpers.small_runs import ROW, SCORES, evaluation_of, judge_epochs, older_content, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
 from train_unet import train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.training_choices import CPU_ENCODERS
-from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.checkpoint_file import write_checkpoint
 from unet_trainer.runs.errors import CheckpointError, TrainingFailed
 from unet_trainer.runs.history import read_metrics
-from unet_trainer.training import build, setup
+from unet_trainer.training import build, setup, time_budget
 from unet_trainer.training.compilation import Compilation
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import set_up
-
-SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +167,7 @@ def test_changed_settings_are_told_and_take_effect(config, capsys):
 
 def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resumed(config, folder, monkeypatch, capsys):
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: ("imagenet", "on this machine")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: ("imagenet", "on this machine")
     )
     config = dataclasses.replace(config, encoder_weights="auto")
     train_and_save(config)
@@ -178,7 +175,7 @@ def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resu
     assert "\nencoder_weights: imagenet  # decided: on this machine\n" in written
     assert "\nencoder_lr_factor: 0.2  # decided: pretrained weights: they change less than those of the decoder\n" in written
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: pytest.fail("looked for weights")
     )
     run = start(config, resume="run")
     assert (run.config.encoder_weights, run.config.encoder_lr_factor) == ("imagenet", 0.2)
@@ -188,7 +185,10 @@ def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resu
 
 @pytest.fixture
 def budgeted(config, monkeypatch):
-    """10 steps of a second in each epoch, of which 8 were planned."""
+    """10 steps of a second in each epoch, of which 8 were planned; the clock stands still between epochs, and the report takes no
+    time."""
+    monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
+    monkeypatch.setattr(setup, "TimeBudget", lambda text, started: stopped_budget(text))
     KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
     return dataclasses.replace(config, num_epochs="auto", time_budget="80s", repeats=4)
 
@@ -196,9 +196,7 @@ def budgeted(config, monkeypatch):
 def train_budgeted(config, *seconds):
     """A run whose epochs took so long, saved."""
     run = start(config)
-    run.startup_seconds = 0.0
-    for value in seconds:
-        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
+    judge_epochs(run, *seconds)
     run.checkpointer.save_state()
     run.checkpointer.finish()
     return run
@@ -212,16 +210,14 @@ def test_a_resumed_run_goes_on_with_the_plan_that_it_had(budgeted, folder):
         assert run.config.num_epochs == run.state.learning_rate.num_epochs == 4
         assert run.settings.decisions["num_epochs"].reason == "as planned before the run was interrupted"
         assert run.settings.repeatable().num_epochs == "auto"
-        run.startup_seconds = 0.0
-        run.judge({**ROW, "epoch": 2, "seconds": 5.0}, SCORES)  # 55 s are left
+        judge_epochs(run, 5.0)  # 55 s are left
         assert run.config.num_epochs == 13
 
 
 def test_the_time_of_earlier_starts_counts(budgeted):
     train_budgeted(budgeted, 20.0, 20.0)
     run = start(budgeted, resume="run")
-    run.startup_seconds = 0.0
-    run.judge({**ROW, "epoch": 3, "seconds": 20.0}, SCORES)
+    judge_epochs(run, 20.0)
     assert (run.config.num_epochs, run.is_finished()) == (4, False)
 
 
@@ -271,12 +267,12 @@ def test_a_run_with_a_chosen_encoder_is_resumed_with_the_config_that_began_it(co
 
 def test_a_run_that_found_no_weights_stays_without(config, monkeypatch):
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: (None, "no network: random weights")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: (None, "no network: random weights")
     )
     config = dataclasses.replace(config, encoder_weights="auto")
     train_and_save(config)
     monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say: pytest.fail("looked for weights")
+        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: pytest.fail("looked for weights")
     )
     run = start(config, resume="run")
     assert (run.config.encoder_weights, run.config.encoder_lr_factor) == (None, 1.0)

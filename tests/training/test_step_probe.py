@@ -195,6 +195,31 @@ def test_a_step_that_is_compiled_has_more_time(child, monkeypatch):
         assert measure(config(compile_model=True)) == StepCost(**COST)
 
 
+def test_all_trials_together_take_no_more_than_their_time(child):
+    started = child(ANSWER)
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=1000.0) as measure:
+        assert measure(config()) == StepCost(**COST)
+        assert 0.0 < measure.seconds_left < 1000.0
+        measure.seconds_left = -1.0
+        assert measure(config(batch_size=4)) is None
+        assert measure.failure == "time_budget is too short for a trial"
+        assert measure(config()) == StepCost(**COST)  # known
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=0.0) as measure:
+        assert measure(config()) is None
+    assert len(started) == 1
+
+
+def test_a_trial_that_takes_longer_than_there_is_time_for_is_ended(child):
+    started = child("import time; time.sleep(1000)")
+    with StepProbe(RGB_8BIT, CPU_FACTS, seconds=0.2) as measure:
+        assert measure(config()) is None
+        assert measure.failure == "it took too long"
+        assert started[0].returncode is not None
+        assert measure(config()) is None
+        assert measure.failure == "time_budget is too short for a trial"
+    assert len(started) == 1
+
+
 def test_after_a_child_that_died_another_one_is_started(child):
     started = child("import sys; sys.stdin.readline()")
     with probe() as measure:
@@ -304,20 +329,22 @@ def test_a_damaged_file_of_costs_is_ignored_and_written_anew(damage, child, tmp_
     with probe(cache) as measure:
         assert not measure.knows(config())
         assert measure(config()) == StepCost(**COST)
-    assert cache.read_text() == written
+    assert json.loads(cache.read_text()).keys() == json.loads(written).keys()
 
 
-def test_costs_of_the_day_before_are_measured_again(child, tmp_path):
-    """The machine may have been busy."""
-    cache = tmp_path / "step_costs.json"
+def test_a_cost_is_measured_again_a_day_after_it_was_measured(child, tmp_path, monkeypatch):
+    """The machine may have been busy. What other runs measure meanwhile does not renew it."""
+    cache, now = tmp_path / "step_costs.json", time.time()
     child(ANSWER)
-    with probe(cache) as measure:
-        measure(config())
-    now = time.time()
-    os.utime(cache, (now, now - step_probe.MAX_AGE_SECONDS + 1000))
-    assert probe(cache).knows(config())
-    os.utime(cache, (now, now - step_probe.MAX_AGE_SECONDS - 1000))
-    assert not probe(cache).knows(config())
+    for hours, batch_size in ((0, 2), (12, 4), (23, 6)):
+        monkeypatch.setattr(step_probe.time, "time", lambda hours=hours: now + 3600 * hours)
+        with probe(cache) as measure:
+            assert measure(config(batch_size=batch_size)) == StepCost(**COST)
+            assert measure.knows(config(batch_size=2))
+    monkeypatch.setattr(step_probe.time, "time", lambda: now + 3600 * 25)
+    assert [probe(cache).knows(config(batch_size=size)) for size in (2, 4, 6)] == [False, True, True]
+    monkeypatch.setattr(step_probe.time, "time", lambda: now - 3600 * 25)  # the clock was wrong before
+    assert not any(probe(cache).knows(config(batch_size=size)) for size in (2, 4, 6))
 
 
 def test_a_file_of_costs_that_is_not_text_is_ignored(tmp_path):

@@ -107,16 +107,18 @@ def examine(config: Config, page: Page, reviews: bool, is_fast: bool) -> Setting
     from unet_trainer.commands.machine_facts import inspect_machine
     from unet_trainer.commands.machine_report import machine_findings
 
-    page.console.say("Looking at this machine ..." if is_fast else "Looking at this machine (half a minute) ...")
-    machine = inspect_machine(Path(config.checkpoint_dir), tries_compiling=not is_fast)
+    page.console.say("Looking at this machine ...")
+    compiles_on = {True: ("cuda", "cpu"), False: (), "auto": ("cuda",) if config.device != "cpu" else ()}[config.compile_model]
+    machine = inspect_machine(Path(config.checkpoint_dir), () if is_fast else compiles_on, page.console.say)
     page.heading("Machine")
     page.show("machine", machine_findings(machine, wants_gpu=config.device != "cpu"))
     page.content["machine"] = dataclasses.asdict(machine)
+    started = time.perf_counter()  # what a run would do before it trains
     dataset = _examine_data(config, page)
     settings = None
     if dataset is not None:
         with _problems_as_findings(page, "run"):
-            settings = _examine_run(config, dataset, page, reviews, is_fast)
+            settings = _examine_run(config, dataset, page, reviews, is_fast, started)
     _say_verdict(page)
     return settings
 
@@ -192,7 +194,7 @@ def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
     return found
 
 
-def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: bool, is_fast: bool) -> Settings:
+def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: bool, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.config.data_choices import choose_fit
     from unet_trainer.config.resolve import resolve
@@ -201,6 +203,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     from unet_trainer.training.config_review import review
     from unet_trainer.training.settings import announced, build_hardware, known_cost, measure
     from unet_trainer.training.step_probe import StepProbe
+    from unet_trainer.training.time_budget import TimeBudget
 
     if config.encoder != "auto":
         check_encoder_name(config.encoder)
@@ -211,8 +214,10 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     page.show("data", measured_findings(measured, fit))
     page.content["measurements"] = dataclasses.asdict(measured)
     with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
-        settings = resolve(config, hardware, facts, announced(probe, page.console), _weights_on_this_machine)
-        taken = settings.taken
+        budget = TimeBudget(config.time_budget, started)
+        find_weights, spent = _weights_on_this_machine, budget.lost_to_training
+        settings = resolve(config, hardware, facts, announced(probe, page.console), find_weights, spent)
+        taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else spent()
         page.heading("Settings that a run would take, decided from the data and this machine")
         _say_settings(settings, page)
         if taken.compile_model and not is_fast:
@@ -222,7 +227,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     datasets = build_datasets(taken, dataset)
     if trial.cost is not None:
         page.heading("Time and memory")
-        _say_forecast(settings, hardware, trial, datasets, page)
+        _say_forecast(settings, hardware, trial, datasets, page, start_seconds)
     findings = review(settings, hardware, facts, eager_cost, trial.failure, trial.compile_failure)
     if reviews or has_problem(findings) or trial.compile_failure:
         page.heading("Your settings")
@@ -330,6 +335,7 @@ def _say_forecast(
     trial: _Trial,
     datasets: tuple[SegmentationDataset, SegmentationDataset],
     page: Page,
+    start_seconds: float,
 ) -> None:
     from unet_trainer.training.forecast import forecast
 
@@ -339,7 +345,7 @@ def _say_forecast(
     fill_seconds = 0.0
     if taken.cache != "none":
         fill_seconds = sum(len(one.pairs) for one in datasets) * sample.read_seconds / hardware.num_cores
-    start_seconds = trial.compile_seconds + fill_seconds
+    start_seconds += trial.compile_seconds + fill_seconds
     found = forecast(taken, len(train), len(val), trial.cost, sample, hardware.num_cores, start_seconds)
     page.show("run", forecast_findings(found, settings, hardware, trial.cost, sample, trial.is_estimate))
     page.content["forecast"] = {
@@ -384,7 +390,7 @@ def forecast_findings(
         detail += "; early stopping may end it sooner"
     findings = [Finding("ok", "Time", detail)]
     if found.seconds > OVER_BUDGET * settings.budget():
-        detail += f"; more than time_budget: {taken.time_budget}, since a run has one epoch at least"
+        detail += f"; more than time_budget: {taken.time_budget}, since a run starts up and validates once at least"
         findings = [Finding("warning", "Time", detail, "a longer time_budget, a smaller image_size or a smaller encoder")]
     if found.memory:
         detail = f"{found.memory / 2**30:.1f} GiB of the {hardware.free_memory / 2**30:.1f} GiB that are free on the GPU"

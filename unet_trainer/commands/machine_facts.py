@@ -115,18 +115,24 @@ class MachineFacts:
     versions: Mapping[str, str]  # of the packages that are installed
 
 
-def inspect_machine(checkpoint_dir: Path, tries_compiling: bool) -> MachineFacts:
+def inspect_machine(
+    checkpoint_dir: Path, compiles_on: Sequence[str] = (), say: Callable[[str], object] = lambda text: None
+) -> MachineFacts:
+    """Compiling is tried if the device that torch has is among `compiles_on` (cuda, cpu); `say` is told before."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before this adds to it
     import torch
 
     torch_facts = inspect_torch(torch)
     device = "cuda" if any(not gpu.failure for gpu in torch_facts.gpus) else "cpu"
     compiling = find_compiler(device)
+    if device in compiles_on:
+        say(f"Compiling a small function, to see whether that works (at most {COMPILE_LIMIT / 60:.0f} minutes) ...")
+        compiling = try_compiling(compiling, device)
     return MachineFacts(
         torch=torch_facts,
         nvidia=inspect_nvidia(),
         cpu_name=cpu_name(),
-        compiling=try_compiling(compiling, device) if tries_compiling else compiling,
+        compiling=compiling,
         num_cores=count_cores(),
         machine_cores=os.cpu_count() or 1,
         load=load,

@@ -114,7 +114,8 @@ def _compile_finding(facts: MachineFacts) -> Finding:
         return Finding(level, "Compiling", f"does not work: {reason}; {without}", fix if on_gpu else "")
     if missing:
         return Finding(level, "Compiling", f"cannot work: {missing}; {without}", fix if on_gpu else "")
-    return Finding("ok", "Compiling", f"not tried (--fast); {found.compiler} is there")
+    why = "--fast, or compile_model is off" if on_gpu else "it pays on GPUs and is left off here"
+    return Finding("ok", "Compiling", f"not tried ({why}); {found.compiler} is there")
 
 
 def _what_compiling_lacks(found: CompileFacts, on_gpu: bool) -> tuple[str, str]:

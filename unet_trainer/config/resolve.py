@@ -30,9 +30,11 @@ def resolve(
     dataset: DatasetFacts,
     measure_step: MeasureStep = lambda config: None,
     find_weights: FindWeights = lambda encoder: (None, "not looked for"),
+    seconds_spent: Callable[[], float] = lambda: 0.0,
 ) -> Settings:
-    """Decides all that `config` leaves open; values that it sets are kept."""
-    draft = _Draft(config)
+    """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have of
+    time_budget, asked when the time is planned."""
+    draft = _Draft(config, seconds_spent)
     _resolve_machine(draft, hardware)
     _resolve_data(draft, hardware, dataset)
     draft.decide_if_open("decoder_attention", ("none", "a plain decoder is a third faster and as good with many images seen"))
@@ -51,8 +53,9 @@ def resolve(
 class _Draft:
     """A config on its way to a resolved one."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, seconds_spent: Callable[[], float]) -> None:
         self.config = config
+        self.seconds_spent = seconds_spent
         self.decided: dict[str, tuple[Any, str]] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -192,22 +195,28 @@ def _batch_sizes_to_try(draft: _Draft, num_samples: int, on_cpu: bool) -> list[i
 def _choose_encoder(
     draft: _Draft, hardware: HardwareFacts, num_val: int, batch_size: int, measure: Callable[..., StepCost | None]
 ) -> StepCost | None:
-    """The largest encoder that sees enough images in the budget; returns its cost."""
-    budget = _budget(draft, hardware) or training.CPU_BUDGET
+    """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
+    are short, and where it is too slow already no other is tried."""
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
-    for encoder, widths in training.CPU_ENCODERS:
+    on_cpu = hardware.kind == "cpu"
+    chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+    for encoder, widths in reversed(training.CPU_ENCODERS) if on_cpu else training.CPU_ENCODERS:
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
+        is_enough = False
         if cost is None or not cost.is_possible:
             reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
-            if hardware.kind == "cpu":
-                continue
-            reason = "the usual one"  # a smaller batch may fit
+            reason = reason if on_cpu else "the usual one"  # a smaller batch may fit
+        else:
+            budget = _budget(draft, hardware) or training.CPU_BUDGET
+            views = training.affordable_views(batch_size, cost, num_val, budget)
+            speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {hardware.num_cores} cores" if on_cpu else "")
+            reason, is_enough = f"{speed}: {views:,} images in {training.describe_seconds(budget)}", views >= training.WANTED_VIEWS
+        if chosen is None or is_enough or not on_cpu:
+            chosen = encoder, widths, cost, reason
+        if is_enough != on_cpu or cost is None or not cost.is_possible:
             break
-        views = training.affordable_views(batch_size, cost, num_val, budget)
-        speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {hardware.num_cores} cores" if hardware.kind == "cpu" else "")
-        reason = f"{speed}: {views:,} images in {training.describe_seconds(budget)}"
-        if views >= training.WANTED_VIEWS:
-            break
+    assert chosen is not None
+    encoder, widths, cost, reason = chosen
     draft.decide("encoder", encoder, reason)
     if widths is not None and has_widths:
         draft.decide("decoder_channels", widths, f"goes with {encoder}")
@@ -270,7 +279,7 @@ def _num_val_samples(draft: _Draft, dataset: DatasetFacts) -> int:
 def _budget(draft: _Draft, hardware: HardwareFacts) -> float | None:
     """Seconds of training that were asked for; on a CPU there is always a limit."""
     if draft["time_budget"] is not None:
-        return seconds_of(draft["time_budget"])
+        return max(1.0, seconds_of(draft["time_budget"]) - draft.seconds_spent())
     return training.CPU_BUDGET if hardware.kind == "cpu" else None
 
 

@@ -249,7 +249,8 @@ class Config:
     time_budget: str | None = key(
         None,
         p.optional(p.duration),
-        "time that the run may take, e.g. 10m or 2h, when num_epochs is auto: steps and encoder are chosen to fit, the schedule ends on time",
+        "time that the run may take, from the command to the report, e.g. 10m or 2h, when num_epochs is auto: "
+        "steps and encoder are chosen to fit, the schedule ends on time",
     )
     accumulation_steps: int = key(
         1,

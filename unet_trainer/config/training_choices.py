@@ -137,18 +137,23 @@ def plan_steps(
     per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
     if cost is None and budget is not None:  # the first epochs tell how many there can be
         per_epoch = min(per_epoch, MIN_STEPS_PER_EPOCH)
-    if cost is not None and num_val:  # validation may take a fifth of the time; half of it where there would be few epochs
+    if cost is not None and num_val:  # validation may take a fifth of the time; a third of it where there would be few epochs
         val_steps = num_val * cost.eval_seconds / cost.seconds
-        most = max(steps // MIN_EPOCHS, math.ceil(val_steps))
+        most = max(steps // MIN_EPOCHS, math.ceil(2 * val_steps))
         per_epoch = max(per_epoch, min(steps, most, math.ceil(4 * val_steps)))
     per_epoch = max(per_epoch, accumulation_steps)
+    is_open, is_limited = repeats is None, views < wanted_views(num_samples)
     if repeats is None:
         repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
         if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
             repeats = 1 / math.ceil(num_samples / (per_epoch * batch_size))  # a pass is longer than a good epoch
     steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
-    is_limited = views < wanted_views(num_samples)  # then no more epochs than there is time for
+    # Limited by time: no more epochs than there is time for.
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
+    if is_open and is_limited and num_epochs == 1 and cost is not None and budget is not None:
+        in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
+        repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
+        return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time")
     return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
 
 
@@ -158,9 +163,9 @@ def wanted_views(num_samples: int) -> int:
 
 
 def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: float) -> int:
-    """Augmented images that fit into the budget, with validation of a fifth of the time, or half of it for MIN_EPOCHS."""
+    """Augmented images that fit into the budget, with validation of a fifth of the time, or a third of it for MIN_EPOCHS."""
     per_validation = num_val * cost.eval_seconds
-    for_validation = min(NUM_EPOCHS * per_validation, max(0.2 * budget, min(MIN_EPOCHS * per_validation, 0.5 * budget)))
+    for_validation = min(NUM_EPOCHS * per_validation, max(0.2 * budget, min(MIN_EPOCHS * per_validation, budget / 3)))
     return max(batch_size, int((budget - for_validation) / cost.seconds) * batch_size)
 
 

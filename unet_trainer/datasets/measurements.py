@@ -39,7 +39,7 @@ VIEW = 256  # side of the crops for which symmetry is judged too, as a model tha
 NUM_VIEWS = 6  # of an image
 NUM_TURNS = 4  # after which each transform is back at the original
 NUM_SHUFFLES = 400
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 
 
 # Each is applied to the last two axes of a map.
@@ -129,9 +129,11 @@ def _measure_structures(ids: Pixels, num_ids: int, common_id: int) -> tuple[list
         if class_id == common_id or class_id >= num_ids:
             continue
         is_class = (ids == class_id).astype(np.uint8)
-        # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class goes on.
-        distances = cv2.distanceTransform(cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3)
-        thickness = 4 * float(distances[1:-1, 1:-1][is_class > 0].mean())
+        thickness = float(max(ids.shape))  # at most, and of a class without an edge: there OpenCV's distances are undefined
+        if not is_class.all():
+            # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class goes on.
+            distances = cv2.distanceTransform(cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3)
+            thickness = min(thickness, 4 * float(distances[1:-1, 1:-1][is_class > 0].mean()))
         _, _, statistics, _ = cv2.connectedComponentsWithStats(is_class, connectivity=8)
         areas = statistics[1:, cv2.CC_STAT_AREA].astype(np.float64)
         typical = math.sqrt(np.average(areas, weights=areas))  # weighted by area: specks do not count

@@ -155,7 +155,10 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
         places = np.arange(top, bottom)[None] * new_height
         shares = (np.minimum(starts + height, places + new_height) - np.maximum(starts, places)).clip(0) / height
         total[first:last] += np.tensordot(shares.astype(np.float32), narrow, 1)
-    return (total.round() if corner.dtype.kind in "ui" else total).astype(corner.dtype)
+    if corner.dtype.kind in "ui":
+        limits = np.iinfo(corner.dtype)  # float32 rounds the highest of 32 bits up; such a cast differs between processors
+        total = total.astype(np.float64).round().clip(limits.min, limits.max)
+    return total.astype(corner.dtype)
 
 
 def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:

@@ -102,8 +102,9 @@ def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
         "dice": _ratio(2 * hits, truth + prediction),
         "precision": _ratio(hits, prediction),
         "recall": _ratio(hits, truth),
-        "boundary_iou": _ratio(columns[Count.BOUNDARY_HITS], columns[Count.BOUNDARY_UNION]),
     }
+    if counts.shape[-1] > Count.BOUNDARY_UNION:
+        scores["boundary_iou"] = _ratio(columns[Count.BOUNDARY_HITS], columns[Count.BOUNDARY_UNION])
     if counts.shape[-1] > Count.TRUTH_LINE:
         # With one of the lines empty the other's share is 0, and so is the score.
         on_truth = np.nan_to_num(_ratio(columns[Count.PREDICTION_LINE_HITS], columns[Count.PREDICTION_LINE]))

@@ -105,17 +105,22 @@ def _lovasz_eval_sums(target: Target) -> torch.Tensor:
 
 
 def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing."""
+    """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing.
+
+    The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and by
+    missed / (union · (union - 1)) if not. As a difference of two values near 1 that would be lost to rounding, and so would
+    float32 counts beyond 2^24 pixels.
+    """
     losses = []
     for class_id in range(target.first_class, one_hot.shape[1]):
         truth = one_hot[:, class_id].reshape(-1)
         errors = ((truth - probabilities[:, class_id].reshape(-1)) * valid.reshape(-1)).abs()
         ordered, order = errors.sort(descending=True)
-        truth = truth[order]
-        missed = truth.sum() - truth.cumsum(0)
-        union = truth.sum() + (1 - truth).cumsum(0)
-        jaccard = 1 - missed / union
-        gain = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        is_true = truth[order] > 0
+        missed = is_true.sum() - is_true.cumsum(0)
+        union = missed + torch.arange(1, len(order) + 1, device=order.device)  # all that are true, and false ones so far
+        # Without a true pixel the first false one makes the union 1 and the loss 1.
+        gain = torch.where(is_true | (union == 1), 1 / union, missed / union / (union - 1))
         losses.append((ordered * gain).sum())
     return _class_mean(torch.stack(losses), target.class_weights[target.first_class :])
 

@@ -55,10 +55,11 @@ class LearningRate:
         self.num_drops = 0
         self.epochs_since_drop = 0
         self.factor = 1.0  # lowered after a step with non-finite numbers
+        self.end: int | None = None  # the step before which the time of the run ends, if that is within an epoch
 
     @property
     def num_steps(self) -> int:
-        return self.num_epochs * self.steps_per_epoch
+        return self.num_epochs * self.steps_per_epoch if self.end is None else self.end
 
     def at(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run."""

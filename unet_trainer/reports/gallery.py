@@ -37,6 +37,7 @@ Group = Literal["worst", "median", "best"]
 Colour = tuple[int, int, int]
 
 NUM_OF_GROUP: dict[Group, int] = {"worst": 9, "median": 6, "best": 6}
+NUM_PICTURES = sum(NUM_OF_GROUP.values())
 MAX_SECONDS = 60.0
 MAX_PIXELS = 25_000_000  # of an image: larger ones take long and are shown at a fraction in any case
 MAX_BYTES = 2_600_000  # of all pictures together; in base64 a third more
@@ -79,7 +80,7 @@ def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]
     """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that a part
     has something of each. Images without an IoU, in which no class occurs, are not chosen."""
     scored = [score for score in scores if score.iou is not None]
-    if len(scored) <= sum(NUM_OF_GROUP.values()):
+    if len(scored) <= NUM_PICTURES:
         third = -(-len(scored) // 3)
         groups: dict[Group, list[ImageScore]] = {
             "worst": scored[:third],
@@ -134,8 +135,8 @@ def draw_gallery(
     chosen: list[tuple[ImageScore | None, Group, Pair | None]]
     chosen = [(score, group, by_name.get(score.image)) for score, group in choose_images(scores)]
     if not chosen:
-        step = max(1, len(pairs) // sum(NUM_OF_GROUP.values()))
-        chosen = [(None, "median", pair) for pair in pairs[::step][: sum(NUM_OF_GROUP.values())]]
+        step = max(1, len(pairs) // NUM_PICTURES)
+        chosen = [(None, "median", pair) for pair in pairs[::step][:NUM_PICTURES]]
     deadline = time.monotonic() + max_seconds
     pictures: list[Picture] = []
     reasons: list[str] = []

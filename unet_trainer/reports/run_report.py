@@ -12,7 +12,7 @@ import numpy as np
 from unet_trainer import __version__
 from unet_trainer.reports.curve_section import curve_section
 from unet_trainer.reports.fact_sections import command_section, data_section, event_section, machine_section, settings_section
-from unet_trainer.reports.gallery import Gallery, make_gallery
+from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, make_gallery
 from unet_trainer.reports.gallery_section import image_section
 from unet_trainer.reports.html_elements import Html, text
 from unet_trainer.reports.number_texts import count, moment
@@ -30,14 +30,19 @@ SHEET_SIDE, SHEET_QUALITY = 1100, 78
 
 
 def write_report(
-    folder: Path, with_pictures: bool = True, device: str = "auto", path: Path | None = None, data_dir: Path | None = None
+    folder: Path,
+    with_pictures: bool = True,
+    device: str = "auto",
+    path: Path | None = None,
+    data_dir: Path | None = None,
+    max_seconds: float = MAX_SECONDS,
 ) -> Path:
     """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the pictures are
     told on the page."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
-        gallery = gallery_or_reason(summary, device, data_dir)
+        gallery = gallery_or_reason(summary, device, data_dir, max_seconds)
     elif summary.best is not None:
         gallery = Gallery(note=f"Pictures of the worst and the best images are made by: python train_unet.py report {folder}")
     path = path or folder / REPORT
@@ -45,10 +50,12 @@ def write_report(
     return path
 
 
-def gallery_or_reason(summary: RunSummary, device: str = "auto", data_dir: Path | None = None) -> Gallery:
+def gallery_or_reason(
+    summary: RunSummary, device: str = "auto", data_dir: Path | None = None, max_seconds: float = MAX_SECONDS
+) -> Gallery:
     """Predicting may fail in ways that cannot be listed (memory, a driver, a damaged file); the report is written all the same."""
     try:
-        return make_gallery(summary, device, data_dir)
+        return make_gallery(summary, device, data_dir, max_seconds)
     except Exception as error:
         return Gallery(note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]}).")
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.inference.bootstrap import NUM_DRAWS, interval, resampled_sums, share_above_zero
-from unet_trainer.inference.image_scores import Floats, mean_over
+from unet_trainer.inference.bootstrap import interval, resampled_sums, share_above_zero
+from unet_trainer.inference.image_scores import Floats, mean_over, scores_from_counts
 from unet_trainer.runs.val_scores import ImageScore
 
-MAX_DRAWN = 20_000_000  # images in all draws together: a second or less
-MIN_DRAWS = 200
 NUM_BINS = 20
 Interval = tuple[float, float]
 
@@ -51,23 +49,16 @@ def count_array(scores: Sequence[ImageScore]) -> NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(len(rows), -1, 3)
 
 
-def class_ious(counts: NDArray[np.generic]) -> Floats:
-    """...,K,3 → ...,K; NaN where the class is in neither."""
-    hits, truth, predicted = (counts[..., column].astype(np.float64) for column in range(3))
-    union = truth + predicted - hits
-    return np.divide(hits, union, out=np.full_like(union, np.nan), where=union > 0)
-
-
 def set_scores(scores: Sequence[ImageScore]) -> SetScores | None:
     """None without images. An interval needs two of them."""
     if not scores:
         return None
     names = list(scores[0].classes)
     counts = count_array(scores)
-    per_class = class_ious(counts.sum(0))
+    per_class = scores_from_counts(counts.sum(0))["iou"]
     ends: Floats = np.full((2, len(names) + 1), np.nan)
     if len(scores) > 1:
-        drawn = class_ious(resampled_sums([counts], _num_draws(len(scores)))[0])
+        drawn = scores_from_counts(resampled_sums([counts])[0])["iou"]
         ends = interval(np.concatenate([drawn, mean_over(drawn, axis=-1)[:, None]], axis=1))
     return SetScores(
         len(scores),
@@ -83,13 +74,14 @@ def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -
     if not same_images(this, other):
         return None
     mine, theirs = (count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
-    sums = resampled_sums([mine, theirs], _num_draws(len(mine)))
-    first, second = (mean_over(class_ious(one.sum(0)), axis=-1) for one in (mine, theirs))
+    first, second, *draws = (
+        mean_over(scores_from_counts(one)["iou"], axis=-1) for one in (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
+    )
     if not (np.isfinite(first) and np.isfinite(second)):
         return None
-    draws = mean_over(class_ious(sums[0]), axis=-1) - mean_over(class_ious(sums[1]), axis=-1)
-    ends = interval(draws) if len(mine) > 1 else np.full(2, np.nan)
-    share = share_above_zero(draws) if len(mine) > 1 else np.float64(np.nan)
+    drawn = draws[0] - draws[1]
+    ends = interval(drawn) if len(mine) > 1 else np.full(2, np.nan)
+    share = share_above_zero(drawn) if len(mine) > 1 else np.float64(np.nan)
     return Difference(float(first - second), _ends(ends), _defined(float(share)), len(mine))
 
 
@@ -112,10 +104,6 @@ def histogram(scores: Sequence[ImageScore]) -> tuple[list[int], int]:
     values = [score.iou for score in scores if score.iou is not None]
     counts, _ = np.histogram(values, bins=NUM_BINS, range=(0.0, 1.0))
     return [int(number) for number in counts], len(scores) - len(values)
-
-
-def _num_draws(num_images: int) -> int:
-    return min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // max(1, num_images)))
 
 
 def _defined(value: float) -> float | None:

@@ -41,7 +41,7 @@ def forecast(
 ) -> Forecast:
     """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache.
 
-    With a time budget, the epochs are those that the run will find to have time for.
+    With a time budget, the epochs are those that the run will find to have time for; the last one may end early, with validation.
     """
     is_cached = config.cache != "none"
     train_seconds = sample.augment_seconds + (0.0 if is_cached else sample.read_seconds)
@@ -51,11 +51,14 @@ def forecast(
     per_val_sample = with_loading(cost.eval_seconds, val_seconds, config, num_cores)
     per_epoch = num_batches * per_step + num_val_samples * per_val_sample
     num_epochs = config.num_epochs
+    seconds = start_seconds + num_epochs * per_epoch
     if config.time_budget is not None:
-        once = num_train_samples // config.whole_repeats
+        once, budget = num_train_samples // config.whole_repeats, seconds_of(config.time_budget)
         most = math.ceil(wanted_views(once) * config.epoch_parts / num_train_samples)
-        num_epochs = max(1, min(most, int((seconds_of(config.time_budget) - start_seconds) / per_epoch)))
-    return Forecast(start_seconds + num_epochs * per_epoch, per_epoch, num_epochs, cost.memory)
+        num_epochs = max(1, min(most, int((budget - start_seconds) / per_epoch)))
+        least = start_seconds + per_step + num_val_samples * per_val_sample
+        seconds = max(least, min(budget, start_seconds + num_epochs * per_epoch))
+    return Forecast(seconds, per_epoch, num_epochs, cost.memory)
 
 
 def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:

@@ -17,8 +17,9 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "defaultcpuallocator",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
-    "unable to find an engine",  # cuDNN, when no algorithm gets the memory that it asks for
 )
+NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 
 PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
 
@@ -27,8 +28,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Allocators, drivers, cuBLAS, cuDNN and compilers each have their own message for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if not isinstance(error, RuntimeError):
+        return False
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(message in text for message in MESSAGES)
+    return any(message in text for message in MESSAGES) or (NO_ENGINE in text and _memory_is_short())
+
+
+def _memory_is_short() -> bool:
+    """While an error is handled, which holds the memory of the failed step."""
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < SHORT_MEMORY * total
 
 
 def peak_memory_gib(device: torch.device) -> tuple[float, float]:

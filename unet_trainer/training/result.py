@@ -6,7 +6,7 @@ import math
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import harmonic_mean
+from statistics import harmonic_mean, median_low
 from typing import Any
 
 from unet_trainer.config.schema import class_names, id_names
@@ -75,12 +75,15 @@ def _baseline(run: Run) -> Baseline | None:
 
 def _warnings(run: Run) -> list[str]:
     config, state = run.config, run.state
-    best_epoch, steps_per_epoch = state.early_stopping.best_epoch, state.learning_rate.steps_per_epoch
+    best_epoch = state.early_stopping.best_epoch
+    num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.num_cut // config.accumulation_steps
     if best_epoch == 0 and run.lost_best is not None:
         return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
-    findings = judge_model(config, state.confusion, state.history, best_epoch, steps_per_epoch)
+    sizes = [size.image for size in run.loaders.train.dataset.sizes]
+    native_size = median_low(height for height, _ in sizes), median_low(width for _, width in sizes)
+    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, num_steps, native_size)
     return [finding.text for finding in findings]
 
 

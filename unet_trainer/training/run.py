@@ -14,6 +14,7 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.wait_advice import EpochTimes, advise
 from unet_trainer.loading.worker_backends import WorkerError
 from unet_trainer.model.metrics import Scores
+from unet_trainer.reports.gallery import MAX_SECONDS, NUM_PICTURES
 from unet_trainer.reports.run_report import REPORT, write_report
 from unet_trainer.runs.event_log import EventLog, finite
 from unet_trainer.runs.following_checkpointer import AnyCheckpointer
@@ -33,10 +34,14 @@ from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.out_of_memory import peak_memory_gib
 from unet_trainer.training.rank_state import average_statistics
 from unet_trainer.training.state import EpochMetrics, TrainState
+from unet_trainer.training.time_budget import TimeBudget
 
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
 NOTED_SHARE = 0.2  # one that is off by more is told
+EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes: about, before the first validation
+MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
+MIN_PART = 0.2  # of an epoch, that is worth a validation
 
 
 @dataclass
@@ -49,10 +54,13 @@ class Run:
     checkpointer: AnyCheckpointer
     console: Console
     signals: Signals
+    budget: TimeBudget = field(default_factory=TimeBudget)
+    val_seconds: float | None = None  # that the last validation took
+    planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
+    num_cut: int = 0  # batches of epochs that the time has ended
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
-    startup_seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
     curves: ThrottledTask | None = None  # draws curves.png
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
@@ -137,6 +145,7 @@ class Run:
         train_losses = column(state.history, "train_loss")
         counts = counts_against_patience(state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses)
         improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
+        state.learning_rate.end = self.planned_end = None
         state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
         if improved:
             state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
@@ -145,15 +154,23 @@ class Run:
         return improved
 
     def fit_into_budget(self) -> None:
-        """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget."""
+        """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget; the last
+        one may be a part of an epoch."""
         state, planned = self.state, self.config.num_epochs
-        recent = column(state.history[1:][-NUM_RECENT:] or state.history, "seconds")
-        left = self.settings.budget() - self.startup_seconds - state.seconds
+        seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
+        val_seconds = seconds if self.val_seconds is None else self.val_seconds
+        left = self.processes.broadcast(self.budget.left() - self._end_seconds(self.val_seconds or 0.0))
+        whole, rest = divmod(max(0.0, left), seconds)
+        part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and self.processes.is_alone else 0.0
         samples = len(self.loaders.train.dataset)
         most = math.ceil(wanted_views(samples // self.config.whole_repeats) * self.config.epoch_parts / samples)
-        possible = max(state.epoch, min(most, state.epoch + int(left / mean(recent))))
+        possible = max(state.epoch, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
         is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
-        if possible == planned or (is_near and state.epoch > 1):
+        if is_near and state.epoch > 1 and possible != planned:
+            return
+        if part >= MIN_PART and possible < most:
+            self.planned_end = state.learning_rate.end = int((possible - 1 + part) * state.learning_rate.steps_per_epoch)
+        if possible == planned:
             return
         if abs(possible - planned) > NOTED_SHARE * planned:
             self.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
@@ -162,6 +179,34 @@ class Run:
         if abs(possible - planned) > NOTED_SHARE * planned:
             self._follow_plan(possible)
         self.checkpointer.write_config()
+
+    def is_out_of_time(self) -> bool:
+        """After a step: whether the rest of the time budget is needed for validation and the report. Where there is no time for the
+        whole epoch, the learning rate falls within the part that there is time for. The processes of a job train whole epochs."""
+        state, num_batches = self.state, len(self.loaders.train)
+        if not (self.settings.replans() and self.processes.is_alone) or state.batch == num_batches:
+            return False
+        if state.batch < MIN_BATCHES and self.budget.left() > 0:
+            return False
+        seconds = state.train_seconds / state.batch
+        val_seconds = self.val_seconds
+        if val_seconds is None:
+            val_seconds = EVAL_SHARE * seconds / self.config.batch_size * len(self.loaders.val.dataset)
+        left = self.budget.left() - val_seconds - self._end_seconds(val_seconds)
+        possible = state.batch + max(0, int(left / seconds))
+        rate, is_last = state.learning_rate, state.epoch + 1 == self.config.num_epochs
+        end = state.epoch * rate.steps_per_epoch + -(-possible // self.config.accumulation_steps)
+        rate.end = end if possible < num_batches else None if is_last else self.planned_end
+        if left > 0:
+            return False
+        self.num_cut += num_batches - state.batch
+        about = f"the rest of the time is for validation (about {val_seconds:.0f} s) and the report"
+        self.console.note(f"time_budget: epoch {state.epoch + 1} ends after {state.batch} of {num_batches} batches; {about}")
+        return True
+
+    def _end_seconds(self, val_seconds: float) -> float:
+        """Of the end of the run, where pictures are predicted as in validation."""
+        return self.budget.end_seconds(NUM_PICTURES * val_seconds / max(1, len(self.loaders.val.dataset.pairs)))
 
     def _follow_plan(self, num_epochs: int) -> None:
         """Warm-up, patience and average for another number of epochs, where they were left open."""
@@ -198,8 +243,9 @@ class Run:
             return
         self.has_report = True  # one that was interrupted by a signal is not begun again
         device = str(self.components.numerics.device)
+        seconds = min(MAX_SECONDS, self.budget.left())
         try:
-            write_report(self.checkpointer.folder, with_pictures, device)
+            write_report(self.checkpointer.folder, with_pictures and seconds > 0, device, max_seconds=seconds)
         except Exception as error:
             self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
 

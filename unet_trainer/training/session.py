@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ class Session:
     """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to resume."""
 
     def __init__(self) -> None:
+        self.started = time.perf_counter()
         self.processes = current()
         self.console = Console() if self.processes.is_main else silent_console()
         self.events = EventLog()

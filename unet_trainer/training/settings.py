@@ -29,15 +29,17 @@ from unet_trainer.model.precision import (
     inspect_hardware,
     local_device,
 )
-from unet_trainer.model.pretrained import choose_encoder_weights
+from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.findings import Finding
 from unet_trainer.system.processes import ALONE, Launch
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.config_review import review
 from unet_trainer.training.step_probe import StepProbe
+from unet_trainer.training.time_budget import TimeBudget
 
 MAX_HINTS = 3
+FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 
 
@@ -81,14 +83,21 @@ def say_precision(settings: Settings, hardware: HardwareFacts, console: Console)
 
 
 def build_settings(
-    config: Config, hardware: HardwareFacts, dataset: CheckedDataset, console: Console, resumes: bool = False
+    config: Config,
+    hardware: HardwareFacts,
+    dataset: CheckedDataset,
+    console: Console,
+    resumes: bool = False,
+    budget: TimeBudget | None = None,
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them."""
+    budget = budget or TimeBudget(config.time_budget)
     cache = Path(config.checkpoint_dir) / ".cache"
     needs_measuring = depends_on_measurements(config) and not resumes
     facts = dataset.facts(measure(config, dataset, console) if needs_measuring else None)
-    with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json") as probe:
-        settings = resolve(config, hardware, facts, announced(probe, console), partial(find_weights, console=console))
+    look_for_weights = partial(find_weights, console=console, budget=budget)
+    with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json", budget.trial_seconds()) as probe:
+        settings = resolve(config, hardware, facts, announced(probe, console), look_for_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
     say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
@@ -120,9 +129,9 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
         return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, count_cores(), bar.tick, cache)
 
 
-def find_weights(encoder: str, console: Console) -> tuple[str | None, str]:
+def find_weights(encoder: str, console: Console, budget: TimeBudget) -> tuple[str | None, str]:
     """The weights of encoder_weights: auto, fetched if that is quick."""
-    return choose_encoder_weights(encoder, console.say)
+    return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
 
 
 def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
@@ -143,7 +152,7 @@ def announced(probe: StepProbe, console: Console) -> MeasureStep:
 
     def call(config: ResolvedConfig) -> StepCost | None:
         nonlocal was_said
-        if not was_said and not probe.knows(config):
+        if not was_said and not probe.knows(config) and probe.seconds_left > 0:
             console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
             was_said = True
         cost = probe(config)

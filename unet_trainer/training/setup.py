@@ -66,11 +66,12 @@ from unet_trainer.training.run_facts import data_facts, machine_facts, model_fac
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
+from unet_trainer.training.time_budget import TimeBudget
 
 
 def set_up(config: Config, session: Session) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
-    started = time.perf_counter()
+    budget = TimeBudget(config.time_budget, session.started)
     console, signals, processes = session.console, session.signals, session.processes
     check_same_config(processes, config)
     trackers = chosen_trackers(config) if processes.is_main else []
@@ -88,7 +89,7 @@ def set_up(config: Config, session: Session) -> Run:
     with processes.in_turn("dataset"):  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same_dataset(processes, dataset, config.data_dir)
-    make_settings = partial(build_settings, config, hardware, dataset, console, resumes=earlier is not None)
+    make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
     settings = take_settings(processes, "settings", make_settings, device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)
@@ -120,7 +121,8 @@ def set_up(config: Config, session: Session) -> Run:
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     if processes.is_main:
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.lock.is_ours, session.events)
-    run = Run(settings, loaders, components, checkpointer, console, signals, events=session.events, processes=processes)
+    budget.seconds_before = state.seconds + state.train_seconds
+    run = Run(settings, loaders, components, checkpointer, console, signals, budget, events=session.events, processes=processes)
     if processes.is_main:
         run.curves = ThrottledTask("curves", partial(write_curves, folder))
         session.on_exit(partial(_finish_curves, run.curves, console))
@@ -156,11 +158,11 @@ def set_up(config: Config, session: Session) -> Run:
     if is_new:
         checkpointer.write_config()
         checkpointer.write_split()
-    run.startup_seconds = processes.broadcast(time.perf_counter() - started)
-    console.fact("Start-up", f"{run.startup_seconds:.1f} s")
+    startup_seconds = processes.broadcast(time.perf_counter() - session.started)
+    console.fact("Start-up", f"{startup_seconds:.1f} s")
     for tracker in run.trackers:
         tracker.start()
-    session.events.add("ready", startup_seconds=run.startup_seconds)
+    session.events.add("ready", startup_seconds=startup_seconds)
     return run
 
 

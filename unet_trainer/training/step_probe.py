@@ -40,7 +40,7 @@ from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
 COMPILE_SECONDS = 420.0
-MAX_AGE_SECONDS = 86_400.0  # of the file of costs: the machine may have been busy when they were measured
+MAX_AGE_SECONDS = 86_400.0  # of a cost that is kept: the machine may have been busy when it was measured
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
 # The settings that the cost of a step depends on.
 COST_KEYS = (
@@ -51,15 +51,21 @@ COST_KEYS = (
 
 
 class StepProbe:
-    """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails."""
+    """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails.
 
-    def __init__(self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None) -> None:
+    `seconds`: that all trials together may take.
+    """
+
+    def __init__(
+        self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None, seconds: float = math.inf
+    ) -> None:
         self.image_spec = image_spec
         self.hardware = hardware
         self.cache = cache
+        self.seconds_left = seconds
         self.failure = ""  # of the last trial
         self._child: subprocess.Popen[bytes] | None = None
-        self._known: dict[str, Any] = _read_cache(cache)
+        self._known = _read_cache(cache)
 
     def __enter__(self) -> StepProbe:
         return self
@@ -70,13 +76,17 @@ class StepProbe:
     def __call__(self, config: ResolvedConfig) -> StepCost | None:
         key = self._key(config)
         if key not in self._known:
-            answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+            started = time.monotonic()
+            answer: Mapping[str, Any] = {"failure": "time_budget is too short for a trial"}
+            if self.seconds_left > 0:
+                answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+            self.seconds_left -= time.monotonic() - started
             self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
             if self.failure:
                 return TOO_LARGE if answer.get("out_of_memory") else None
-            self._known[key] = answer
+            self._known[key] = time.time(), dict(answer)
             self._write_cache()
-        return StepCost(**self._known[key])
+        return StepCost(**self._known[key][1])
 
     def knows(self, config: ResolvedConfig) -> bool:
         """Whether the cost is known from an earlier trial."""
@@ -96,7 +106,7 @@ class StepProbe:
             assert child.stdout is not None
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-            limit = time.monotonic() + (COMPILE_SECONDS if compiles else ANSWER_SECONDS)
+            limit = time.monotonic() + min(COMPILE_SECONDS if compiles else ANSWER_SECONDS, self.seconds_left)
             line = b""
             while not line.endswith(b"\n"):
                 ready, _, _ = select.select([child.stdout], [], [], max(0.0, limit - time.monotonic()))
@@ -143,14 +153,15 @@ class StepProbe:
                 write_text_atomically(self.cache, json.dumps(self._known))
 
 
-def _read_cache(path: Path | None) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        if path is None or time.time() - path.stat().st_mtime > MAX_AGE_SECONDS:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return {key: value for key, value in content.items() if _is_cost(value)}
-    return {}
+def _read_cache(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
+    """By key, when each cost was measured, and the cost."""
+    known = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        content: dict[str, Any] = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        for key, (measured_at, cost) in content.items():
+            if 0 <= time.time() - measured_at <= MAX_AGE_SECONDS and _is_cost(cost):
+                known[key] = measured_at, cost
+    return known
 
 
 def _is_cost(value: Any) -> bool:

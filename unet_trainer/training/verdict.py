@@ -1,20 +1,21 @@
 """The verdict on a finished run: whether its model is better than a prediction that needs no model, and what to try if it is not.
 
-Works from the confusion matrix of the best epoch, the rows of metrics.csv and the config; reads and measures nothing itself.
+Works from the confusion matrix of the best epoch, the rows of metrics.csv and the settings; reads and measures nothing itself.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from unet_trainer.config.data_choices import STRIDE
 from unet_trainer.config.dump import value_text
 from unet_trainer.config.parsers import doubled
-from unet_trainer.config.resolved_config import ResolvedConfig
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
@@ -26,7 +27,7 @@ from unet_trainer.system.console import counted
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
 MIN_TRAIN_GAIN = 0.1  # training below it has not learned: augmentation and crops shift its IoU a little
 LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far behind
-LOST_IOU = 0.01  # a class below it is as good as never found
+LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
 MANY_EPOCHS = 5
@@ -36,6 +37,7 @@ USUAL_RATES = {"adamw": (1e-4, 5e-3, 1e-3), "adam": (1e-4, 5e-3, 1e-3), "sgd": (
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 MAX_IMAGE_SIZE = 8192
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
+LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,18 @@ class Finding:
 
 
 def judge_model(
-    config: ResolvedConfig, confusion: Confusion, history: Sequence[Row], best_epoch: int, steps_per_epoch: int
+    settings: Settings,
+    confusion: Confusion,
+    history: Sequence[Row],
+    best_epoch: int,
+    num_steps: int,
+    native_size: tuple[int, int],
 ) -> list[Finding]:
-    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once."""
+    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once.
+
+    `native_size`: height and width of the training images, as they are stored.
+    """
+    config = settings.taken
     names = id_names(config)
     baseline = best_baseline(confusion, config.num_classes, names)
     if baseline is None:
@@ -64,19 +75,20 @@ def judge_model(
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
-    few_steps = _few_steps_advice(config, len(history), steps_per_epoch)
+    few_steps = _few_steps_advice(config, num_steps, -(-num_steps // max(1, len(history))))
+    lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
+    rare_advice = _rare_class_advice(config, lost, native_size)
     findings = []
     if gain < MIN_GAIN:
-        findings.append(_no_better(config, confusion, baseline, iou, train_iou, few_steps))
+        findings.append(_no_better(settings, confusion, baseline, iou, train_iou, few_steps, rare_advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
         problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
-        findings.append(Finding(problem, few_steps + _overfitting_advice(config)))
-    lost = _lost_classes(confusion, names)
-    if lost and config.num_classes > 1:
-        problem = f"classes that the model does not find: {first_few(lost)}"
-        findings.append(Finding(problem, few_steps + _rare_class_advice(config)))
+        findings.append(Finding(problem, few_steps + _overfitting_advice(settings)))
+    if lost and (config.num_classes > 1 or gain >= MIN_GAIN):
+        problem = f"classes that the model hardly finds: {first_few(list(lost.values()))}"
+        findings.append(Finding(problem, few_steps + rare_advice))
     if _best_was_early(history, best_epoch):
-        findings.append(_early_best(config, history, best_epoch))
+        findings.append(_early_best(settings, history, best_epoch))
     return _without_repeated_advice(findings)
 
 
@@ -95,35 +107,42 @@ def _one_class_only(config: ResolvedConfig, name: str) -> Finding:
 
 
 def _no_better(
-    config: ResolvedConfig, confusion: Confusion, baseline: Baseline, iou: float, train_iou: float, few_steps: list[str]
+    settings: Settings,
+    confusion: Confusion,
+    baseline: Baseline,
+    iou: float,
+    train_iou: float,
+    few_steps: list[str],
+    rare_advice: list[str],
 ) -> Finding:
+    config = settings.taken
     problem = f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
     if config.num_classes == 1 and not any(row[1] for row in confusion):
         problem += f". No validation pixel is predicted as {id_names(config)[1]}"
     if _gain(train_iou, baseline.iou) >= MIN_TRAIN_GAIN:
         problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
-        advice = few_steps + _overfitting_advice(config)
+        advice = few_steps + _overfitting_advice(settings)
     else:
         problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
         masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
         advice = [*few_steps, masks, _rate_advice(config)]
     if config.num_classes == 1 and sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion)):
-        advice += _rare_class_advice(config)
+        advice += rare_advice
     return Finding(problem, advice)
 
 
-def _lost_classes(confusion: Confusion, names: Sequence[str]) -> list[str]:
-    """Each class that occurs in truth and is hardly ever found: its share, and what it is taken for."""
+def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dict[int, str]:
+    """Each class, from `first` on, that occurs in truth and is hardly found: its share, how much is found, what it is taken for."""
     num_pixels = sum(map(sum, confusion))
-    lost = []
-    for class_id, row in enumerate(confusion):
+    lost = {}
+    for class_id, row in list(enumerate(confusion))[first:]:
         in_truth, hits, predicted = sum(row), row[class_id], sum(counts[class_id] for counts in confusion)
         if in_truth == 0 or hits / (in_truth + predicted - hits) >= LOST_IOU:
             continue
-        iou = "never predicted" if predicted == 0 else f"IoU {hits / (in_truth + predicted - hits):.4f}"
+        iou = f"IoU {hits / (in_truth + predicted - hits):.4f}, {hits / in_truth:.1%} of them found"
         other = max(range(len(row)), key=lambda index: row[index])
         taken_for = "" if other == class_id else f", {row[other] / in_truth:.0%} of them taken for {names[other]}"
-        lost.append(f"{names[class_id]} ({_share(in_truth, num_pixels)}{taken_for}; {iou})")
+        lost[class_id] = f"{names[class_id]} ({_share(in_truth, num_pixels)}{taken_for}; {iou if predicted else 'never predicted'})"
     return lost
 
 
@@ -141,7 +160,8 @@ def _best_was_early(history: Sequence[Row], best_epoch: int) -> bool:
     return loss_fell and max(column(later, "train_iou")) > best.get("val_iou", 1.0) + NOISE
 
 
-def _early_best(config: ResolvedConfig, history: Sequence[Row], best_epoch: int) -> Finding:
+def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> Finding:
+    config = settings.taken
     best, later = history[best_epoch - 1], history[best_epoch:]
     lowest = min(column(later, "train_loss"))
     problem = (
@@ -154,11 +174,10 @@ def _early_best(config: ResolvedConfig, history: Sequence[Row], best_epoch: int)
     if config.ema_decay is not None:
         advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
     advice.append(f"a lower rate: {_setting('learning_rate', _rounded(config.learning_rate / 10))}")
-    return Finding(problem, advice + _overfitting_advice(config))
+    return Finding(problem, advice + _overfitting_advice(settings))
 
 
-def _few_steps_advice(config: ResolvedConfig, epochs: int, steps_per_epoch: int) -> list[str]:
-    num_steps = epochs * steps_per_epoch
+def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:
     if num_steps >= ENOUGH_STEPS:
         return []
     more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch)))
@@ -176,30 +195,33 @@ def _rate_advice(config: ResolvedConfig) -> str:
     return f"learning_rate: {rate:g} is {size} for {config.optimizer}: {_setting('learning_rate', usual)}"
 
 
-def _overfitting_advice(config: ResolvedConfig) -> list[str]:
-    settings = []
-    if config.augmentation in ("none", "default"):
-        settings.append(_setting("augmentation", "strong"))
-    if config.encoder_weights is None:
-        settings.append(_setting("encoder_weights", "imagenet"))
+def _overfitting_advice(settings: Settings) -> list[str]:
+    ideas = []
+    if settings.taken.augmentation in ("none", "default"):
+        ideas.append(_setting("augmentation", "strong"))
+    if settings.taken.encoder_weights is None and settings.asked.encoder_weights != "auto":  # which has looked for them
+        ideas.append(_setting("encoder_weights", "imagenet"))
     return [
-        f"overfitting: {', '.join([*settings, 'more training images'])}",
+        f"overfitting: {', '.join([*ideas, 'more training images'])}",
         "validation images may be of another kind than those trained on (another camera, patient or mask coding): compare the "
         "pictures in samples/, or try another split (seed, or a split_file)",
     ]
 
 
-def _rare_class_advice(config: ResolvedConfig) -> list[str]:
+def _rare_class_advice(config: ResolvedConfig, lost: Container[int], native_size: tuple[int, int]) -> list[str]:
     advice = []
-    if config.fit == "resize":
-        sides = [min(2 * side, MAX_IMAGE_SIZE) for side in config.shape]
+    natives = native_size if isinstance(config.image_size, tuple) else (max(native_size),) * 2
+    most = [min(-(-native // STRIDE) * STRIDE, MAX_IMAGE_SIZE) for native in natives]
+    sides = [max(side, min(2 * side, limit)) for side, limit in zip(config.shape, most, strict=True)]
+    if config.fit == "resize" and tuple(sides) != config.shape:
         larger = sides if isinstance(config.image_size, tuple) else sides[0]
         crops = f"{_setting('fit', 'crop')} {_setting('rare_class_crops', 0.5)}"
         advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
-    elif config.rare_class_crops < 0.5:
+    if config.fit == "crop" and config.rare_class_crops < 0.5:
         advice.append(f"more crops around rare classes: {_setting('rare_class_crops', 0.5)}")
-    if config.class_weights is None:  # which auto takes with one class
-        weights = "auto" if config.num_classes > 1 else [FOREGROUND_WEIGHT]
+    if config.class_weights is None:
+        weights = [LOST_CLASS_WEIGHT if class_id in lost else 1.0 for class_id in range(config.num_classes)]
+        weights = weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]
         advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', weights)}")
     if not HARD_CLASS_LOSSES & config.loss.keys():
         advice.append(f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}")
