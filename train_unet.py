@@ -34,26 +34,23 @@ import sys
 if __name__ == "__main__":  # Ctrl-C during the imports below would be a traceback
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-import contextlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import Script, run_command_line
+from unet_trainer.commands.command_line import Script, exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config
-from unet_trainer.config.safe_yaml import NULLS
-from unet_trainer.config.schema import DEMO_DIR, Config, is_demo_dir
-from unet_trainer.loading.wait_advice import EpochTimes
-from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.system.signals import Interrupted, exit_process
+from unet_trainer.config.load import load_config, load_with_demo
+from unet_trainer.config.optional_packages import check_trackers, check_url
+from unet_trainer.config.schema import Config
+from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
+from unet_trainer.system.signals import Interrupted, Signals, exit_process
+from unet_trainer.training.errors import TrainingFailed
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
-    from unet_trainer.runs.history import Row
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
+    from unet_trainer.training.history import Row
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 
@@ -70,41 +67,11 @@ CONFIG: dict[str, Any] = {
     "compile_model": "auto",  # True: faster still, after a minute of compiling
     "early_stopping_patience": "auto",  # 10: stop when val IoU has not improved for 10 epochs
 }
-# What the demo takes where CONFIG says auto or nothing: a small model for a CPU, done in a minute or two.
-DEMO: dict[str, Any] = {
-    "run_name": "demo",
-    "image_size": 96,
-    "fit": "resize",
-    "augmentation": "default",
-    "cutmix": 0,
-    "cache": "none",
-    "encoder": "tu-mobilenetv3_small_050",
-    "encoder_weights": None,
-    "decoder_channels": [96, 48, 32, 16, 8],
-    "loss": {"dice": 1.0, "cross_entropy": 1.0},
-    "class_weights": None,
-    "decoder_attention": "none",
-    "deep_supervision": 0,
-    "batch_size": 8,
-    "num_epochs": 7,
-    "learning_rate": 4e-3,
-    "weight_decay": 1e-4,
-    "warmup_epochs": 0,
-    "ema_decay": None,
-    "early_stopping_patience": None,
-    "use_amp": False,
-    "compile_model": False,
-}
 
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
-    """CONFIG plus overrides; with what the demo takes for what is open while data_dir is the demo's."""
-    given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
-    is_demo = is_demo_dir(str({**CONFIG, **given}.get("data_dir", DEMO_DIR)))
-    demo = {name: value for name, value in DEMO.items() if CONFIG.get(name, "auto") == "auto"} if is_demo else {}
-    if str({**CONFIG, **given}.get("time_budget") or "null").lower() not in NULLS:
-        demo.pop("num_epochs", None)  # the time decides it
-    return load_config({**CONFIG, **demo}, overrides)
+    """CONFIG plus overrides; while data_dir is the demo's, what they leave open comes from configs/demo.yaml."""
+    return load_with_demo(CONFIG, overrides, Path(__file__).parent / "configs" / "demo.yaml")
 
 
 def train(
@@ -122,14 +89,19 @@ def train(
     from unet_trainer.training.session import Session
 
     with Session() as session:
+        if session.processes.is_main:
+            check_trackers(config)
+        check_url("data_dir", config.data_dir)
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
         with session.importing():
+            from unet_trainer.inference.tile_choice import choose_tile
+            from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.recovery import Recovery
             from unet_trainer.training.result import report
             from unet_trainer.training.setup import set_up
 
-        run = set_up(config, session)
+        run = set_up(config, session, write_report)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             while not run.is_finished():
                 with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
@@ -142,83 +114,31 @@ def train(
                         run.checkpointer.finish()
                     if on_epoch is not None and run.processes.is_main:
                         on_epoch(dict(row))
-        return report(run)
+        return report(run, choose_tile, session.close_parts)
 
 
 def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
-    from unet_trainer.runs.errors import NonFinite
-    from unet_trainer.training.step import accumulation_groups
-    from unet_trainer.training.wait_meter import WaitMeter
+    from unet_trainer.training.run import TrainingEpoch
 
-    config, state, loader, step = run.config, run.state, run.loaders.train, run.components.train_step
-    first_batch, first_step = state.epoch * len(loader), state.epoch * state.learning_rate.steps_per_epoch
-    read_seconds = augment_seconds = num_read = 0.0
-    if state.batch == 0:
-        run.console.epoch_begins(state.epoch + 1, config.num_epochs)
-    run.components.set_training_mode(state.epoch)
-    run.loaders.prepare(state.epoch, state.batch, is_last=state.epoch + 1 == config.num_epochs)
-    meter = WaitMeter(step.device, state.wait_seconds)
-    started = time.perf_counter() - state.train_seconds
-    with (
-        run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(loader), num_done=state.batch) as bar,
-        contextlib.closing(loader.epoch(state.epoch, state.batch, run.signals.is_stopping)) as batches,
-    ):
-        for group in accumulation_groups(state.batch, len(loader), config.accumulation_steps):
+    state, step, accumulation_steps = run.state, run.components.train_step, run.config.accumulation_steps
+    with TrainingEpoch(run) as epoch:
+        for group in epoch.groups():
             for index in group:
-                batch = meter.wait_for(partial(run.next_batch, batches, index))
-                meter.step_begins()
+                batch = epoch.next_batch(index)
                 if index == group.start:
                     run.begin_step(index)
-                    step.begin_group(len(group), first_batch + index)
+                    step.begin_group(len(group), epoch.first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:
-                    step.optimizer_step(state.metrics, state.learning_rate.at(first_step + index // config.accumulation_steps))
-                meter.step_ends()
-                read_seconds += batch.read_seconds
-                augment_seconds += batch.augment_seconds
-                num_read += batch.num_images
-                bar.tick()
-                if (seen := state.metrics.peek()) is not None:
-                    bar.show(*seen)
-            state.batch = group.stop
-            state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.seconds
-            run.between_steps()
-            if run.is_out_of_time():
-                break
-        step.guard.check()
-        metrics = run.end_training()  # waits for the device, once an epoch
-        loss, iou = metrics.loss(), metrics.scores().iou
-        bar.show(loss, iou)
-    state.train_seconds, state.wait_seconds = time.perf_counter() - started, meter.finish()
-    num_steps = -(-state.batch // config.accumulation_steps)
-    if not math.isfinite(loss) or int(metrics.num_nan) == num_steps:
-        raise NonFinite("no step of the epoch was finite", batch_number=first_batch)
-    run.times = EpochTimes(
-        images_per_second=metrics.num_images / state.train_seconds,
-        data_wait=state.wait_seconds / state.train_seconds,
-        read_seconds=read_seconds / max(1.0, num_read),
-        augment_seconds=augment_seconds / max(1.0, num_read),
-        num_workers=loader.num_workers,
-    )
-    memory, reserved = run.peak_memory_gib()
-    return {
-        "epoch": state.epoch + 1,
-        "train_loss": loss,
-        "train_iou": iou,
-        "learning_rate": state.learning_rate.at(first_step + num_steps - 1),
-        "images_per_second": run.times.images_per_second,
-        "data_wait": run.times.data_wait,
-        "skipped_steps": int(state.metrics.num_skipped),
-        "nan_steps": int(state.metrics.num_nan),
-        "peak_memory_gib": memory,
-        "peak_reserved_gib": reserved,
-    }
+                    step.optimizer_step(state.metrics, state.learning_rate.at(epoch.first_step + index // accumulation_steps))
+                epoch.batch_done(batch)
+        return epoch.finish()
 
 
 def validate(run: Run, row: Row) -> Evaluation:
     """One pass over the validation images; fills in the rest of the epoch's row."""
-    from unet_trainer.runs.errors import NonFinite
+    from unet_trainer.training.errors import NonFinite
     from unet_trainer.training.evaluation import evaluate
 
     started = time.perf_counter()
@@ -236,15 +156,21 @@ def validate(run: Run, row: Row) -> Evaluation:
     if found.first_bad_batch is not None:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
-    run.val_seconds = time.perf_counter() - started
-    row["seconds"] = run.state.train_seconds + run.val_seconds
+    run.budget.val_seconds = time.perf_counter() - started
+    row["seconds"] = run.state.train_seconds + run.budget.val_seconds
     row |= run.processes.broadcast(row)  # times differ; all judge by the same row
     return found
 
 
+@exit_codes
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return run_command_line(sys.argv[1:] if arguments is None else arguments, Script(Path(__file__), __doc__, script_config, train))
+    """The command line: trains, or runs the command that the first argument names. Returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if (command := find_command(words)) is not None:
+        with Signals():  # SIGTERM tidies up as Ctrl-C does
+            return command(words[1:], Script(Path(__file__), script_config))
+    result = train(read_training_command(words, __doc__, script_config))
+    return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -33,13 +33,40 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(shared_folder: Path) -> Path:
     """12 pairs of 64×64, masks in {0, 255}; 10 train and 2 validate at the default val_fraction. Read-only by agreement."""
+    from filelock import FileLock
+
     from unet_trainer.datasets.demo import write_demo
 
-    folder = tmp_path_factory.mktemp("tiny")
-    write_demo(folder / "data", num_images=12, side=64)
-    return folder / "data"
+    with FileLock(shared_folder / "tiny.lock"):
+        if not (shared_folder / "tiny").is_dir():
+            write_demo(shared_folder / "tiny.new/data", num_images=12, side=64)
+            (shared_folder / "tiny.new").rename(shared_folder / "tiny")
+    return shared_folder / "tiny/data"
+
+
+@pytest.fixture(scope="session")
+def trained_run(tiny_data: Path, shared_folder: Path) -> Path:
+    """The folder of a finished run of a real U-Net with its report and pictures, trained once. Read-only by agreement: copy it."""
+    from filelock import FileLock
+
+    from train_unet import train
+
+    folder = shared_folder / "trained/demo"
+    # Tracing resnet18 takes a third of the time that the encoder of TINY_MODEL takes.
+    settings = {**TINY_MODEL, "encoder": "resnet18", "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
+    with FileLock(shared_folder / "trained.lock"):
+        if not (folder / "result.json").exists():
+            train(settings, data_dir=str(tiny_data), checkpoint_dir=str(folder.parent), run_name="demo", device="cpu")
+    return folder
 
 
 @pytest.fixture
@@ -73,21 +100,24 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
 def no_shards_open() -> Iterator[None]:
     """Shards that a test opened are closed for the next."""
     yield
-    for module, table in (("unet_trainer.shards.shard_store", "_open"), ("unet_trainer.datasets.shard_places", "_opened")):
+    for module, table in (("unet_trainer.images.file_bytes", "open_stores"), ("unet_trainer.datasets.shards", "_opened")):
         if module in sys.modules:
             getattr(sys.modules[module], table).clear()
 
 
 @pytest.fixture(autouse=True)
-def reports_without_pictures() -> Iterator[None]:
-    """Runs in this process write their report without loading best.pt and predicting: a second for each run of the suite.
+def quick_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs in this process draw no curves, and write their report without loading best.pt and predicting: two seconds for each run
+    of the suite. Tests of these pictures are marked real_pictures.
 
     Patches of its own: the fixture monkeypatch, begun here, would be undone after small_network, and leave that in place.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if "unet_trainer.training.run" in sys.modules:
-            write = sys.modules["unet_trainer.reports.run_report"].write_report
-            patch.setattr("unet_trainer.training.run.write_report", lambda folder, *_, **__: write(folder, with_pictures=False))
+        if "train_unet" in sys.modules and request.node.get_closest_marker("real_pictures") is None:
+            from unet_trainer.reports.gallery import Gallery
+
+            patch.setattr("unet_trainer.reports.run_report.make_gallery", lambda *_: Gallery())
+            patch.setattr("unet_trainer.training.curves.draw_curves", lambda summary: b"")
         yield
 
 

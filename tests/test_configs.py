@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
@@ -47,25 +44,13 @@ def test_default_yaml_is_what_the_code_writes():
     )
 
 
-def test_command_that_rewrites_default_yaml_does_so(tmp_path):
-    (tmp_path / "configs").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", REWRITE_DEFAULT], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "configs" / "default.yaml").read_text(encoding="utf-8") == to_yaml(Config(), DEFAULT_HEADER)
-
-
 def test_default_yaml_lists_every_key_in_order_and_is_the_defaults():
     assert list(parse_yaml(read("default"))) == list(FIELDS)
     assert load_config(ROOT / "configs" / "default.yaml") == Config()
 
 
-def test_demo_yaml_is_the_dict_of_the_script():
-    assert set(parse_yaml(read("demo"))) == {**train_unet.DEMO, **train_unet.CONFIG}.keys()
+def test_demo_yaml_is_what_the_script_trains():
     assert load_config(ROOT / "configs" / "demo.yaml") == train_unet.script_config()
-
-
-def test_every_file_is_tested_here():
-    assert {file.name for file in FILES} == {f"{name}.yaml" for name in ("default", "demo", *PROMISES)}
 
 
 @pytest.mark.parametrize("name", PROMISES)
@@ -79,12 +64,6 @@ def test_preset_names_its_runs_after_itself_and_leaves_data_and_device_open(name
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert config.run_name == name
     assert (config.data_dir, config.device, config.resume, config.seed) == ("data/demo", "auto", None, 42)
-
-
-def test_low_memory_steps_on_the_effective_batch_of_fast():
-    low_memory, fast = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("low_memory", "fast"))
-    assert low_memory.accumulation_steps > 1
-    assert low_memory.batch_size * low_memory.accumulation_steps == fast.batch_size * fast.accumulation_steps
 
 
 def test_no_preset_needs_the_internet():
@@ -105,13 +84,6 @@ def test_file_begins_with_the_command_that_runs_it(file):
     assert (python, script, path) == ("python", "train_unet.py", f"configs/{file.name}")
     assert overrides == ([] if file.stem == "demo" else ["data_dir=data/mine"])
     load_config(file, overrides)
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_file_says_in_a_comment_what_it_is_for(file):
-    second_line = file.read_text(encoding="utf-8").splitlines()[1]
-    assert second_line.startswith("# ")
-    assert second_line.endswith(".")
 
 
 @pytest.mark.parametrize("name", ["fast", "production", "max_batch", "low_memory", "older_gpu", "stable"])

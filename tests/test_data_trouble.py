@@ -56,8 +56,7 @@ def repaint(path):
 # Content that changes
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_image_whose_content_changes_in_a_run_is_named_once(num_workers, config, data, capsys):
+def test_an_image_whose_content_changes_in_a_run_is_named_once(config, data, capsys):
     victims = []
 
     def change(row):
@@ -67,7 +66,7 @@ def test_an_image_whose_content_changes_in_a_run_is_named_once(num_workers, conf
             mask.touch()  # another time, the same content
             victims.append(image)
 
-    train(config, on_epoch=change, num_epochs=4, num_workers=num_workers)
+    train(config, on_epoch=change, num_epochs=4, num_workers=1)
     said = capsys.readouterr().out
     assert said.count("changed since the run began") == 1
     assert f"Warning: 1 file has changed since the run began, and is trained on as it is now: {victims[0]}" in said
@@ -88,18 +87,11 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     assert said.count("changed since the run began") == 1
 
 
-def test_nothing_is_said_of_files_that_stay_as_they_are(config, capsys):
-    train(config, num_epochs=1)
-    train(config, num_epochs=2, resume="auto")
-    assert "changed since the run began" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("make", "name", "reason"),
     [
         (lambda: empty_png(20_000, 20_000), "image", "20000×20000 pixels: a decompression bomb"),
-        (lambda: empty_png(20_000, 20_000), "mask", "20000×20000 pixels: a decompression bomb"),
-        (lambda: shared_strip_tiff(9000, 9000, 60), "image", "on 60 pages: a decompression bomb"),
+        (lambda: shared_strip_tiff(9000, 9000, 60), "mask", "on 60 pages: a decompression bomb"),
         (lambda: point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")), "image", "point back at each other"),
     ],
 )
@@ -121,15 +113,14 @@ def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(make, name, reason, 
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_pipe_in_the_place_of_an_image_is_named_and_not_waited_for(num_workers, config, data):
+def test_a_pipe_in_the_place_of_an_image_is_named_and_not_waited_for(config, data):
     def swap(row):
         victim = data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0]
         victim.unlink()
         os.mkfifo(victim)
 
     with pytest.raises(UserError, match=r"\.jpg: a pipe, a socket or a device; need a file; .*last\.pt is whole"):
-        train(config, on_epoch=swap, num_workers=num_workers, num_epochs=3)
+        train(config, on_epoch=swap, num_workers=1, num_epochs=3)
 
 
 @pytest.fixture
@@ -148,16 +139,14 @@ def dead_disk(monkeypatch):
     is_over.set()
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(accumulation_steps, config, dead_disk):
+def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, dead_disk):
     with pytest.raises(
         TrainingFailed, match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; .*whole"
     ):
-        train(config, on_epoch=lambda row: dead_disk(), num_epochs=3, worker_timeout=1, accumulation_steps=accumulation_steps)
+        train(config, on_epoch=lambda row: dead_disk(), num_epochs=3, worker_timeout=1, accumulation_steps=2)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(accumulation_steps, config, dead_disk):
+def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_disk):
     def terminate():
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -167,7 +156,7 @@ def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(accumulation_ste
         threading.Thread(target=terminate).start()
 
     with pytest.raises(Interrupted):
-        train(config, on_epoch=die, num_epochs=3, worker_timeout=None, accumulation_steps=accumulation_steps)
+        train(config, on_epoch=die, num_epochs=3, worker_timeout=None)
     assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
 
 
@@ -178,18 +167,11 @@ def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dea
             train(config, cache=place, worker_timeout=1)
 
 
-def start_check(config, *more):
-    command = [sys.executable, "train_unet.py", "check", *words(config), *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data):
+def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data, capsys):
     (data / "images/cells_000.jpg").unlink()
     (data / "images/cells_000.tif").write_bytes(point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")))
-    with start_check(config) as process:
-        said, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in said
+    assert main(["check", *words(config)]) == 2
+    assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in capsys.readouterr().out
 
 
 # Names
@@ -244,8 +226,9 @@ def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys
     (nasty / "images/nl\nname.jpg").write_bytes(b"no image")
     assert main(["check", *words(config)]) == 2
     said = capsys.readouterr().out
-    assert "esc\\x1b[31mred.jpg: not an image that can be decoded" in said
-    assert "nl\\nname.jpg: not an image" in said
+    assert "not an image that can be decoded (2 files):" in said
+    assert "esc\\x1b[31mred.jpg" in said
+    assert "nl\\nname.jpg" in said
     assert main(words(config)) == 2
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
@@ -259,9 +242,8 @@ def cache_files(config):
     return sorted(Path(config["checkpoint_dir"]).glob(".cache/*.pixels"), key=lambda path: -path.stat().st_size)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(num_workers, config, capsys):
-    config = {**config, "num_workers": num_workers}
+def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys):
+    config = {**config, "num_workers": 1}
     straight = train(config, cache="none", run_name="straight")
     train(config, cache="disk", run_name="filled")
     for path in cache_files(config):
@@ -272,18 +254,15 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(num_workers, c
     said = capsys.readouterr().out
     assert said.count("Warning: cache: the file of decoded pairs was changed by something else; what is damaged in it is read") == 2
     assert cache_files(config) == []
-    train(config, cache="disk", run_name="anew")
-    assert "Warning: cache" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(num_workers, config, capsys):
+def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(config, capsys):
     def cut(row):
         if row["epoch"] == 1:
             for path in cache_files(config):
                 os.truncate(path, 1000)
 
-    config = {**config, "num_workers": num_workers, "num_epochs": 3}
+    config = {**config, "num_workers": 1, "num_epochs": 3}
     straight = train(config, cache="none", run_name="straight")
     broken = train(config, cache="disk", run_name="broken", on_epoch=cut)
     assert weights_digest(broken.run_dir) == weights_digest(straight.run_dir)
@@ -293,7 +272,7 @@ def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(num_worker
 def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
     """A child that hangs in its item never sees that its parent is gone."""
     script = (
-        "import os, time; from unet_trainer.system.forked_map import forked_map\n"
+        "import os, time; from unet_trainer.system.concurrency import forked_map\n"
         "def hang(item, read_stderr):\n    print(os.getpid(), flush=True); time.sleep(600)\n"
         "list(forked_map(hang, [0], 1))"
     )
@@ -307,20 +286,16 @@ def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
 # Our own pictures
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
-def test_our_own_pictures_do_not_become_data(is_flat, config, data, monkeypatch, capsys):
-    """data_dir: . beside checkpoints/, with images and masks in folders of their own or in one."""
-    if is_flat:
-        for path in [*data.glob("images/*"), *data.glob("masks/*")]:
-            path.rename(data / f"{path.stem}{'_mask' if path.parent.name == 'masks' else ''}{path.suffix}")
-        for name in ("images", "masks"):
-            (data / name).rmdir()
+def test_our_own_pictures_do_not_become_data(config, data, monkeypatch, capsys):
+    """data_dir: . beside checkpoints/, with images and masks in one folder."""
+    for path in [*data.glob("images/*"), *data.glob("masks/*")]:
+        path.rename(data / f"{path.stem}{'_mask' if path.parent.name == 'masks' else ''}{path.suffix}")
+    for name in ("images", "masks"):
+        (data / name).rmdir()
     monkeypatch.chdir(data)
     config = {**config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
-    for _ in range(2):
-        train(config)
-        assert main(["check", *words(config)]) == 0
+    train(config)
+    assert main(["check", *words(config)]) == 0
     shutil.rmtree("checkpoints/.scan")  # the run's folder alone tells what it is
     train(config)
-    said = capsys.readouterr().out
-    assert said.count("10 train, 2 val") == 5
+    assert capsys.readouterr().out.count("10 train, 2 val") == 3

@@ -27,7 +27,7 @@ def test_the_notebook_is_kept_without_outputs():
 def test_the_notebook_trains_shows_and_predicts(tmp_path):
     for package in ("nbclient", "ipykernel"):
         pytest.importorskip(package, reason=f"{package} is not installed (requirements-dev.txt)")
-    for name in ("train_unet.py", "unet_trainer"):
+    for name in ("train_unet.py", "unet_trainer", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     command = [sys.executable, "-c", RUN, str(NOTEBOOK), str(tmp_path), str(tmp_path / "done.ipynb")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

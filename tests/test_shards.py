@@ -14,9 +14,10 @@ from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
-from unet_trainer.datasets import shard_places
-from unet_trainer.inference.validation_images import find_validation_pairs
-from unet_trainer.shards import shard_store
+from unet_trainer.datasets import shard_files
+from unet_trainer.datasets import shards as module
+from unet_trainer.images.file_bytes import open_stores
+from unet_trainer.inference.evaluation_data import find_validation_pairs
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,7 @@ def assert_same(one, other):
     assert timeless_rows(one) == timeless_rows(other)
 
 
-@pytest.mark.parametrize("fit", ["resize", "crop"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("fit", "num_workers"), [("resize", 0), ("crop", 2)])
 def test_shards_train_to_the_same_bits_as_files(run, shards, fit, num_workers):
     settings = {"fit": fit, "num_workers": num_workers}
     assert_same(run("files", **settings), run("shards", data_dir=str(shards), **settings))
@@ -69,20 +69,16 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
     run("shards", data_dir=str(shards))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, num_workers, monkeypatch):
-    from unet_trainer.shards import remote_files
-
-    monkeypatch.setattr(remote_files.RemoteFiles.__init__, "__defaults__", ((0.01,) * 6, None))
+def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, monkeypatch):
+    monkeypatch.setattr(shard_files.RemoteFiles.__init__, "__defaults__", ((0.01,) * 6, None, None))
     server.faults.extend([503, "cut", "garbage", 0.3, "hang up", "whole", 500])
-    settings = {"num_workers": num_workers}
-    assert_same(run("files", **settings), run("remote", data_dir=server.url, **settings))
+    assert_same(run("files", num_workers=2), run("remote", data_dir=server.url, num_workers=2))
     assert not server.faults
 
 
 def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
     run("first", data_dir=server.url)
-    shard_places._opened.clear()
+    module._opened.clear()
     before = server.num_bytes
     run("second", data_dir=server.url)
     assert server.num_bytes - before == (server.folder / "shards.json").stat().st_size + 1  # a byte, to see that it gives parts
@@ -90,15 +86,14 @@ def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
 
 def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, shards, tmp_path, monkeypatch):
     from unet_trainer.config.errors import UserError
-    from unet_trainer.shards import remote_files
 
-    monkeypatch.setattr(remote_files.RemoteFiles.__init__, "__defaults__", ((0.01,), None))
+    monkeypatch.setattr(shard_files.RemoteFiles.__init__, "__defaults__", ((0.01,), None, None))
     server.every = (1, 404)
     with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
         run("gone", data_dir=server.url)
     server.every = (1, "garbage")
-    shard_places._opened.clear()
-    with pytest.raises(UserError, match=r"data-00000\d.tar/.*: not what the index says of it"):
+    module._opened.clear()
+    with pytest.raises(UserError, match=r"data-00000\d.tar/.*: its content differs from the index"):
         run("changed", data_dir=server.url)
 
 
@@ -156,7 +151,7 @@ def test_kills_at_random_moments_change_no_bit_of_a_run_on_shards(tiny_config, s
 def test_evaluate_and_report_take_shards(run, shards, capsys, monkeypatch):
     folder = run("run", data_dir=str(shards), num_epochs=1)
     for command in ("evaluate", "report"):
-        monkeypatch.setattr(shard_store, "_open", {})
+        open_stores.clear()
         assert main([command, str(folder)]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
     assert f"2 images of {shards}: val" in said
@@ -166,9 +161,9 @@ def test_evaluate_and_report_take_shards(run, shards, capsys, monkeypatch):
 @pytest.mark.real_network
 def test_runs_on_files_and_on_shards_of_them_are_compared_and_their_tables_predicted(run, shards, tmp_path, capsys, monkeypatch):
     files, stored = run("files", num_epochs=1), run("stored", data_dir=str(shards), num_epochs=1)
-    monkeypatch.setattr(shard_store, "_open", {})
+    open_stores.clear()
     assert main(["evaluate", str(files), "--compare", str(stored)]) == 0, capsys.readouterr()
-    monkeypatch.setattr(shard_store, "_open", {})
+    open_stores.clear()
     assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, capsys.readouterr()
     assert len(list((tmp_path / "out").rglob("*.png"))) == 12
 
@@ -176,14 +171,14 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_and_their_tables_predi
 def test_check_takes_shards(shards, tmp_path, capsys):
     assert main(["check", f"data_dir={shards}", f"checkpoint_dir={tmp_path}"]) == 0
     said = capsys.readouterr().out
-    assert "Nothing stands in the way of training" in said
+    assert "Ready to train with these settings" in said
     assert f"data_dir: {shards}" in said
 
 
 def test_validation_images_are_found_in_shards_wherever_they_lie_now(run, shards, monkeypatch):
     model = run("run") / "best.pt"
     of_files = find_validation_pairs(model)
-    monkeypatch.setattr(shard_store, "_open", {})
+    open_stores.clear()
     of_shards = find_validation_pairs(model, shards)
     assert [pair.name for pair in of_files] == [pair.name for pair in of_shards]
     assert all(".tar" in str(pair.image) for pair in of_shards)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import json
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
 import struct
@@ -20,36 +22,52 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import train_unet
 from helpers.checkpoints import save_model, small_segmenter, small_spec
 from helpers.killed_runs import HANG_SECONDS, start, train_once
-from helpers.mutations import image_files, mutated, mutated_fields
+from helpers.mutations import image_files, mutated, mutated_fields, mutated_json
+from helpers.no_files import spoil
 from helpers.project import ROOT, TINY_MODEL
+from helpers.report_runs import write_run
 from helpers.runs import timeless_rows, weights_digest, words
 from helpers.soak import SEED, Findings, rounds
-from train_unet import script_config
-from unet_trainer.commands.command_line import Script, run_command_line
+from train_unet import main
+from unet_trainer.commands import runs
+from unet_trainer.commands.compare import comparison_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS
+from unet_trainer.datasets.converted import has_pages, page_types
 from unet_trainer.datasets.demo import write_demo
-from unet_trainer.datasets.stacks import count_pages, has_pages
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.georeference import read_georeference
 from unet_trainer.images.image_files import decode_image, decode_mask_or_alpha, refuse_bomb
 from unet_trainer.images.image_readers import open_reader, read_small
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.tiff_files import read_georeference
 from unet_trainer.inference.model_files import read_model
-from unet_trainer.runs.checkpoint_file import read_checkpoint, write_checkpoint
-from unet_trainer.system.forked_map import Crash, forked_map
+from unet_trainer.reports.comparison import compare_runs, render_comparison
+from unet_trainer.reports.run_report import render_report
+from unet_trainer.system.concurrency import Crash, forked_map
+from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.training.curves import draw_curves
+from unet_trainer.training.history import write_metrics, write_result
+from unet_trainer.training.run_summary import read_run_summary
 
 pytestmark = pytest.mark.soak
 
 CHUNK = 100  # mutations that one child tries
 MEMORY = 6 * 2**30  # bytes that it may map
+
+
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
 
 
 # Images
@@ -60,7 +78,7 @@ def try_image(data, path):
     path.write_bytes(data)
 
     def read_parts():
-        with open_reader(path, 3) as reader:
+        with open_reader(path, RGB_8BIT) as reader:
             height, width = reader.size
             reader.read(slice(0, min(height, 8)), slice(0, min(width, 8)))
 
@@ -68,12 +86,12 @@ def try_image(data, path):
         "refuse_bomb": lambda: refuse_bomb(data),
         "decode_image": lambda: decode_image(data),
         "decode_mask": lambda: decode_mask_or_alpha(data),
-        "read_small": lambda: read_small(path, 3),
+        "read_small": lambda: read_small(path, RGB_8BIT),
         "open_reader": read_parts,
-        "count_pages": lambda: has_pages(path) and count_pages(path),
+        "page_types": lambda: has_pages(path) and page_types(path),
         "georeference": lambda: read_georeference(path),
         **{name: (lambda name=name: getattr(headers, name)(data)) for name in (
-            "has_alpha", "has_palette", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "displayed_size", "stored_size",
+            "channels_with_alpha", "has_palette", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "displayed_size", "stored_size",
         )},
     }  # fmt: skip
     is_image = True
@@ -96,10 +114,6 @@ def test_mutated_images_of_every_format_are_read_or_refused(tmp_path):
     files = image_files()
     names, whole = list(files), list(files.values())
     findings = Findings("mutated images")
-
-    def limit_memory():
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        warnings.simplefilter("ignore")
 
     def mutation(chunk, number):
         rng = np.random.default_rng([SEED, chunk, number])
@@ -213,14 +227,9 @@ SETTING_VALUES = [
 ]
 
 
-class Untrained:
-    unwritten: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    script = Script(ROOT / "train_unet.py", "", script_config, lambda config: Untrained())
+    monkeypatch.setattr(train_unet, "train", lambda config: SimpleNamespace(unwritten=[], missing=[]))
     findings = Findings("command lines")
     for number in rounds(least=500):
         chooser = random.Random(f"{SEED} {number}")
@@ -229,7 +238,7 @@ def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkey
         out, err = io.StringIO(), io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = run_command_line(line, script)
+                code = main(line)
         except SystemExit as leaving:  # argparse
             code = leaving.code
         except BaseException:
@@ -281,6 +290,192 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
             findings.found(f"turn {turn}", f"other weights, or exit code {last.exitcode}: {log.read_text()[-500:]}")
         elif timeless_rows(folders[0]) != timeless_rows(folders[1]):
             findings.found(f"turn {turn}", "other rows of metrics.csv")
+    findings.check()
+
+
+# Files of runs, shown
+
+
+def mutate_run_file(path, chooser, rng):
+    if path.suffix in (".json", ".jsonl"):
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        chosen = chooser.randrange(len(lines))
+        lines[chosen] = json.dumps(mutated_json(json.loads(lines[chosen]), chooser))
+        path.write_text("\n".join(lines) + "\n")
+    elif path.suffix == ".csv" and chooser.random() < 0.5:
+        rows = [line.split(",") for line in path.read_text().splitlines()]
+        row = chooser.choice(rows)
+        row[chooser.randrange(len(row))] = chooser.choice(["", "nan", "inf", "-1", "1e400", "x", "9" * 30, "\0", '"', "a,b", "0"])
+        path.write_text("\n".join(",".join(row) for row in rows) + "\n")
+    else:
+        path.write_bytes(mutated(path.read_bytes(), rng))
+
+
+def show_run(folder, good):
+    """All that shows a run."""
+    summaries = [read_run_summary(folder), read_run_summary(good)]
+    json.dumps([runs.as_json(summary) for summary in summaries], allow_nan=False)
+    runs.table(summaries, 80)
+    render_report(summaries[0]).encode()
+    comparison_lines(compare_runs(summaries))
+    render_comparison(summaries[::-1]).encode()
+    if summaries[0].epochs:
+        draw_curves(summaries[0])
+    return "told as damaged" if summaries[0].problems else "shown"
+
+
+def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
+    """In processes of their own, with a limit of time and memory."""
+    good = write_run(tmp_path / "good")
+    write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
+    result = {"epochs": 3, "stopped_early": True, "per_class_iou": {"foreground": 0.5}, "warnings": ["x"], "baseline_iou": 0.2}
+    write_result(good / "result.json", result)
+    findings = Findings("mutated files of runs")
+
+    def try_run(number, read_stderr):
+        chooser, rng = random.Random(f"{SEED} {number}"), np.random.default_rng([SEED, number])
+        folder = tmp_path / str(number)
+        shutil.copytree(good, folder)
+        files = sorted(folder.iterdir())
+        for path in chooser.sample(files, chooser.choice((1, 1, 2))):
+            if chooser.random() < 0.3:
+                spoil(path, files, chooser, rng)
+            else:
+                mutate_run_file(path, chooser, rng)
+        try:
+            return show_run(folder, good)
+        except BaseException:
+            return traceback.format_exc(limit=-1, chain=False)
+        finally:
+            shutil.rmtree(folder)
+
+    for turn in rounds(least=4):
+        numbers = range(turn * 50, turn * 50 + 50)
+        for index, outcome in forked_map(try_run, numbers, os.cpu_count() or 1, limit_memory, timeout=60):
+            is_bad = isinstance(outcome, Crash) or outcome not in ("shown", "told as damaged")
+            findings.tried("wrong" if is_bad else outcome)
+            if is_bad:
+                findings.found(f"run {numbers[index]}", outcome.reason if isinstance(outcome, Crash) else outcome)
+    findings.check()
+
+
+# Pipes, devices and links in the place of files
+
+COCO = {
+    "images": [{"id": number, "file_name": f"cells_{number:03d}.jpg", "width": 32, "height": 32} for number in range(6)],
+    "annotations": [
+        {"id": number, "image_id": number, "category_id": 1, "segmentation": [[4, 4, 20, 4, 20, 20]], "iscrowd": 0}
+        for number in range(6)
+    ],
+    "categories": [{"id": 1, "name": "cell"}],
+}
+OUTLINE = "0 0.1 0.1 0.9 0.1 0.9 0.9"
+
+
+def write_annotations(folder, kind):
+    """In place of the masks of the demo, in a format of some tool."""
+    shutil.rmtree(folder / "masks")
+    names = sorted(path.name for path in (folder / "images").iterdir())
+    if kind == "coco":
+        (folder / "coco.json").write_text(json.dumps(COCO))
+    elif kind == "labelme":
+        shape = {"label": "cell", "points": [[4, 4], [20, 4], [20, 20]], "shape_type": "polygon"}
+        for name in names:
+            content = {"version": "5.0", "shapes": [shape], "imagePath": name, "imageHeight": 32, "imageWidth": 32}
+            (folder / "images" / name).with_suffix(".json").write_text(json.dumps(content))
+    elif kind == "yolo":
+        (folder / "labels").mkdir()
+        (folder / "data.yaml").write_text("names: [cell]\n")
+        for name in names:
+            (folder / "labels" / name).with_suffix(".txt").write_text(f"{OUTLINE}\n")
+    else:
+        box = '<box label="cell" xtl="4" ytl="4" xbr="20" ybr="20"/>'
+        images = "".join(f'<image id="0" name="{name}" width="32" height="32">{box}</image>' for name in names)
+        (folder / "annotations.xml").write_text(f"<annotations>{images}</annotations>")
+
+
+def write_dataset(base, chooser):
+    """A small dataset of some kind; returns its data_dir."""
+    kind = chooser.choice(["folders", "folders", "split file", "coco", "labelme", "yolo", "cvat", "shards", "tars"])
+    data = base / "data"
+    write_demo(data, num_images=6, side=32)
+    if kind in ("coco", "labelme", "yolo", "cvat"):
+        write_annotations(data, kind)
+    elif kind in ("shards", "tars"):
+        assert (
+            run_quietly(
+                ["shard", f"data_dir={data}", f"checkpoint_dir={base / 'ck'}", "--out", str(base / "out"), "--shard-mb", "0.01"]
+            )[0]
+            == 0
+        )
+        if kind == "tars":
+            (base / "out/shards.json").unlink()
+        return base / "out"
+    elif kind == "split file":
+        names = sorted(path.stem for path in (data / "images").iterdir())
+        rows = [f"images/{name}.jpg,masks/{name}.png,{'val' if name.endswith('0') else 'train'}" for name in names]
+        (data / "split.csv").write_text("\n".join(["image,mask,split", *rows]) + "\n")
+        (data / "class_dict.csv").write_text("name,r,g,b\nbackground,0,0,0\ncell,255,255,255\n")
+    return data
+
+
+def run_quietly(arguments):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        return main(arguments), said.getvalue()
+
+
+def test_pipes_devices_and_links_in_the_place_of_files_end_in_a_sentence(tmp_path):
+    """Of data, of caches and of a run; in processes of their own, with a limit of time and memory."""
+    findings = Findings("pipes, devices and links")
+
+    def attack(number, read_stderr):
+        chooser, rng = random.Random(f"{SEED} {number}"), np.random.default_rng([SEED, number])
+        base = tmp_path / str(number)
+        base.mkdir()
+        data = write_dataset(base, chooser)
+        split = [f"split_file={data / 'split.csv'}"] if (data / "split.csv").is_file() else []
+        settings = {**TINY_MODEL, "data_dir": str(data), "checkpoint_dir": str(base / "ck"), "run_name": "run", "image_size": 32}
+        settings |= {"batch_size": 2, "num_epochs": 1, "device": "cpu", "num_workers": 0, "cache": chooser.choice(("none", "disk"))}
+        train, check = (
+            [*words(settings), *split],
+            ["check", *words({"data_dir": str(data), "checkpoint_dir": str(base / "ck")}), *split],
+        )
+        commands = [check]
+        if chooser.random() < 0.5:  # then there are caches and files of a run
+            run = str(base / "ck/run")
+            first = train if chooser.random() < 0.5 else check
+            if first is train:
+                others = [["evaluate", run], ["predict", run, str(base / "data/images"), "--out", str(base / "predictions")]]
+                commands += [
+                    ["--resume", run, "num_epochs=2"],
+                    ["report", run, "--no-pictures"],
+                    ["runs", str(base / "ck")],
+                    *others,
+                ]
+            code, said = run_quietly(first)
+            if code != 0:
+                return f"the first {first[0]} ended with {code}: {said[-500:]}"
+        files = [path for path in sorted(base.rglob("*")) if path.is_file() or chooser.random() < 0.05]
+        spoiled = {
+            str(path.relative_to(base)): spoil(path, files, chooser, rng) for path in chooser.sample(files, 1) if path.is_file()
+        }
+        command = chooser.choice(commands)
+        try:
+            code, said = run_quietly(command)
+        except BaseException:
+            return f"{command[:2]} with {spoiled}: {traceback.format_exc(limit=-3, chain=False)}"
+        shutil.rmtree(base, ignore_errors=True)
+        is_right = code in (0, 2, 3) and "Traceback" not in said
+        return f"exit code {code}" if is_right else f"{command[:2]} with {spoiled}: exit code {code}: {said[-700:]}"
+
+    for turn in rounds(least=4):
+        numbers = range(turn * 20, turn * 20 + 20)
+        for index, outcome in forked_map(attack, numbers, os.cpu_count() or 1, limit_memory, timeout=HANG_SECONDS):
+            is_bad = isinstance(outcome, Crash) or not outcome.startswith("exit code ")
+            findings.tried("wrong" if is_bad else outcome)
+            if is_bad:
+                findings.found(f"attack {numbers[index]}", outcome.reason if isinstance(outcome, Crash) else outcome)
     findings.check()
 
 

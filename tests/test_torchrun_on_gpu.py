@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.jobs import end, torchrun
-from unet_trainer.runs.checkpoint_file import read_run
+from unet_trainer.training.checkpoint_file import read_run
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,8 @@ import io
 import json
 import math
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,14 +15,15 @@ import cv2
 import pytest
 
 from helpers.killed_runs import bench_once, start
-from helpers.project import ROOT
+from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from train_unet import main
-from unet_trainer.commands import bench as bench_module
+from unet_trainer.commands import step_timing
 from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, choose_winner, table_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
+from unet_trainer.training.step import TrainStep
 
 # Stands in for train_unet.py: leaves what a run of two epochs leaves. `plan` says by the run's name what it does otherwise.
 STUB = """
@@ -82,23 +82,11 @@ def test_rows_follow_the_hardware():
     assert names(8, True, True, True) == ["Baseline (float32)", "AMP", "AMP + compiled"]
 
 
-def test_mixed_precision_takes_the_format_that_the_gpu_supports():
-    formats = {trial.settings.get("amp_dtype") for trial in choose_trials(8, True, False, False)}
-    assert formats == {None, "float16"}
-    large = next(trial for trial in choose_trials(8, True, True, False) if "large" in trial.name)
-    assert large.settings["batch_size"] == 32
-    assert choose_trials(8, True, True, False)[0].settings == {"use_amp": False, "compile_model": False, "channels_last": False}
-
-
 def test_the_winner_is_the_fastest_at_the_same_iou():
     slow, fast, wrong = outcome("slow", 100, 0.80), outcome("fast", 300, 0.795), outcome("wrong", 900, 0.70)
     assert choose_winner([slow, fast, wrong]) is fast
     assert choose_winner([slow, wrong]) is slow
-
-
-def test_the_winner_is_the_fastest_where_the_baseline_has_no_iou():
-    slow, fast = outcome("slow", 100, math.nan), outcome("fast", 300, math.nan)
-    assert choose_winner([slow, fast]) is fast
+    assert choose_winner([outcome("slow", 100, math.nan), fast]) is fast
 
 
 def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
@@ -149,25 +137,6 @@ def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_
     assert f"too large: {error}\n" in capsys.readouterr().out
 
 
-def test_a_row_has_the_settings_of_the_config_but_for_its_own_and_the_few_epochs(tiny_config, stub, tmp_path, capsys):
-    config = load_config(
-        {**tiny_config, "num_epochs": 50, "warmup_epochs": 3, "early_stopping_patience": 9, "resume": "auto", "seed": 5}
-    )
-    bench(config, [Trial("AMP + large", {"batch_size": 9})], stub(), True, Console())
-    taken = load_config(tmp_path / "checkpoints/bench/amp_large.yaml")
-    assert (taken.num_epochs, taken.warmup_epochs, taken.early_stopping_patience, taken.resume) == (2, 1.0, None, None)
-    assert (taken.run_name, taken.checkpoint_dir) == ("amp_large", str(tmp_path / "checkpoints/bench"))
-    assert (taken.seed, taken.batch_size, taken.image_size, taken.data_dir) == (5, 9, 32, tiny_config["data_dir"])
-
-
-def test_every_epoch_of_a_row_moves_the_bar(tiny_config, stub):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    bench(load_config(tiny_config), [Trial("plain", {})], stub(), True, Console(terminal))
-    assert "Training: 100%" in terminal.getvalue()
-    assert " 2/2 [" in terminal.getvalue()
-
-
 @pytest.mark.parametrize(
     ("lines", "reason"), [(["Error: one", "Error: two", "x"], "two"), (["Killed", ""], "Killed"), ([], "no output")]
 )
@@ -177,31 +146,15 @@ def test_a_bench_in_which_every_row_fails_is_an_error_with_the_reason(lines, rea
         bench(load_config(tiny_config), [Trial("plain", {})], script, True, Console())
 
 
-def test_the_command_hands_config_and_overrides_on(tiny_config, monkeypatch, capsys):
-    seen = {}
-    monkeypatch.setattr(bench_module, "bench", lambda *given: seen.update(config=given[0], trials=given[1], quick=given[3]))
-    assert main(["bench", "--quick", *words(tiny_config)]) == 0
-    assert seen["quick"]
-    assert seen["config"].image_size == 32
-    assert seen["trials"][0].name == "Baseline (float32)"
-    assert main(["bench", "nonsense=1"]) == 2
-    assert "nonsense" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "failure"),
     [
         ({"result": {"is_compiled": False}}, "it did not run with the compile_model of its row"),
         (
-            {
-                "result": {"is_compiled": False},
-                "lines": ["Warning: another matter", "Warning: compile_model: compiling failed (why)"],
-            },
-            "compile_model: compiling failed (why)",
+            {"result": {"is_compiled": False}, "lines": ["Warning: another matter", "Warning: compile_model: it failed (why)"]},
+            "compile_model: it failed (why)",
         ),
-        ({"result": {"number_format": "float32"}}, "it did not run with the amp_dtype of its row"),
         ({"result": {"number_format": "float16"}}, "it did not run with the amp_dtype of its row"),
-        ({"config": {"batch_parts": 2}}, "it did not run with the batch_parts of its row"),
         ({"config": {"batch_size": 2, "batch_parts": 2}}, "it did not run with the batch_size, batch_parts of its row"),
         ({}, ""),
     ],
@@ -222,8 +175,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_key(tiny_config, stub
         bench(config, [Trial("plain", {})], stub(), True, Console())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_bench_that_is_interrupted_ends_its_run(number, code, tiny_config, tmp_path):
+def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
     (tmp_path / "sleep.py").write_text(SLEEP)
     process = start(bench_once, tiny_config, tmp_path / "sleep.py", tmp_path / "log")
     pid_file = tmp_path / "checkpoints/bench/baseline_float32.pid"
@@ -231,17 +183,41 @@ def test_a_bench_that_is_interrupted_ends_its_run(number, code, tiny_config, tmp
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, number)
+    os.kill(process.pid, signal.SIGTERM)
     process.join(60)
-    assert process.exitcode == code
-    assert (tmp_path / "log").read_text().endswith(f"Error: interrupted by {number.name}\n")
+    assert process.exitcode == 143
+    assert (tmp_path / "log").read_text().endswith("Error: interrupted by SIGTERM\n")
     assert not Path(f"/proc/{pid_file.read_text()}").exists()
 
 
-def test_a_run_that_does_not_end_in_time_is_killed(monkeypatch):
-    monkeypatch.setattr(bench_module, "TERMINATE_SECONDS", 0.2)
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout.readline() == "ready\n"
-        bench_module._terminate(child)
-    assert child.returncode == -signal.SIGKILL
+# --step
+
+
+def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):
+    monkeypatch.setattr(step_timing, "ROUND_SECONDS", 0)
+    console = Console(io.StringIO())
+    settings = {"device": "cpu", "image_size": [32, 64], "batch_size": 3, "class_weights": "auto", "data_dir": "no/such/folder"}
+    components, batch = step_timing.build_step(load_config({**TINY_MODEL, **settings}), console)
+    assert batch.images.shape == (3, 32, 64, 3)
+    before = components.state.segmenter.state_dict()["network.segmentation_head.0.bias"].clone()
+    step_timing.time_step(components, batch, console)
+    assert not before.equal(components.state.segmenter.state_dict()["network.segmentation_head.0.bias"])
+    assert re.search(r"The step alone: \d+ images/s at batch 3 \(.* ms; \d+ to \d+ in 5 rounds\)\n$", console.stream.getvalue())
+
+
+def test_rounds_are_long_enough_and_the_first_steps_do_not_count():
+    taken = []
+    assert step_timing.rounds(lambda count: taken.append(count) or 0.01, 7) == [0.01] * 5
+    assert taken == [7, 1, 30, 30, 30, 30, 30]  # of 10 ms each
+    assert step_timing.rounds(lambda count: 2.0 * count, 1) == [2.0] * 5
+
+
+def test_out_of_memory_is_one_message_and_quick_does_not_go_with_step(monkeypatch, capsys):
+    def fail(self, *arguments, **options):
+        raise MemoryError("cannot allocate")
+
+    monkeypatch.setattr(TrainStep, "__call__", fail)
+    assert main(["bench", "--step", *words({**TINY_MODEL, "device": "cpu", "image_size": 32})]) == 3
+    assert "out of memory (cannot allocate). Try a smaller batch_size" in capsys.readouterr().err
+    assert main(["bench", "--step", "--quick"]) == 2
+    assert "not allowed with" in capsys.readouterr().err

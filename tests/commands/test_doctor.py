@@ -1,46 +1,34 @@
-"""`python train_unet.py doctor`: its page, its files and its exit codes."""
+"""`python train_unet.py doctor`: its page, its files and its exit codes; and what it finds out about a machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-from pathlib import Path
+import stat
+import subprocess
+import warnings
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 
 from helpers.runs import words
+from helpers.shards import write_index_of
 from helpers.steps import make_settings
 from train_unet import main
-from unet_trainer.commands import doctor, machine_facts
-from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value
-from unet_trainer.commands.machine_facts import CompileFacts, DiskFacts, MachineFacts, NvidiaFacts, TorchFacts
-from unet_trainer.config.errors import UserError
+from unet_trainer.commands import machine
+from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value, try_step
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
+from unet_trainer.datasets.shard_files import LocalFiles
+from unet_trainer.datasets.shard_store import ShardStore, open_store
+from unet_trainer.system.console import Finding
 from unet_trainer.training import step_probe
-from unet_trainer.training.forecast import Forecast, SampleCost
+from unet_trainer.training.time_budget import Forecast, SampleCost
 
 GIB = 2**30
-MACHINE = MachineFacts(
-    torch=TorchFacts("2.12.0", None, None, ()),
-    nvidia=NvidiaFacts(is_in_machine=False, has_driver=False, driver=None, smi_failure="", visible_devices=None),
-    cpu_name="Some CPU",
-    compiling=CompileFacts(True, "/usr/bin/g++"),
-    num_cores=2,
-    machine_cores=2,
-    load=0.0,
-    free_memory=8 * GIB,
-    total_memory=8 * GIB,
-    machine_memory=8 * GIB,
-    shm=None,
-    disk=DiskFacts(Path("checkpoints"), 100 * GIB, 500e6),
-    python="3.12.1",
-    versions={"torch": "2.12.0"},
-)
 COST = StepCost(seconds=0.5, eval_seconds=0.01, memory=0)
 
 
@@ -67,10 +55,11 @@ class FakeProbe:
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """A machine without a GPU, and a step of half a second."""
+def tried(monkeypatch):
+    """A machine without a GPU, and a step of half a second; where compiling was to be tried."""
     tried = []
-    monkeypatch.setattr(machine_facts, "inspect_machine", lambda folder, compiles_on, say: tried.append(compiles_on) or MACHINE)
+    cpu = [Finding("ok", "GPU", "none")]
+    monkeypatch.setattr(machine, "machine_findings", lambda folder, wants_gpu, compiles_on, say: tried.append(compiles_on) or cpu)
     monkeypatch.setattr(step_probe, "StepProbe", FakeProbe)
     monkeypatch.setattr(FakeProbe, "asked", [])
     return tried
@@ -88,119 +77,74 @@ def test_the_page_of_a_tiny_dataset_and_the_config_that_it_writes(tiny_config, t
     out = capsys.readouterr().out
     for heading in ("Machine", f"Data: {tiny_config['data_dir']}", "Time and memory", "Your settings", "As you set them"):
         assert f"\n{heading}\n" in out
-    assert "✓ Pairs       10 to train, 2 to validate (images/ + masks/, same names; val_fraction 0.2, seed 42)" in out
+    for title in ("GPU", "Compiling", "Cores", "Memory", "Disk", "Versions", "Reading", "Structures", "Symmetry"):
+        assert f" {title:<11} " in out
+    assert "✓ Pairs       10 to train, 2 to validate" in out
     assert "✗" not in out
     assert "✓ Settings    nothing in them is wasteful or risky here\n" in out
-    assert f"Written: {file}. It runs as it is: python train_unet.py {file}\n" in out
     content = json.loads((tmp_path / "all.json").read_text())
     assert content["ok"]
     assert {"machine", "findings", "measurements", "settings", "config", "forecast"} <= content.keys()
-    assert content["config"]["num_epochs"] == 5000
     assert content["forecast"]["seconds"] == pytest.approx(5000 * content["forecast"]["seconds_per_epoch"], rel=0.1)
-    assert run(*small, "--fast", "--write", file) == 2  # it may have been edited since
-    lines = file.read_text().splitlines()
-    assert lines[:2] == [
-        f"# python train_unet.py {file}",
-        f"# Written by doctor for {tiny_config['data_dir']}; edit it as you like.",
-    ]
+    assert file.read_text().startswith(f"# python train_unet.py {file}\n# Written by doctor for {tiny_config['data_dir']}; edit")
     assert main([str(file), "num_epochs=1"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Note: ")]
-    assert [note.split()[1] for note in notes] == ["num_epochs:"]  # the one that is bad
 
 
-def test_a_file_that_is_not_doctors_is_not_overwritten(machine, tmp_path, capsys):
+def test_a_file_is_not_overwritten_and_is_checked_before_anything_is_measured(tried, tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 7\n")
     assert run("--write", file) == 2
     assert capsys.readouterr().err == f"Error: --write: {file} exists; name another file, or remove it\n"
-    assert file.read_text() == "seed: 7\n"
-    assert run("--write", tmp_path) == 2
-    assert machine == []  # answered before anything is measured
+    for option in ("--write", "--json"):
+        assert run(option, tmp_path / "no/where") == 2
+        assert capsys.readouterr().err == f"Error: {option}: there is no folder {tmp_path / 'no'}\n"
+    assert (tried, file.read_text()) == ([], "seed: 7\n")
 
 
-def test_a_pipe_or_a_link_is_no_file_that_could_be_lost(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "new.yaml")
-    for name in ("pipe", "link"):
-        doctor.check_may_write(tmp_path / name)
-    (tmp_path / "new.yaml").touch()
-    with pytest.raises(UserError, match=r"--write: .*link exists; name another file"):
-        doctor.check_may_write(tmp_path / "link")
-
-
-def test_a_file_that_cannot_be_written_is_one_message(machine, tiny_config, tmp_path, capsys):
-    assert run(*words(tiny_config), "--write", tmp_path / "no/where") == 2
-    assert capsys.readouterr().err == f"Error: --write: there is no folder {tmp_path / 'no'}\n"
-    assert machine == []  # answered before anything is measured
-    assert run(*words(tiny_config), "--json", tmp_path / "no/where") == 2
-    assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'}\n"
-    assert machine == []
-
-
-def test_without_data_there_is_the_machine_alone(machine, tmp_path, capsys):
-    assert run(f"data_dir={tmp_path / 'nowhere'}", "--fast") == 2
+def test_without_data_there_is_the_machine_alone(tried, tmp_path, capsys):
+    assert run(f"data_dir={tmp_path / 'nowhere'}", "--fast", "--write", tmp_path / "a.yaml", "--json", tmp_path / "a.json") == 2
     out = capsys.readouterr().out
-    assert "✓ GPU         none: training runs on the CPU (Some CPU, 2 cores)" in out
     assert f"✗ data_dir {tmp_path / 'nowhere'} does not exist, so that nothing" in " ".join(out.split())
-    assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")
-    assert run(f"data_dir={tmp_path / 'nowhere'}", "--write", tmp_path / "a.yaml") == 2
+    assert "Not ready: 1 problem (✗) to solve first.\n" in out
     assert not (tmp_path / "a.yaml").exists()
-    for setting in ("compile_model=true", "compile_model=false", "device=cpu"):
-        run(f"data_dir={tmp_path / 'nowhere'}", setting)
-    assert machine == [(), ("cuda",), ("cuda", "cpu"), (), ()]  # what a run would not compile is not tried, nor with --fast
-    assert "minute" not in capsys.readouterr().out
-
-
-def test_a_problem_of_the_machine_is_exit_code_2(machine, tmp_path, monkeypatch, capsys):
-    full = dataclasses.replace(MACHINE, disk=DiskFacts(Path("runs"), GIB, None, "Permission denied"))
-    monkeypatch.setattr(machine_facts, "inspect_machine", lambda *_: full)
-    assert run(f"data_dir={tmp_path / 'nowhere'}", "--json", tmp_path / "a.json") == 2
-    assert "✗ Disk        runs cannot be written to (Permission denied)" in capsys.readouterr().out
     assert not json.loads((tmp_path / "a.json").read_text())["ok"]
+    for setting in ("compile_model=auto", "compile_model=true", "compile_model=false", "device=cpu"):
+        run(f"data_dir={tmp_path / 'nowhere'}", setting)
+    assert tried == [(), ("cuda",), ("cuda", "cpu"), (), ()]  # what a run would not compile is not tried, nor with --fast
 
 
-def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(machine, tiny_config, tmp_path, capsys):
+def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(tried, tiny_config, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(tiny_config["data_dir"], data)
-    first = sorted((data / "masks").iterdir())[0]
-    cv2.imwrite(str(first), np.zeros((10, 64), np.uint8))
+    cv2.imwrite(str(min((data / "masks").iterdir())), np.zeros((10, 64), np.uint8))
     assert run(*words({**tiny_config, "data_dir": str(data)})) == 2
     out = capsys.readouterr().out
     assert "✗ Files       1 mask of another size than its image:" in out
-    assert "→ an image and its mask must have the same size" in out
     assert f"All of it: python train_unet.py check data_dir={data}" in out
-    assert out.endswith("Not ready: 1 problem (✗) to solve first.\n")
     assert "Settings that a run would take" not in out
-    (tmp_path / "empty").mkdir()
-    assert run(*words({**tiny_config, "data_dir": str(tmp_path / "empty")})) == 2
-    assert "✗ " in capsys.readouterr().out
 
 
-def test_what_would_end_a_run_is_a_line_of_the_page(machine, tiny_config, capsys):
-    assert run(*words({**tiny_config, "device": "cuda:77"})) == 2
-    out = capsys.readouterr().out
-    assert "✗ device      cuda:77 " in out
-    assert run(*words({**tiny_config, "batch_size": 64})) == 2
-    assert "✗ batch_size  64 is more than the 10 training images; need at most 10" in capsys.readouterr().out
+def test_what_would_end_a_run_is_a_line_of_the_page(tried, tiny_config, capsys):
+    for changes, said in (
+        ({"device": "cuda:77"}, "✗ device      cuda:77 "),
+        ({"batch_size": 64}, "✗ batch_size  64 is more than the 10 training images; need at most 10"),
+    ):
+        assert run(*words({**tiny_config, **changes})) == 2
+        assert said in capsys.readouterr().out
 
 
-def test_notices_and_absent_classes_are_warnings(machine, tiny_config, capsys):
-    values = {**tiny_config, "num_classes": 3, "mask_values": [0, 255, 7], "num_epochs": 5000, "cache": "ram"}
+def test_absent_classes_are_warnings_and_the_config_is_reviewed(tried, tiny_config, capsys):
+    values = {**tiny_config, "num_classes": 3, "mask_values": [0, 255, 7], "num_epochs": 5000, "cache": "ram", "num_workers": 50}
     assert run(*words(values)) == 0
     out = capsys.readouterr().out
     assert "⚠ Classes     no pixel of class 2 in any mask" in out
-    assert out.endswith("Ready to train, 1 warning.\n")
+    assert "⚠ num_workers  50 processes share " in out
+    assert "Ready to train, 2 warnings.\n" in out
 
 
-def test_the_config_is_reviewed(machine, tiny_config, tmp_path, capsys):
-    file = tmp_path / "mine.yaml"
-    file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in {**tiny_config, "num_workers": 50}.items()))
-    assert run(file) == 0
-    assert "⚠ num_workers  50 processes share " in capsys.readouterr().out
-
-
-def test_a_step_that_cannot_be_taken_is_a_problem(machine, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(FakeProbe, "cost", None)
+@pytest.mark.parametrize("answer", [None, TOO_LARGE])
+def test_a_step_that_cannot_be_taken_is_a_problem_and_has_no_forecast(answer, tried, tiny_config, monkeypatch, capsys):
+    monkeypatch.setattr(FakeProbe, "cost", answer)
     monkeypatch.setattr(FakeProbe, "failure", "OutOfMemoryError: no")
     assert run(*words(tiny_config)) == 2
     out = capsys.readouterr().out
@@ -208,93 +152,252 @@ def test_a_step_that_cannot_be_taken_is_a_problem(machine, tiny_config, monkeypa
     assert "Time and memory" not in out
 
 
-@pytest.mark.parametrize("answer", [None, TOO_LARGE])
-def test_a_step_that_memory_does_not_hold_has_no_forecast(machine, tiny_config, monkeypatch, capsys, answer):
-    monkeypatch.setattr(FakeProbe, "cost", answer)
-    monkeypatch.setattr(FakeProbe, "failure", "OutOfMemoryError: no")
-    assert run(*words(tiny_config)) == 2
-    assert "Time and memory" not in capsys.readouterr().out
-
-
-def test_where_the_step_cannot_be_compiled_the_forecast_is_that_of_the_uncompiled_one(machine, tiny_config, monkeypatch, capsys):
+def test_where_the_step_cannot_be_compiled_the_forecast_is_that_of_the_uncompiled_one(tried, tiny_config, monkeypatch, capsys):
     monkeypatch.setattr(FakeProbe, "__call__", lambda self, config: None if config.compile_model else COST)
     monkeypatch.setattr(FakeProbe, "failure", "RuntimeError: no compiler")
     assert run(*words({**tiny_config, "compile_model": True})) == 0
     out = capsys.readouterr().out
     assert "Time and memory" in out
     assert "⚠ compile_model  the step cannot be compiled here (RuntimeError: no compiler)" in out
-    assert "batch_size  a step" not in out
 
 
-def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(machine, tiny_config, tmp_path, capsys):
-    file = tmp_path / "mine.yaml"
+def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(tried, tiny_config, tmp_path, capsys):
+    file, written = tmp_path / "mine.yaml", tmp_path / "new.yaml"
     file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in tiny_config.items()))
-    written = tmp_path / "new.yaml"
     assert run(file, "--budget", "2m", "--write", written) == 0
     config = load_config(written)
     assert (config.time_budget, config.num_epochs) == ("2m", "auto")
     assert "✓ Time        about 2 min" in capsys.readouterr().out
-    assert run(file, "--budget", "2m", "num_epochs=3") == 2
-    assert "time_budget: 2m decides the number of epochs" in capsys.readouterr().err
     assert run("--budget", "soon") == 2
     assert "time_budget: got 'soon'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("is_fast", "seconds"), [(False, 0.5), (True, 0.25)])
-def test_the_step_is_tried_as_it_will_be_taken_unless_that_takes_too_long(machine, is_fast, seconds):
+def test_the_step_is_tried_as_it_will_be_taken_unless_that_takes_too_long(tried, is_fast, seconds):
     taken = dataclasses.replace(make_settings().taken, compile_model=True)
-    trial = doctor._try_step(FakeProbe(), taken, is_fast)
+    trial = try_step(FakeProbe(), taken, is_fast)
     assert [config.compile_model for config in FakeProbe.asked] == [not is_fast]
     assert trial.cost.seconds == pytest.approx(seconds)  # half of it
     assert (trial.is_estimate, trial.compile_seconds) == (is_fast, 80.0)
-    assert not doctor._try_step(FakeProbe(), make_settings().taken, is_fast).is_estimate
 
 
 def test_time_and_memory_of_a_run_on_a_gpu():
     gpu = HardwareFacts("cuda", "NVIDIA A100", True, True, 8, free_memory=40 * GIB)
     settings = make_settings(batch_size=4, num_workers=2, early_stopping_patience=5, num_epochs=10)
     found = Forecast(seconds=7200.0, seconds_per_epoch=3.25, num_epochs=10, memory=6 * GIB)
-    fast, slow = SampleCost(0.01, 0.01, 0.0), SampleCost(0.4, 0.1, 0.0)
-    time, memory = forecast_findings(found, settings, gpu, COST, fast, is_estimate=True)
-    assert time.detail == (
-        "about 2.0 h: 10 epochs of 3.2 s, 8.0 images/s in the model; an estimate from the uncompiled step (--fast); "
-        "early stopping may end it sooner"
-    )
+    time, memory, loading = forecast_findings(found, settings, gpu, COST, SampleCost(0.4, 0.1, 0.0), is_estimate=True)
+    assert time.detail.startswith("about 2.0 h: 10 epochs of 3.2 s, 8.0 images/s in the model; an estimate")
     assert memory.detail == "6.0 GiB of the 40.0 GiB that are free on the GPU"
-    loading = forecast_findings(found, settings, gpu, COST, slow, is_estimate=False)[-1]
-    assert (loading.level, loading.detail, loading.fix) == (
-        "warning",
-        "the GPU would wait: reading 400 ms and augmenting 100 ms an image, 2 workers",
-        "more cores, or cache: ram",
-    )
-
-
-def test_a_budget_that_is_too_short_for_an_epoch_is_a_warning():
-    cpu = HardwareFacts("cpu", "a CPU", True, False, 2)
-    settings = make_settings()
-    settings.asked = dataclasses.replace(settings.asked, time_budget="1m")
-    settings.taken = dataclasses.replace(settings.taken, time_budget="1m")
-    sample = SampleCost(0.0, 0.0, 0.0)
-    for seconds, level in ((71.0, "ok"), (73.0, "warning")):
-        (finding,) = forecast_findings(Forecast(seconds, seconds, 1, 0), settings, cpu, COST, sample, is_estimate=False)
-        assert finding.level == level
-    assert finding.detail.endswith("; more than time_budget: 1m, since a run starts up and validates once at least")
+    assert loading.detail == "the GPU would wait: reading 400 ms and augmenting 100 ms an image, 2 workers"
+    settings.asked = dataclasses.replace(settings.asked, time_budget="1h")
+    (late, *_) = forecast_findings(found, settings, gpu, COST, SampleCost(0.0, 0.0, 0.0), is_estimate=False)
+    assert (late.level, "more than time_budget" in late.detail) == ("warning", True)
 
 
 def test_settings_have_two_columns_and_long_values_their_own_line():
-    rows = [
-        ("fit", "crop", "small structures"),
-        (
-            "augmentation",
-            shown_value("augmentation", "[{HorizontalFlip: {p: 0.5}}, VerticalFlip, {Affine: {rotate: [-5, 5]}}]"),
-            "found",
-        ),
-        ("batch_size", "16", "measured"),
-    ]
+    transforms = shown_value("augmentation", "[{HorizontalFlip: {p: 0.5}}, VerticalFlip, {Affine: {rotate: [-5, 5]}}]")
+    rows = [("fit", "crop", "small structures"), ("augmentation", transforms, "found"), ("batch_size", "16", "measured")]
     assert setting_lines(rows, "found") == [
         "    fit: crop       small structures",
         "    augmentation: HorizontalFlip, VerticalFlip, Affine",
         "                    by the symmetry of the data, see above",
         "    batch_size: 16  measured",
     ]
-    assert shown_value("augmentation", "default") == "default"
+
+
+# The machine
+
+
+def raises(message, kind=RuntimeError):
+    def call(*arguments, **named):
+        raise kind(message)
+
+    return call
+
+
+def fake_torch(cuda="13.0", hip=None, has_mps=False, **calls):
+    """A torch with one A100; `calls` replace functions of torch.cuda, and `ones`."""
+    working = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda index: (8, 0),
+        "get_device_name": lambda index: "NVIDIA A100",
+        "mem_get_info": lambda index: (39 * GIB, 40 * GIB),
+        "is_bf16_supported": lambda including_emulation: True,
+        "init": lambda: None,
+    }
+    ones = calls.pop("ones", lambda size, device: SimpleNamespace(sum=lambda: SimpleNamespace(item=lambda: 8.0)))
+    return SimpleNamespace(
+        __version__="2.12.0",
+        version=SimpleNamespace(cuda=cuda, hip=hip),
+        cuda=SimpleNamespace(**{**working, **calls}),
+        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: has_mps)),
+        ones=ones,
+    )
+
+
+def details(torch):
+    return {finding.title: finding.detail for finding in machine.device_findings(torch, "problem")}
+
+
+def test_gpus_and_what_they_compute_in():
+    found = details(fake_torch())
+    assert found["GPU"] == "NVIDIA A100, compute capability 8.0; 40.0 GiB, 39.0 GiB free"
+    assert found["Precision"] == "in hardware: bfloat16, float16, TF32"
+    turing = details(fake_torch(get_device_capability=lambda index: (7, 5)))["Precision"]
+    assert turing == "in hardware: float16; not: bfloat16, TF32; mixed precision is float16 with loss scaling"
+    assert details(fake_torch(cuda=None, hip="7.1"))["Driver"].endswith("torch 2.12.0 for ROCm 7.1")
+    assert "about 9.3 GiB" in details(fake_torch(mem_get_info=lambda index: (30 * GIB, 40 * GIB)))["GPU in use"]
+    assert details(fake_torch(is_available=lambda: False, has_mps=True)) == {"GPU": "Apple GPU (mps), torch 2.12.0"}
+
+
+@pytest.mark.parametrize("broken", ["is_available", "device_count", "get_device_capability", "mem_get_info", "ones"])
+def test_a_call_of_torch_that_raises_is_a_finding_and_not_a_crash(broken, monkeypatch):
+    monkeypatch.setattr(machine, "inspect_nvidia", lambda: NVIDIA)
+    (found,) = machine.device_findings(fake_torch(**{broken: raises("CUDA error: unknown")}), "problem")
+    assert (found.level, found.title) == ("problem", "GPU")
+    assert "CUDA error: unknown" in found.detail
+    assert found.fix
+
+
+def test_a_warning_of_torch_is_kept_and_not_shown():
+    def is_available():
+        warnings.warn("CUDA initialization: unknown error", stacklevel=1)
+        return False
+
+    assert machine.guarded(is_available, False) == (False, "CUDA initialization: unknown error")
+
+
+NVIDIA = {"in_machine": True, "has_driver": True, "driver": "580.95.05", "complaint": ""}
+
+
+@pytest.mark.parametrize(
+    ("cuda", "changes", "hidden", "level", "detail", "fix"),
+    [
+        (None, {}, "", "problem", "torch 2.12.0 is built without CUDA", "install a torch with CUDA"),
+        ("13.0", {"driver": "535.129.03"}, "", "problem", "driver 535.129.03 is too old", "install a newer driver"),
+        ("13.0", {}, "", "problem", "(CUDA 13.0) cannot use it (unknown error)", "restart, or install the driver again"),
+        ("13.0", {"driver": "", "complaint": "version mismatch"}, "", "problem", "is not loaded yet", "restart the machine"),
+        ("13.0", {}, "-1", "warning", "hidden by CUDA_VISIBLE_DEVICES='-1'", "unset CUDA_VISIBLE_DEVICES"),
+        ("13.0", {"has_driver": False, "driver": ""}, "", "warning", "no driver for it can be reached", "--gpus all"),
+        ("13.0", {"has_driver": False, "in_machine": False}, "", "ok", "none: training runs on the CPU", ""),
+    ],
+)
+def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(cuda, changes, hidden, level, detail, fix, monkeypatch):
+    monkeypatch.setattr(machine, "inspect_nvidia", lambda: {**NVIDIA, **changes})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    found = machine.no_gpu_finding("2.12.0", cuda, "unknown error", "problem")
+    assert found.level == level
+    assert detail in found.detail
+    assert fix in found.fix
+
+
+def test_the_operating_systems_view_of_an_nvidia_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert not any(machine.inspect_nvidia(tmp_path).values())
+    for path, text in {
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n",
+        "sys/bus/pci/devices/0/vendor": "0x10de\n",
+        "sys/bus/pci/devices/0/class": "0x030200\n",
+        "bin/nvidia-smi": "#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    program = tmp_path / "bin/nvidia-smi"
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    found = machine.inspect_nvidia(tmp_path)
+    assert found == {
+        "in_machine": True,
+        "has_driver": True,
+        "driver": "535.129.03",
+        "complaint": "Driver/library version mismatch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "tried", "level", "detail"),
+    [
+        ("cuda", {"seconds": 9.6}, "ok", "works (a small function took 10 s)"),
+        ("cuda", {"failure": "fatal error: Python.h: No such file"}, "warning", "Python's header files are missing (Python.h)"),
+        ("cuda", {"failure": "InductorError: no\nmore"}, "warning", "InductorError: no; training goes on uncompiled, slower"),
+        ("cpu", {"failure": "InductorError: no"}, "ok", "nothing is lost: compiling pays on GPUs"),
+        ("cpu", {}, "ok", "not tried (it pays on GPUs and is left off here)"),
+    ],
+)
+def test_compiling_says_what_is_missing(device, tried, level, detail, monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    found = machine.compile_finding(device, tried)
+    assert found.level == level
+    assert detail in found.detail
+
+
+def test_a_missing_compiler_is_named_with_the_way_to_get_it(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    assert machine.compile_finding("cuda", {}).fix == "install one, e.g. apt install gcc, or name it in CC"
+
+
+def test_compiling_that_takes_too_long_or_dies_is_a_failure(monkeypatch):
+    monkeypatch.setattr(machine, "CHILD_THAT_COMPILES", "import sys; sys.exit(9)")
+    assert machine.try_compiling("cpu") == {"failure": "the process ended with code 9"}
+
+    def late(*arguments, **named):
+        raise subprocess.TimeoutExpired("x", 1)
+
+    monkeypatch.setattr(machine.subprocess, "run", late)
+    assert machine.try_compiling("cpu", 3.0) == {"failure": "a small function was not compiled in 3 s"}
+
+
+def test_cores_and_memory_are_those_of_the_container(monkeypatch):
+    for name, value in {
+        "count_cores": 2,
+        "free_host_memory": GIB,
+        "total_host_memory": 8 * GIB,
+        "memory_of_machine": 64 * GIB,
+    }.items():
+        monkeypatch.setattr(machine, name, lambda value=value: value)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 16)
+    assert machine.cores_finding(0.0, has_gpu=False).detail.startswith("2 cores of the 16 that the machine shows")
+    assert [machine.cores_finding(load, gpu).level for load, gpu in ((0.0, True), (12.0, False))] == ["warning", "warning"]
+    memory = machine.memory_finding()
+    assert (memory.level, memory.detail) == ("warning", "1.0 of 8.0 GiB free (the machine shows 64 GiB; a container limits it)")
+
+
+def test_the_disk_is_measured_and_nothing_is_left(tmp_path, monkeypatch):
+    found = machine.disk_finding(tmp_path / "a" / "b")
+    assert found.detail.startswith(f"{tmp_path / 'a' / 'b'}: ")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert machine.disk_finding(tmp_path / "file").level == "problem"
+    for free, level in ((GIB // 4, "problem"), (GIB, "warning")):
+        monkeypatch.setattr(machine, "free_disk", lambda folder, free=free: free)
+        assert machine.disk_finding(tmp_path).level == level
+
+
+def test_reading_counts_what_can_be_read_from_files_and_shards(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"x" * 500)
+    found = machine.reading_finding([tmp_path / "a.png", tmp_path / "nowhere.png"])
+    assert found.detail.startswith("1 file of 0.0 MB in ")
+    index = write_index_of(tmp_path, a={"k": (b"x" * 1000_000, b"m")})
+    open_store(ShardStore(LocalFiles(str(tmp_path)), index))
+    found = machine.reading_finding([tmp_path / "a.tar/k.png", tmp_path / "a.tar/gone.png"])
+    assert found.detail.startswith("1 file of 1.0 MB in ")
+
+
+@pytest.mark.parametrize(
+    ("versions", "title", "level"),
+    [
+        ({"torch": "2.9.1+cu128"}, "torch", "problem"),
+        ({"albumentationsx": "2.0.14"}, "albumentationsx", "warning"),
+        ({"albumentations": "1.4.0"}, "albumentations", "warning"),
+        ({"opencv-python": "4", "opencv-python-headless": "4"}, "opencv", "warning"),
+    ],
+)
+def test_versions_known_to_be_bad_are_named(versions, title, level):
+    shown, found = machine.version_findings(versions)
+    assert shown.detail.startswith("Python 3.")
+    assert (found.title, found.level, bool(found.fix)) == (title, level, True)
+    assert len(machine.version_findings({"torch": "2.12.0", "albumentations": "2.0.8"})) == 1

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from helpers.evaluated_models import BrightnessEngine, train_tiny, write_cells
-from helpers.project import ROOT
 from train_unet import main
 from unet_trainer.commands.evaluate import DATA_KEYS, check_options, read_arguments
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.images.image_files import write_image
-from unet_trainer.runs.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.system.console import Console
 
 
@@ -86,12 +80,15 @@ def test_the_same_command_gives_the_same_files(runs, capsys):
 
 
 def test_tiles_as_trained_give_trainings_number(runs, capsys):
-    assert evaluate(runs / "crop", "--tiles", "as-trained") == 0
+    assert evaluate(runs / "crop", "--tile", "as-trained") == 0
     assert iou_of(runs / "crop/evaluation") == json.loads((runs / "crop/result.json").read_text())["best_val_iou"]
     capsys.readouterr()
     evaluate(runs / "crop")
-    assert "training counts tiles of its own: --tiles as-trained" in capsys.readouterr().out
-    assert written(runs / "crop/evaluation")["settings"]["tiles"] == "blended"
+    said = capsys.readouterr().out
+    assert "training's tiles are of 32×32 and not blended: --tile as-trained)" in said
+    assert "in blended tiles of " in said
+    chosen = re.search(r"Tile for predict and evaluate: (\d+)×\1", (runs / "crop/train.log").read_text())[1]
+    assert written(runs / "crop/evaluation")["settings"]["tile"] == [int(chosen)] * 2
 
 
 def test_training_images_are_said_to_be_such(runs, capsys):
@@ -134,40 +131,12 @@ def test_options_change_what_they_say(runs, capsys):
     assert "mean of 4 views" in said  # both flips of TINY_MODEL, and together
     assert "from a probability of 0.7 on" in said
     assert content["settings"] == {
-        "engine": "cpu, float32, mean of 4 views", "threshold": 0.7, "tta": True, "raw": True, "fit": "resize", "tiles": None,
+        "engine": "cpu, float32, mean of 4 views", "threshold": 0.7, "tta": True, "raw": True, "fit": "resize", "tile": None,
     }  # fmt: skip
     assert content["model"]["file"].endswith("last.pt")
     assert "cldice" in content["mean"]["dataset"]
     assert "cldice" not in plain["mean"]["dataset"]
     assert content["confusion"] != plain["confusion"]
-
-
-def test_raw_weights_differ_from_their_average(runs, capsys):
-    evaluate(runs / "one")
-    averaged = written(runs / "one/evaluation")["confusion"]
-    evaluate(runs / "one", "--raw")
-    assert written(runs / "one/evaluation")["confusion"] != averaged
-
-
-def test_a_checkpoint_of_an_early_version_scores_the_same(runs, tmp_path, capsys):
-    """Formats 1 and 2 held no spec: what the model was trained for comes from the config."""
-    evaluate(runs / "one")
-    content = read_checkpoint(runs / "one/best.pt")
-    early = {name: value for name, value in content.items() if name not in ("spec", "decisions")}
-    write_checkpoint(runs / "one/early.pt", {**early, "format": 2})
-    assert evaluate(runs / "one/early.pt", "--out", tmp_path / "out") == 0
-    assert written(tmp_path / "out")["confusion"] == written(runs / "one/evaluation")["confusion"]
-
-
-def test_a_foreign_file_is_refused(runs, capsys):
-    torch.save({"format": 4, "config": Path("x")}, runs / "one/foreign.pt")
-    assert evaluate(runs / "one/foreign.pt") == 2
-    assert re.match(r"Error: .*foreign\.pt is no checkpoint", capsys.readouterr().err)
-
-
-def test_a_run_that_was_only_named_is_looked_for_among_the_runs(runs, monkeypatch, capsys):
-    assert evaluate("one", f"checkpoint_dir={runs}") == 0
-    assert (runs / "one/evaluation/evaluation.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -176,6 +145,7 @@ def test_a_run_that_was_only_named_is_looked_for_among_the_runs(runs, monkeypatc
         ([], r"evaluate takes one model, none was named"),
         (["a", "b"], r"evaluate takes one model, got a, b"),
         (["one", "batch_size=4"], r"batch_size: not a setting of evaluate, .*; evaluate takes those of the data: data_dir, "),
+        (["one", "split=test"], r"split: an option of evaluate and not a setting: --split test"),
         (["one", "data_dirr=x"], r"data_dirr: .*did you mean data_dir\?"),
         (["one", "--threshold", "2"], r"--threshold: got 2; need a probability between 0 and 1"),
         (["one", "--device", "gpu"], r"device: got 'gpu'"),
@@ -199,16 +169,10 @@ def test_what_does_not_fit_the_model_is_refused_or_said(capsys):
     ):
         check_options(read_arguments(["one", "--threshold", "0.5"]), three.card.spec, three, Console())
     resized = BrightnessEngine(fit="resize")
-    check_options(read_arguments(["one", "--tiles", "as-trained", "--tta"]), resized.card.spec, resized, Console())
+    check_options(read_arguments(["one", "--tile", "as-trained", "--tta"]), resized.card.spec, resized, Console())
     said = capsys.readouterr().out
-    assert "--tiles: the model sees whole images" in said
+    assert "--tile: the model sees whole images" in said
     assert "--tta: training mirrored and turned nothing" in said
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(place, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert evaluate(place / "runs/one", "--out", tmp_path / "file") == 2
-    assert "--out: " in capsys.readouterr().err
 
 
 def test_a_bad_file_among_the_images_is_named_before_anything_is_written(runs, place, tmp_path, capsys):
@@ -220,14 +184,6 @@ def test_a_bad_file_among_the_images_is_named_before_anything_is_written(runs, p
     assert "4.jpg: " in shown
     assert "6.png: 9 (100.0% of pixels)" in shown
     assert not (runs / "one/evaluation").exists()
-
-
-def test_an_unknown_key_is_answered_before_torch_is_loaded(tmp_path):
-    code = (
-        "import sys; from train_unet import main; code = main(['evaluate', 'x', 'lr=1']); sys.exit(code + ('torch' in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 2, done.stderr
 
 
 def test_the_settings_that_it_takes_exist():

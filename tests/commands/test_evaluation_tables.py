@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.commands.evaluation_tables import comparison_lines, confusion_lines, summary_lines, verdict
-from unet_trainer.inference.evaluate import EvaluatedSet
-from unet_trainer.inference.evaluation_summary import compare, summarise
+from unet_trainer.inference.scores import EvaluatedSet, compare, summarise
 
 
 def evaluated(num_images, num_classes, seed=0, columns=9, absent=()):
@@ -24,20 +23,6 @@ def evaluated(num_images, num_classes, seed=0, columns=9, absent=()):
     counts[:, list(absent)] = 0
     confusion = random.integers(0, 100, (max(2, num_classes),) * 2)
     return EvaluatedSet(counts, confusion, np.zeros(num_images, int), np.ones(num_images, int), [])
-
-
-def test_one_class_is_one_row_of_each_table():
-    found = evaluated(30, 1, columns=5)
-    lines = summary_lines(summarise(found, ["nuclei"]), ["background", "nuclei"])
-    assert lines[0] == "Whole set (30 images as one, from one confusion matrix):"
-    assert lines[1].split() == ["IoU", "95", "%", "interval", "Dice", "precision", "recall", "boundary", "IoU"]
-    assert lines[2].split()[0] == "nuclei"
-    assert lines[3] == ""
-    assert lines[4].startswith("Mean over images")
-    assert lines[5].split()[-5:] == ["images", "no", "truth", "no", "pred."]
-    assert lines[6].split()[-3:] == ["30", "0", "0"]
-    assert lines[8].startswith("Confusion")
-    assert [line.split()[0] for line in lines[10:]] == ["background", "nuclei"]
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 7, 8, 40, 60])
@@ -64,20 +49,6 @@ def test_up_to_40_classes_have_a_row_and_the_mean_is_last():
     assert "more" not in "\n".join(shown)
 
 
-def test_an_absent_class_is_a_dash():
-    names = ["sky", "road", "tree"]
-    lines = summary_lines(summarise(evaluated(5, 3, absent=[1]), names), names)
-    road = [line.split() for line in lines if line.strip().startswith("road")]
-    assert road[0] == ["road", *["–"] * 7]
-    assert road[1] == ["road", *["–"] * 6, "0", "5", "5"]
-
-
-def test_a_small_confusion_matrix_is_printed_as_shares_of_the_truth():
-    lines = confusion_lines(np.array([[90, 10], [1, 3]]), ["background", "cell"])
-    assert [line.split()[1:] for line in lines[2:]] == [["90.0%", "10.0%"], ["25.0%", "75.0%"]]
-    assert confusion_lines(np.array([[5, 0], [0, 0]]), ["a", "b"])[-1].split() == ["b", "–", "–"]
-
-
 def test_of_many_classes_the_largest_confusions_are_named():
     confusion = np.eye(10, dtype=np.int64) * 100
     confusion[3, 7], confusion[2, 1] = 300, 25
@@ -99,15 +70,6 @@ def test_a_comparison_says_how_sure_it_is():
     assert lines[-1].startswith("  This model is better by 0.")
     same = comparison_lines(compare(this, this), summarise(this, ["cell"]), "itself")
     assert same[-1] == "  The interval holds 0: these images do not tell which model has the better IoU."
-
-
-def test_a_comparison_of_many_classes_has_the_iou_of_each_and_the_mean_of_every_score():
-    this, other = evaluated(5, 3, columns=5, absent=[1]), evaluated(5, 3, 1, columns=5, absent=[1])
-    lines = comparison_lines(compare(this, other), summarise(this, ["sky", "road", "tree"]), "x")
-    assert [line[2:20].strip() for line in lines[2:-1]] == [
-        "sky: IoU", "road: IoU", "tree: IoU", "mean: IoU", "mean: Dice", "mean: precision", "mean: recall", "mean: boundary IoU",
-    ]  # fmt: skip
-    assert lines[3].split() == ["road:", "IoU", *["–"] * 5]
 
 
 def test_the_verdict_follows_the_interval():

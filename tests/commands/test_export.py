@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from helpers.checkpoints import random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_spec
 from train_unet import main
 from unet_trainer.commands.export import FORMATS, choose_target, export
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference import export_check
-from unet_trainer.inference.export_smp import FILES
+from unet_trainer.inference import export as exports
+from unet_trainer.inference.export import SMP_FILES
 from unet_trainer.system.console import Console
 
 SPEC = small_spec()
@@ -40,17 +39,12 @@ def answer(capsys, *arguments):
 
 
 def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
-    assert main(["export", "demo", "--format", "torchscript"]) == 0
+    assert main(["export", "demo", "--format", "pt2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[0]
-        == "Exporting checkpoints/demo/best.pt as TorchScript, which torch calls deprecated: choose pt2 or onnx where you can ..."
-    )
+    assert lines[0] == "Exporting checkpoints/demo/best.pt as a program of torch.export; runs with torch alone ..."
     assert lines[1:3] == ["  Model:      unet, resnet18, epoch 3, val IoU 0.5000", "  Classes:    background, foreground"]
-    assert lines[3].startswith("  Compared:   5 batches of 1 to 3 images, 32×32 to 160×96: logits reach ")
-    assert (
-        lines[4] == f"  Written:    checkpoints/demo/model.torchscript ({(run / 'model.torchscript').stat().st_size / 1e6:.1f} MB)"
-    )
+    assert lines[3].startswith("  Compared:   5 batches of 1 to 3 images, 64×64 to 160×96: logits reach ")
+    assert lines[4] == f"  Written:    checkpoints/demo/model.pt2 ({(run / 'model.pt2').stat().st_size / 1e6:.1f} MB)"
     assert len(lines) == 5
 
 
@@ -67,18 +61,6 @@ def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_prin
     assert "is an export already; name the run or the .pt file" in capsys.readouterr().err
 
 
-def test_raw_weights_are_those_of_the_last_state(run, capsys):
-    raw = small_segmenter(SPEC, seed=1)
-    averaged = {"model": small_segmenter(SPEC, seed=2).network.state_dict()}
-    save_model(run / "last.pt", raw, ema=averaged, optimizer={}, config={"ema_decay": 0.9})
-    assert main(["export", "demo", "--format", "torchscript", "--raw"]) == 0
-    assert "  Model:      unet, resnet18, raw weights, epoch 3" in capsys.readouterr().out
-    with export_check.quiet():
-        exported = torch.jit.load(run / "model.torchscript")
-    weights = exported.state_dict()
-    assert torch.equal(weights["network.encoder.0.weight"], raw.network.state_dict()["encoder.0.weight"])
-
-
 def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     spec = make_spec(encoder="tu-mobilenetv3_small_050", decoder_channels=(8, 8, 8, 8, 8))
@@ -86,7 +68,7 @@ def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     assert main(["export", "demo", "--format", "smp"]) == 0
     assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
     assert (tmp_path / "checkpoints/demo/model_smp/model.safetensors").is_file()
-    assert sorted(file.name for file in (tmp_path / "checkpoints/demo/model_smp").iterdir()) == sorted(FILES)
+    assert sorted(file.name for file in (tmp_path / "checkpoints/demo/model_smp").iterdir()) == sorted(SMP_FILES)
     assert main(["export", "demo", "--format", "smp"]) == 0  # again, over the earlier one
     (tmp_path / "checkpoints/demo/model_smp/LICENSE").write_text("mine")
     assert main(["export", "demo", "--format", "smp"]) == 2
@@ -95,11 +77,9 @@ def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
 
 
 def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkeypatch):
-    monkeypatch.setattr(export_check, "TOLERANCE", -1.0)
-    message = answer(capsys, "demo", "--format", "torchscript")
-    assert message.startswith(
-        "unet with resnet18 cannot be exported as torchscript: the exported file computes other logits for 1 image "
-    )
+    monkeypatch.setattr(exports, "TOLERANCE", -1.0)
+    message = answer(capsys, "demo", "--format", "pt2")
+    assert message.startswith("unet with resnet18 cannot be exported as pt2: the exported file computes other logits for 1 image ")
     assert message.endswith("; nothing was written; --format smp keeps the network as it is")
     assert [file.name for file in run.iterdir()] == ["best.pt"]
 
@@ -112,10 +92,6 @@ def test_a_place_that_cannot_be_written_to_is_told(format_name, run, monkeypatch
     monkeypatch.setattr("unet_trainer.commands.export._exporter", lambda name: refuse)
     with pytest.raises(UserError, match=r"--out: checkpoints/demo/model\S* cannot be written \(Permission denied\)"):
         export("demo", format_name, None, False, Path("checkpoints"), Console())
-
-
-def test_a_missing_run_is_told_before_torch_exports_anything(run, capsys):
-    assert answer(capsys, "dema") == "no run dema; checkpoints holds no runs"
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -132,11 +108,6 @@ def test_a_missing_package_is_named_in_one_line(package, run, capsys, monkeypatc
 # Where it goes
 
 
-def test_an_export_lies_beside_its_checkpoint_unless_told(tmp_path):
-    names = {name: choose_target(None, name, tmp_path / "best.pt").name for name in FORMATS}
-    assert names == {"onnx": "model.onnx", "pt2": "model.pt2", "smp": "model_smp", "torchscript": "model.torchscript"}
-
-
 def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
     """A run folder from elsewhere could have any. The file then replaces the link."""
     (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")
@@ -148,12 +119,6 @@ def test_links_that_lead_to_each_other_are_told(tmp_path):
     (tmp_path / "b.onnx").symlink_to("a.onnx")
     with pytest.raises(UserError, match=r"--out: .*a\.onnx cannot be written \(Too many levels of symbolic links\)"):
         choose_target(tmp_path / "a.onnx", "onnx", tmp_path / "best.pt")
-
-
-def test_a_link_is_written_through(tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "model.onnx").symlink_to(tmp_path / "there/real.onnx")
-    assert choose_target(tmp_path / "model.onnx", "onnx", tmp_path / "best.pt") == tmp_path / "there/real.onnx"
 
 
 @pytest.mark.parametrize(

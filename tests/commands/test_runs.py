@@ -1,91 +1,155 @@
-"""The list of runs: what they are, and how far they came; on any terminal."""
+"""Commands that show runs: `runs`, `compare`, `watch`, and which run a word means."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
+from helpers.project import ROOT
+from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
-from unet_trainer.commands import runs
-from unet_trainer.runs.event_log import EventLog
-from unet_trainer.runs.history import write_metrics, write_result
-from unet_trainer.runs.run_summary import find_runs, read_run_summary
-from unet_trainer.system.folder_lock import FolderLock
+from unet_trainer.commands import local_pages, runs, watch
+from unet_trainer.commands.local_pages import bind, open_browser, say_address, serve
+from unet_trainer.commands.runs import find_named_run
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.console import Console
+from unet_trainer.system.local_server import LocalHandler, LocalServer
+from unet_trainer.system.locks import FolderLock
+from unet_trainer.training.history import write_metrics, write_result
+from unet_trainer.training.run_summary import find_runs, read_run_summary
+
+PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A run of each kind: finished, killed, failed before its first epoch, and one of an earlier version."""
-    for name, ious, end in (("cells", (0.5, 0.75, 0.6), "finished"), ("killed", (0.25,), None), ("broken", (), "failed")):
-        run = tmp_path / "checkpoints" / name
-        run.mkdir(parents=True)
-        log = EventLog()
-        log.open(run)
-        for number, iou in enumerate(ious, start=1):
-            log.add("epoch", epoch=number, val_iou=iou)
-        if end is not None:
-            log.add("end", how=end)
-        write_result(run / "settings.json", {"num_epochs": {"value": 3}})
-    old = tmp_path / "checkpoints" / "old"
-    old.mkdir()
-    write_metrics(old / "metrics.csv", [{"epoch": 1, "val_iou": 0.125}])
-    write_result(old / "result.json", {"epochs": 1, "stopped_early": True})
-    return tmp_path / "checkpoints"
+def folder(tmp_path, monkeypatch):
+    """A run of each kind: finished, better, killed, failed before its first epoch, and one of an earlier version."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("checkpoints")
+    write_run(folder / "cells", learning_rate=0.1)
+    write_run(folder / "better", ious=(0.9,), images=PERFECT, learning_rate=0.2)
+    write_run(folder / "killed", ious=(0.25,), end=None, images=FOUR_IMAGES[:2], num_epochs=3)
+    write_run(folder / "broken", ious=(), end="failed", images=(), num_epochs=3)
+    (folder / "old").mkdir()
+    write_metrics(folder / "old/metrics.csv", [{"epoch": 1, "val_iou": 0.125}])
+    write_result(folder / "old/result.json", {"epochs": 1, "stopped_early": True})
+    return folder
 
 
-def lines_of(folder, capsys):
-    assert main(["runs", str(folder)]) == 0
-    return capsys.readouterr().out.splitlines()
+def table_of(text):
+    return {cells[0]: cells[1:] for cells in (re.split(r"  +", line) for line in text.splitlines()) if len(cells) > 4}
+
+
+# runs
 
 
 def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
-    header, *lines, last = lines_of(folder, capsys)
-    assert re.split(r"  +", header) == ["run", "state", "best IoU", "epochs", "last written"]
-    found = {cells[0]: cells[1:] for cells in (re.split(r"  +", line) for line in lines)}
+    with FolderLock() as lock:
+        lock.acquire(folder / "killed", pytest.fail)
+        assert main(["runs"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "5 runs under checkpoints, 1 running"
+    assert main(["runs", str(folder)]) == 0
+    text = capsys.readouterr().out
+    found = table_of(text)
+    assert found.pop("run") == ["state", "best IoU", "epochs", "last written"]
     assert {name: cells[:3] for name, cells in found.items()} == {
-        "cells": ["finished", "0.7500", "3/3"],
+        "cells": ["finished", "0.6000", "3/3"],
+        "better": ["finished", "0.9000", "1/1"],
         "killed": ["interrupted", "0.2500", "1/3"],
         "broken": ["failed", "–", "0/3"],
         "old": ["stopped early", "0.1250", "1"],
     }
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", cells[3]) for cells in found.values())
-    assert last == f"4 runs under {folder}"
-
-
-def test_a_run_that_is_going_on_is_told(folder, capsys):
-    with FolderLock() as lock:
-        lock.acquire(folder / "killed", pytest.fail)
-        lines = lines_of(folder, capsys)
-    assert any(line.startswith("killed  running") for line in lines)
-    assert lines[-1] == f"4 runs under {folder}, 1 running"
-
-
-@pytest.mark.parametrize("columns", [20, 40, 60, 200])
-def test_lines_fit_narrow_terminals(columns, folder):
-    (folder / "cells").rename(folder / "a_very_long_name_of_a_run_that_somebody_chose")
-    lines = runs.table([read_run_summary(run) for run in find_runs(folder)], columns)
-    assert max(map(len, lines)) <= max(columns, runs.MIN_NAME + len("  stopped early  best IoU"))
-    assert ("a_very_long_name_of_a_run_that_somebody_chose" in "\n".join(lines)) == (columns == 200)
-    assert any("0.7500" in line for line in lines)
-
-
-def test_states_have_their_colours_on_a_terminal_only(folder, monkeypatch, capsys):
-    assert "\033" not in "\n".join(lines_of(folder, capsys))
-    monkeypatch.setattr(runs, "painted", lambda text, colour, stream: f"<{colour}>{text}<>")
-    lines = runs.table([read_run_summary(folder / "broken"), read_run_summary(folder / "cells")], 100)
-    assert "<red>failed<>" in lines[1]
-    assert "<green>finished<>" in lines[2]
-
-
-def test_programs_get_json(folder, capsys):
+    assert "\033" not in text
     assert main(["runs", f"checkpoint_dir={folder}", "--json"]) == 0
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert len(entries) == 4
-    cells = entries["cells"]
-    assert (cells["state"], cells["best_val_iou"], cells["best_epoch"], cells["epochs"]) == ("finished", 0.75, 2, 3)
+    assert [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")] == ["finished", 0.6, 2, 3]
     assert entries["broken"]["best_val_iou"] is None
+
+
+def test_lines_fit_narrow_terminals_and_states_have_their_colours(folder, monkeypatch):
+    (folder / "cells").rename(folder / "a_very_long_name_of_a_run_that_somebody_chose")
+    summaries = [read_run_summary(run) for run in find_runs(folder)]
+    for columns in (20, 40, 60, 200):
+        lines = runs.table(summaries, columns)
+        assert max(map(len, lines)) <= max(columns, runs.MIN_NAME + len("  stopped early  best IoU"))
+        assert ("a_very_long_name_of_a_run_that_somebody_chose" in "\n".join(lines)) == (columns == 200)
+        assert any("0.9000" in line for line in lines)
+    monkeypatch.setattr(runs, "painted", lambda text, colour, stream: f"<{colour}>{text}<>")
+    assert "<red>failed<>" in "\n".join(runs.table(summaries, 100))
+
+
+def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder, capsys):
+    with (folder / "cells/events.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epoch": 4, "val_iou": [1]}\n{"kind": "end", "how": NaN}\n')
+    (folder / "old/result.json").write_text("[" * 200_000)
+    assert main(["runs", str(folder)]) == 0
+    told = capsys.readouterr().out
+    found = table_of(told)
+    assert [found[name][0] for name in ("cells", "old", "killed")] == ["damaged", "damaged", "interrupted"]
+    assert f"Warning: {folder / 'cells'} is damaged; left out: events.jsonl, line 7: val_iou: " in told
+    assert " (and 1 more)" in told
+    assert f"Warning: {folder / 'old'} is damaged; left out: result.json: it is nested too deeply\n" in told
+    assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
+    assert "checkpoints/cells is damaged; left out: events.jsonl, line 7: val_iou: " in capsys.readouterr().out
+    assert "Damaged" in Path("page.html").read_text()
+
+
+# compare
+
+
+def test_runs_are_compared_with_the_first(folder, capsys):
+    assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["Run", "val", "IoU"]
+    assert lines[1].split()[:2] == ["cells", "0.6000"]
+    assert "+0.3030 (" in lines[2]  # 1 - 46 / 66
+    assert "better" in lines[2]
+    assert [line.split()[0] for line in lines if "●" in line] == ["cells", "better"]
+    assert "Differences are to cells, paired image by image." in lines
+    assert any(line.split() == ["learning_rate", "0.1", "0.2"] for line in lines)
+    assert lines[-1] == "Page: page.html"
+    assert "2 runs compared" in Path("page.html").read_text()
+
+
+def test_what_cannot_be_compared_is_said(folder, capsys):
+    assert main(["compare", "cells", "killed"]) == 0
+    assert "Not validated on the same images as cells, so not comparable: killed." in capsys.readouterr().out
+    write_run(folder / "none", ious=(), images=())
+    assert main(["compare", "broken", "none"]) == 0
+    assert "No run has a score yet." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs", "missing"], "checkpoint_dir: missing is no folder"),
+        (["runs", "a", "b"], "runs takes one folder, got a b"),
+        (["runs", "lr=1"], "runs takes one folder, got lr=1"),
+        (["compare"], "compare takes two or more runs, got none"),
+        (["compare", "cells", "cells"], "compare takes two or more runs, got cells, cells"),
+        (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html nowhere/x.html: cannot be written"),
+        (["watch", "nobody"], "no run nobody; checkpoints holds "),
+        (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
+        (["watch", "batch_size=4"], "batch_size=4: watch takes checkpoint_dir=FOLDER and no other setting"),
+        (["watch", "--port", "99999"], "--port: got 99999; need a number from 1 to 65535"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"Error: {message}")
 
 
 def test_a_folder_without_runs_says_how_to_start_one(tmp_path, monkeypatch, capsys):
@@ -94,14 +158,102 @@ def test_a_folder_without_runs_says_how_to_start_one(tmp_path, monkeypatch, caps
     assert capsys.readouterr().out == "No runs under checkpoints yet; python train_unet.py starts one\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["missing"], "checkpoint_dir: missing is no folder"),
-        (["a", "b"], "runs takes one folder, got a b"),
-        (["lr=1"], "runs takes one folder, got lr=1"),
-    ],
-)
-def test_what_is_no_folder_is_named(words, message, capsys):
-    assert main(["runs", *words]) == 2
-    assert message in capsys.readouterr().err
+# watch
+
+
+def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
+    os.utime(folder / "broken/events.jsonl", (2**32, 2**32))
+    assert find_named_run("old", folder) == folder / "old"
+    assert find_named_run(str(folder / "old"), Path("nowhere")) == folder / "old"
+    assert find_named_run(str(folder / "old/metrics.csv"), folder) == folder / "old"
+    served = []
+    monkeypatch.setattr(watch, "serve", lambda server, console: served.append(server) or server.server_close() or 0)
+    assert main(["watch", "--no-browser"]) == 0
+    assert "checkpoints/broken: failed, 0 of 3 epochs" in capsys.readouterr().out
+    assert main(["watch", "cells", "better", "cells", "--no-browser"]) == 0
+    assert [[folder.name for folder in server.folders] for server in served] == [["broken"], ["cells", "better"]]
+    assert served[0].server_address[0] == "127.0.0.1"
+
+
+def test_watch_serves_until_ctrl_c_and_writes_nothing(tmp_path):
+    folder = write_run(tmp_path / "checkpoints/run")
+    before = sorted(path.name for path in folder.iterdir())
+    command = [sys.executable, str(ROOT / "train_unet.py"), "watch", "--no-browser"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            while not lines or not lines[-1].startswith("Ctrl-C"):
+                lines.append(process.stdout.readline())
+                assert lines[-1], process.stderr.read()
+            address = urlsplit(re.search(r"^Open (\S+)$", "".join(lines), re.MULTILINE)[1])
+            connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+            connection.request("GET", f"{address.path}version")
+            assert len(connection.getresponse().read()) == 16
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (0, "\nStopped.\n", "")
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+# What `watch` and `try` share
+
+
+def test_the_page_is_opened_on_a_desktop_alone(monkeypatch):
+    opened = []
+    window = SimpleNamespace(open=lambda url: opened.append(url) or True)
+
+    def is_opened(platform="linux", is_terminal=True, browser=window, **environment):
+        with monkeypatch.context() as patch:
+            for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+                patch.delenv(name, raising=False)
+            for name, value in {"DISPLAY": ":0", **environment}.items():
+                patch.setenv(name, value)
+            patch.setattr(
+                local_pages, "sys", SimpleNamespace(platform=platform, stdout=SimpleNamespace(isatty=lambda: is_terminal))
+            )
+            patch.setattr(webbrowser, "get", browser if callable(browser) else lambda: browser)
+            return open_browser("http://127.0.0.1:1/")
+
+    def none():
+        raise webbrowser.Error("could not locate runnable browser")
+
+    assert is_opened()
+    assert is_opened(platform="darwin", DISPLAY="")
+    assert opened == ["http://127.0.0.1:1/"] * 2
+    assert not is_opened(DISPLAY="")
+    assert not is_opened(SSH_CONNECTION="10.0.0.1 5 10.0.0.2 22")
+    assert not is_opened(is_terminal=False)
+    assert not is_opened(browser=webbrowser.GenericBrowser("w3m"))  # would take the terminal
+    assert not is_opened(browser=none)
+    assert len(opened) == 2
+
+
+def test_what_is_being_computed_does_not_delay_the_end(monkeypatch, capsys):
+    server = LocalServer(("127.0.0.1", 0), LocalHandler)
+    monkeypatch.setattr(server, "serve_forever", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(LocalServer, "is_busy", True)
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    assert serve(server, Console()) == 0
+    assert codes == [0]
+    assert capsys.readouterr().out == "\nStopped.\n"
+
+
+def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys):
+    def make(address):
+        return LocalServer(address, LocalHandler)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--port {port}: cannot be used \(.*\); leave it out for a free one"):
+            bind("127.0.0.1", port, make)
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: cannot be used"):
+        bind("192.0.2.1", 0, make)
+    with bind("127.0.0.1", 0, make) as server:
+        say_address(Console(), server, "127.0.0.1", "see it")
+        assert capsys.readouterr().out == f"Open {server.url}\nCtrl-C ends it.\n"
+        say_address(Console(), server, "0.0.0.0", "see it")
+        assert capsys.readouterr().out.startswith("Warning: --host 0.0.0.0: whoever has the address below can see it, over")

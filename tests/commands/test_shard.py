@@ -9,7 +9,7 @@ import pytest
 from helpers.layouts import bowl, disc, photo, write
 from train_unet import main
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.build_report import build_dataset_report
+from unet_trainer.datasets.dataset_report import build_dataset_report
 from unet_trainer.system.console import Console
 
 
@@ -34,14 +34,6 @@ def test_what_is_there_is_not_overwritten(shard, tmp_path, capsys):
     assert shard() == 2
     assert "--out: there are shards in" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
-
-
-@pytest.mark.parametrize("size", ["0", "-5", "many", "nan"])
-def test_a_size_that_is_none_is_refused(shard, size, capsys):
-    with pytest.raises(SystemExit) as ended:
-        shard("--shard-mb", size)
-    assert ended.value.code == 2
-    assert "need a number of megabytes, e.g. 256" in capsys.readouterr().err
 
 
 def test_data_that_cannot_be_trained_on_is_not_sharded(tiny_data, tmp_path, capsys):
@@ -75,26 +67,6 @@ def test_masks_that_are_drawn_from_other_files_go_in_as_images(tmp_path, capsys)
     assert [mask.digest for mask in reports[0].masks] == [mask.digest for mask in reports[1].masks]
 
 
-def test_shards_can_be_written_again_in_another_size(shard, tmp_path, capsys):
-    assert shard() == 0
-    again = tmp_path / "again"
-    words = [f"data_dir={tmp_path / 'shards'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(again), "--shard-mb", "0.05"]
-    assert main(["shard", *words]) == 0, capsys.readouterr().err
-    assert len(list(again.glob("*.tar"))) > 1
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves its file open
-def test_the_webdataset_library_reads_them(shard, tiny_data, tmp_path):
-    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
-    assert shard() == 0
-    suffix = next((tiny_data / "images").iterdir()).suffix
-    samples = list(webdataset.WebDataset(str(tmp_path / "shards/data-000000.tar"), shardshuffle=False))
-    assert len(samples) == 12
-    for sample in samples:
-        assert sample[suffix[1:]] == (tiny_data / f"images/{sample['__key__']}{suffix}").read_bytes()
-        assert sample["mask.png"] == (tiny_data / f"masks/{sample['__key__']}.png").read_bytes()
-
-
 @pytest.mark.parametrize("table", ["name,r,g,b\nbackground,255,255,255\ncrack,0,0,0\n", ""], ids=["class file", "none"])
 def test_masks_mean_in_shards_what_they_mean_in_files(tmp_path, table, capsys):
     """The class file says that white is background; the shards keep it."""
@@ -119,3 +91,15 @@ def test_shards_are_not_written_among_the_images(tiny_data, tmp_path, capsys):
     assert main(["shard", *words]) == 2
     assert "holds images or masks of the data" in capsys.readouterr().err
     assert not list((tmp_path / "mine").rglob("*.tar"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves its file open
+def test_the_webdataset_library_reads_them(shard, tiny_data, tmp_path):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    assert shard() == 0
+    suffix = next((tiny_data / "images").iterdir()).suffix
+    samples = list(webdataset.WebDataset(str(tmp_path / "shards/data-000000.tar"), shardshuffle=False))
+    assert len(samples) == 12
+    for sample in samples:
+        assert sample[suffix[1:]] == (tiny_data / f"images/{sample['__key__']}{suffix}").read_bytes()
+        assert sample["mask.png"] == (tiny_data / f"masks/{sample['__key__']}.png").read_bytes()

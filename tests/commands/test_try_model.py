@@ -25,8 +25,6 @@ from helpers.runs import words
 from helpers.try_page import parse_result
 from train_unet import main
 from unet_trainer.commands import try_model
-from unet_trainer.commands.try_model import read_words
-from unet_trainer.config.errors import UserError
 
 # Runs the script as `python train_unet.py` does, and reports every file that is opened for writing once the address was printed.
 WATCH_WRITING = """
@@ -95,12 +93,6 @@ def test_a_run_is_served_to_this_machine_with_its_validation_images(served, caps
     assert [pair.name for pair in server.pairs] == [row[4] for row in rows if row[2] == "val"]
 
 
-@pytest.mark.parametrize("model", ["checkpoints/tiny", "checkpoints/tiny/best.pt", "checkpoints/tiny/last.pt", None])
-def test_a_model_is_named_as_elsewhere_and_the_newest_run_is_the_default(served, model):
-    assert main(["try", *([model] if model else [])]) == 0
-    assert (served[0].predictor.engine.card.run_name, len(served[0].pairs)) == ("tiny", 2)
-
-
 def test_a_model_without_its_data_is_served_and_the_page_says_why_there_are_no_images(served, capsys, tmp_path):
     (tmp_path / "best.pt").write_bytes(Path("checkpoints/tiny/best.pt").read_bytes())
     assert main(["try", str(tmp_path / "best.pt")]) == 0
@@ -149,21 +141,6 @@ def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message
     assert served == []
 
 
-def test_a_hostile_file_is_refused(served, capsys, tmp_path):
-    (tmp_path / "best.pt").write_bytes(b"no checkpoint")
-    assert "best.pt is no checkpoint" in refused(capsys, str(tmp_path / "best.pt"))
-
-
-def test_words_are_a_model_and_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert read_words([]) == (None, None)
-    assert read_words(["data_dir=a=b", "run"]) == ("run", Path("a=b"))
-    Path("lr=1").mkdir()
-    assert read_words(["lr=1"]) == ("lr=1", None)  # a run may have such a name
-    with pytest.raises(UserError):
-        read_words(["lr=2"])
-
-
 # Serving
 
 
@@ -187,3 +164,8 @@ def test_the_command_serves_writes_nothing_and_ends_with_ctrl_c(place):
             process.kill()
     assert (header["height"], header["width"], len(parts["ids"])) == (48, 40, 48 * 40)
     assert (process.returncode, out, err) == (0, "\nStopped.\n", "")
+
+
+def test_a_hostile_file_is_refused(served, capsys, tmp_path):
+    (tmp_path / "best.pt").write_bytes(b"no checkpoint")
+    assert "best.pt is not a checkpoint" in refused(capsys, str(tmp_path / "best.pt"))

@@ -12,7 +12,6 @@ from unet_trainer.config.data_choices import (
     choose_fit,
     choose_image_size,
     count_tiles,
-    describe_symmetry,
     named_augmentation,
 )
 from unet_trainer.config.facts import Measurements
@@ -53,18 +52,9 @@ def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(
     assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
-def test_images_of_one_small_size_are_seen_as_they_are():
-    assert choose_image_size("resize", [(360, 480)] * 3, MEASURED, on_cpu=False)[0] == (360, 480)
-
-
 def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():
     (height, width), _ = choose_image_size("resize", [(2000, 4000), (2000, 4000)], measured(thickness=100.0), on_cpu=False)
     assert (height, width) == (352, 736)  # sqrt(512² / 8 Mpx) = 0.181: 362 × 724, in multiples of 32
-
-
-def test_a_cpu_sees_a_quarter_of_the_pixels():
-    (height, width), _ = choose_image_size("resize", [(1024, 1024), (1020, 1020)], measured(thickness=100.0), on_cpu=True)
-    assert (height, width) == (256, 256)
 
 
 def test_thin_structures_keep_four_pixels_up_to_a_megapixel():
@@ -78,21 +68,9 @@ def test_thin_structures_keep_four_pixels_up_to_a_megapixel():
     assert "5 pixels thin" in reason
 
 
-def test_images_are_not_enlarged():
-    assert choose_image_size("resize", [(100, 130), (90, 120)], MEASURED, on_cpu=False)[0] == (96, 128)
-
-
 @pytest.mark.parametrize(("structure", "side"), [(5, 256), (40, 320), (500, 512)])
 def test_a_crop_shows_several_structures(structure, side):
     assert choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
-
-
-def test_a_crop_is_not_larger_than_the_images():
-    assert choose_image_size("crop", [(250, 400), (200, 300), (300, 300)], measured(structure=100), on_cpu=False)[0] == 224
-
-
-def test_crops_on_a_cpu_are_smaller():
-    assert choose_image_size("crop", [(2000, 2000)], measured(structure=5), on_cpu=True)[0] == 128
 
 
 def test_as_many_crops_as_fit_into_an_image_of_median_area():
@@ -118,29 +96,10 @@ def test_crops_without_an_up_are_turned_every_way():
     assert "look alike upside down" in reason
 
 
-def test_images_that_may_be_mirrored_but_not_turned_by_a_quarter():
-    told = {**FREE, "quarter_turn": 0.95}
-    transforms, _ = choose_augmentation(measured(told=told), "resize", 3)
-    assert "VerticalFlip" in names(transforms)
-    assert "RandomRotate90" not in names(transforms)
-    assert parameters(transforms, "Affine")["rotate"] == [-15, 15]
-
-
 def test_left_and_right_as_classes_forbid_the_horizontal_flip():
     transforms, reason = choose_augmentation(measured(has_sides=True), "resize", 3)
     assert "HorizontalFlip" not in names(transforms)
     assert "left and right are different classes" in reason
-
-
-def test_scale_follows_the_spread_of_object_sizes():
-    assert parameters(choose_augmentation(MEASURED, "resize", 3)[0], "Affine")["scale"] == [0.7, 1.6]
-    assert parameters(choose_augmentation(measured(size_spread=1.3), "resize", 3)[0], "Affine")["scale"] == [0.8, 1.25]
-
-
-@pytest.mark.parametrize(("spread", "limit"), [(0.0, 0.1), (0.1, 0.2), (0.4, 0.3)])
-def test_light_follows_the_spread_of_brightness(spread, limit):
-    transforms, _ = choose_augmentation(measured(brightness_spread=spread), "resize", 3)
-    assert parameters(transforms, "RandomBrightnessContrast")["brightness_limit"] == pytest.approx(limit)
 
 
 @pytest.mark.parametrize(("channels", "has_colour"), [(1, False), (3, False), (4, True)])
@@ -156,7 +115,3 @@ def test_named_pipelines_do_not_turn_the_world_upside_down():
         assert "VerticalFlip" not in names(geometry)
         assert "VerticalFlip" in names(free)
         assert max(parameters(geometry, "Affine")["rotate"]) <= 10 < max(parameters(free, "Affine")["rotate"])
-
-
-def test_the_description_says_that_crops_were_judged():
-    assert describe_symmetry(MEASURED, "crop").startswith("crops look alike")

@@ -24,13 +24,12 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.data_choices import choose_crops_per_image
 from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import decoded_bytes, resolve
+from unet_trainer.config.resolve import decoded_bytes
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig
-from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, Config
+from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.config.training_choices import (
     CPU_BUDGET,
     CPU_ENCODERS,
@@ -120,14 +119,6 @@ def test_what_the_config_sets_is_kept():
     assert trials.asked == []
 
 
-def test_widths_of_the_decoder_that_are_set_are_kept_beside_an_encoder_that_is_not():
-    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
-    widths = (64, 32, 16, 8, 8)
-    settings = resolve(Config(decoder_channels=widths), CPU, DATASET, trials, found_weights)
-    assert (settings.taken.encoder, settings.taken.decoder_channels) == (CPU_ENCODERS[-1][0], widths)
-    assert {config.decoder_channels for config in trials.asked} == {widths}
-
-
 def test_no_auto_is_left_in_a_resolved_config():
     for hardware in ALL_HARDWARE:
         for settings in (open_settings(hardware), settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto")):
@@ -155,26 +146,6 @@ def test_a_pretrained_encoder_learns_more_slowly(asked, found, taken, reason):
     assert settings.decisions["encoder_lr_factor"].reason == reason
 
 
-def test_weights_are_looked_for_of_the_encoder_that_was_chosen():
-    asked = []
-    trials = Trials({"resnet34": StepCost(1000.0, 0.0, 0), 8: StepCost(0.001, 0.0, 0)})
-    open_settings(measure_step=trials, find_weights=lambda encoder: (None, asked.append(encoder)))
-    assert asked == ["resnet18"]
-
-
-def test_weights_that_auto_found_are_those_of_the_repeated_run():
-    settings = settings_of(encoder_weights="auto")
-    assert (settings.repeatable().encoder_weights, settings.repeatable().encoder_lr_factor) == ("imagenet", 0.2)
-    assert settings.reasons()["encoder_weights"] == "decided: on this machine"
-
-
-def test_class_weights_that_are_off_stay_off():
-    assert settings_of(num_classes=2, class_weights=None).taken.class_weights is None
-    rare = dataclasses.replace(DATASET, class_shares=[0.9995, 0.0005])
-    assert settings_of(dataset=rare, num_classes=2, class_weights="auto").taken.class_weights is not None
-    assert settings_of(dataset=rare, num_classes=2, class_weights=None).taken.class_weights is None
-
-
 @pytest.mark.parametrize(
     ("given", "cutmix"),
     [
@@ -192,15 +163,6 @@ def test_images_are_mixed_where_each_of_their_pixels_comes_a_hundred_times(given
     settings = open_settings(dataset=dataset, **{"fit": "resize", "image_size": 64, **given})
     assert settings.taken.cutmix == cutmix
     assert load_config(settings.repeatable_dict()).cutmix == cutmix
-
-
-def test_widths_that_are_chosen_for_a_cpu_are_wide_enough_for_attention():
-    assert all(min(widths) >= MIN_ATTENTION_CHANNELS for _, widths in CPU_ENCODERS if widths is not None)
-
-
-def test_device_is_the_one_that_was_chosen():
-    assert settings_of(TURING, device="auto").taken.device == "cuda:1"
-    assert settings_of(CPU, device="auto").taken.device == "cpu"
 
 
 def test_the_classes_that_were_found_are_taken_with_their_reasons():
@@ -232,21 +194,6 @@ def test_ignore_value_is_found_along_with_mask_values():
     assert settings_of(dataset=found, mask_values=[0, 1]).taken.ignore_value is None  # the values that are given are all
 
 
-def test_decisions_tell_the_source_of_every_value():
-    config = load_config({"batch_size": 4, "num_workers": "auto"}, ["seed=7"])
-    decisions = resolve(config, CPU, DATASET).decisions
-    assert list(decisions) == list(FIELDS)
-    assert decisions["batch_size"] == Decision("config")
-    assert decisions["seed"] == Decision("command line")
-    assert decisions["optimizer"] == Decision("default")
-    assert decisions["num_workers"] == Decision("decided", "8 cores")  # although the config names it
-
-
-def test_resolved_config_keeps_the_sources():
-    config = load_config({"batch_size": 4}, ["seed=7"])
-    assert resolve(config, CPU, DATASET).taken.sources == {"batch_size": "config", "seed": "command line"}
-
-
 # What is measured in the data
 
 
@@ -265,19 +212,6 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
 
 
-@pytest.mark.parametrize("augmentation", ["none", [{"VerticalFlip": {"p": 0.5}}]])
-def test_other_augmentation_that_is_set_is_kept_for_images_that_have_an_up(augmentation):
-    seen = dataclasses.replace(DATASET, measurements=MEASURED)
-    settings = settings_of(dataset=seen, augmentation=augmentation)
-    assert as_dict(settings.taken)["augmentation"] == augmentation
-    assert settings.decisions["augmentation"] == Decision("config")
-
-
-def test_without_measurements_whole_images_are_resized_and_augmented_by_default():
-    taken = open_settings(encoder_weights=None).taken
-    assert (taken.fit, taken.crops_per_image, taken.augmentation) == ("resize", 1, "default")
-
-
 # Trials of the step
 
 
@@ -293,14 +227,6 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
         assert [(config.encoder, config.decoder_channels) for config in trials.asked] == asked
         assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
         assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
-
-
-def test_on_a_slow_cpu_the_smallest_encoder_is_left():
-    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
-    settings = open_settings(measure_step=trials)
-    assert settings.taken.encoder == CPU_ENCODERS[-1][0]
-    assert settings.taken.num_epochs == 1
-    assert len(trials.asked) == 1  # the others are slower still
 
 
 def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
@@ -321,26 +247,6 @@ def test_what_was_spent_before_training_is_not_planned_for():
     assert "in 60 s" in rest.decisions["encoder"].reason
     assert rest.decisions["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
     assert open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0).taken.num_epochs == 1
-
-
-@pytest.mark.parametrize(("cost", "reason"), [(None, "no step could be tried"), (TOO_LARGE, "memory is short")])
-def test_where_no_step_can_be_tried_a_cpu_gets_the_smallest_encoder(cost, reason):
-    settings = open_settings(measure_step=lambda config: cost)
-    assert (settings.taken.encoder, settings.taken.decoder_channels) == CPU_ENCODERS[-1]
-    assert settings.decisions["encoder"].reason == f"the smallest; {reason}"
-
-
-def test_an_encoder_that_memory_does_not_hold_gives_way_to_the_next():
-    trials = Trials({"resnet34": TOO_LARGE, **{encoder: STEP for encoder, _ in CPU_ENCODERS[1:]}})
-    assert open_settings(measure_step=trials).taken.encoder == CPU_ENCODERS[1][0]
-
-
-def test_a_small_budget_gets_a_smaller_encoder_on_a_gpu_too():
-    slow, fast = StepCost(1.0, 0.0, 2**30), StepCost(0.01, 0.0, 2**30)
-    trials = Trials({"resnet34": slow, "resnet18": fast})
-    gpu = dataclasses.replace(AMPERE, free_memory=2**33)
-    assert open_settings(gpu, measure_step=trials, time_budget="1m").taken.encoder == "resnet18"
-    assert open_settings(gpu, measure_step=trials).taken.encoder == "resnet34"
 
 
 @pytest.mark.parametrize(
@@ -369,18 +275,6 @@ def test_a_pass_that_is_longer_than_the_budget_is_cut_into_epochs():
     assert settings.taken.num_epochs >= 5
 
 
-def test_an_encoder_whose_architecture_has_no_widths_is_chosen_alone():
-    trials = Trials({encoder: StepCost(1000.0, 0.0, 0) for encoder, _ in CPU_ENCODERS})
-    assert open_settings(measure_step=trials, architecture="fpn").taken.decoder_channels is None
-
-
-def test_an_encoder_that_is_set_is_the_one_that_is_tried():
-    trials = Trials({"resnet50": STEP})
-    settings = open_settings(measure_step=trials, encoder="resnet50")
-    assert [(config.encoder, config.batch_size) for config in trials.asked] == [("resnet50", 8)]
-    assert settings.taken.encoder == "resnet50"
-
-
 @pytest.mark.parametrize(
     ("answers", "batch_size", "tried"),
     [
@@ -399,20 +293,6 @@ def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried)
     assert [config.batch_size for config in trials.asked] == tried
     assert taken.batch_size == batch_size
     assert all(config.num_epochs == 1 and config.time_budget is None and not config.compile_model for config in trials.asked)
-
-
-def test_a_batch_size_that_is_set_is_tried_alone_and_kept():
-    trials = Trials({6: None})
-    settings = open_settings(dataclasses.replace(AMPERE, free_memory=2**33), measure_step=trials, batch_size=6)
-    assert [config.batch_size for config in trials.asked] == [6]
-    assert settings.taken.batch_size == 6
-    assert not settings.taken.compile_model
-
-
-def test_a_batch_is_not_larger_than_an_epoch_whose_images_are_not_repeated():
-    assert open_settings(num_epochs=5).taken.batch_size == 3
-    assert open_settings(num_epochs=5, repeats=2).taken.batch_size == 6
-    assert open_settings(num_epochs=5, repeats=4).taken.batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -434,43 +314,7 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
     assert bool(trials.asked) is is_tried
 
 
-def test_the_step_that_is_tried_leaves_nothing_open():
-    trials = Trials({8: STEP})
-    open_settings(measure_step=trials)
-    assert [name for tried in trials.asked for name, value in as_dict(tried).items() if value == "auto"] == []
-
-
-def test_compiling_is_chosen_where_it_saves_time_within_the_run():
-    assert open_settings(AMPERE, measure_step=lambda config: STEP).taken.compile_model
-    assert not open_settings(AMPERE, measure_step=lambda config: StepCost(1e-4, 0.0, 0)).taken.compile_model
-    assert not open_settings(AMPERE, measure_step=lambda config: STEP, num_epochs=3).taken.compile_model
-    assert not open_settings(CPU, measure_step=lambda config: STEP).taken.compile_model
-
-
 # The length of a run
-
-
-def test_what_is_decided_follows_the_epochs_that_are_set():
-    taken = open_settings(num_epochs=200, batch_size=1, encoder_weights=None).taken
-    assert (taken.num_epochs, taken.repeats) == (200, 1)
-    assert (taken.warmup_epochs, taken.early_stopping_patience) == (6.0, 60)
-    assert taken.ema_decay == round(1 - 10 / 600, 5)  # 3 steps an epoch
-    assert taken.learning_rate == pytest.approx(2e-3 / math.sqrt(16))
-
-
-def test_without_a_cost_a_time_budget_begins_with_short_epochs():
-    """The first ones tell how many there can be."""
-    taken = open_settings(AMPERE, time_budget="10m").taken
-    assert 3 * taken.repeats // taken.batch_size <= 11
-
-
-def test_no_settings_follow_the_time_unless_a_budget_is_given():
-    assert not open_settings().replans()
-    assert open_settings().budget() == math.inf
-    budgeted = open_settings(time_budget="1h30m")
-    assert budgeted.replans()
-    assert budgeted.budget() == 5400.0
-    assert "num_epochs" in budgeted.machine_keys()
 
 
 # Number format
@@ -513,15 +357,6 @@ def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, aske
     assert [settings.decisions[name].reason for name in decided] == [reason] * len(decided)
 
 
-@pytest.mark.parametrize("hardware", ALL_HARDWARE, ids=lambda hardware: hardware.name)
-@pytest.mark.parametrize("asked", ["bfloat16", "float16"])
-def test_without_amp_everything_is_float32_and_nothing_is_decided(hardware, asked):
-    settings = settings_of(hardware, use_amp=False, amp_dtype=asked)
-    assert settings.taken.number_format == "float32"
-    assert settings.taken.amp_dtype == asked
-    assert {settings.decisions[name].source for name in ("use_amp", "amp_dtype")} == {"config"}
-
-
 # Workers
 
 
@@ -534,46 +369,7 @@ def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
     assert choose_num_workers(num_cores, on_cpu=True) == on_cpu
 
 
-@pytest.mark.parametrize(("hardware", "num_workers"), [(AMPERE, 7), (APPLE, 7), (CPU, 4)])
-def test_workers_are_fewer_where_the_model_needs_the_cores(hardware, num_workers):
-    assert settings_of(hardware).taken.num_workers == num_workers
-    assert settings_of(hardware, num_workers=0).taken.num_workers == 0
-
-
-def test_one_core_is_singular():
-    assert settings_of(dataclasses.replace(CPU, num_cores=1)).decisions["num_workers"] == Decision("decided", "1 core")
-
-
 # Crops
-
-
-@pytest.mark.parametrize(
-    ("sizes", "size", "crops"),
-    [
-        ([(64, 64)], (64, 64), 1),
-        ([(128, 128)], (64, 64), 4),
-        ([(64, 128)], (64, 64), 2),
-        ([(32, 32)], (64, 64), 1),  # an image smaller than a crop gives one
-        ([(100, 100)], (64, 64), 2),  # 2.44
-        ([(1000, 1000)], (64, 64), 16),
-        ([(64, 64), (128, 128), (1000, 1000)], (64, 64), 4),  # the median area
-        ([(64, 64), (128, 64)], (64, 64), 2),  # 1.5, rounded to even
-        ([(128, 256)], (64, 128), 4),
-    ],
-)
-def test_as_many_crops_as_fit_into_an_image_of_median_area(sizes, size, crops):
-    found = choose_crops_per_image(sizes, size)
-    assert found == crops
-    assert type(found) is int
-
-
-def test_crops_are_counted_for_fit_crop_alone():
-    dataset = dataclasses.replace(DATASET, train_sizes=[(256, 256)])
-    settings = settings_of(dataset=dataset, fit="crop", image_size=[64, 128])
-    assert settings.taken.crops_per_image == 8
-    assert settings.decisions["crops_per_image"].reason == "as many as fit side by side into an image of median area"
-    assert settings_of(dataset=dataset, fit="resize", image_size=64).taken.crops_per_image == 1
-    assert settings_of(dataset=dataset, fit="crop", image_size=64, crops_per_image=3).taken.crops_per_image == 3
 
 
 # Class weights
@@ -593,10 +389,6 @@ def test_crops_are_counted_for_fit_crop_alone():
 )
 def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
     assert choose_class_weights(shares, len(shares))[0] == weights
-
-
-def test_one_class_has_no_weight():
-    assert choose_class_weights([0.99, 0.01], 1) == (None, "one class: the overlap loss counts its pixels alone")
 
 
 # The processes of a job
@@ -627,12 +419,6 @@ def test_processes_of_a_machine_share_its_cores_and_memory():
     hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
     assert settings_of(hardware, cache="auto").taken.cache == "ram"
     assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "none"
-
-
-def test_more_processes_take_fewer_steps_for_as_many_images():
-    alone, eight = (open_settings(hardware, batch_size=16).taken for hardware in (AMPERE, in_job(AMPERE, 8)))
-    seen = [taken.num_epochs * taken.repeats for taken in (alone, eight)]
-    assert seen[0] == pytest.approx(seen[1], rel=0.05)
 
 
 def test_synchronised_batch_norm_is_not_compiled():

@@ -1,86 +1,165 @@
-"""Config: frozen, complete, with an explanation for each key; and what follows from its values."""
+"""Config: frozen, complete, explained; written as YAML it reads back as the same config; what follows from its values."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import pickle
+import random
 from pathlib import Path
 
 import pytest
 
-from unet_trainer.config.dump import as_dict
+from unet_trainer.config.dump import as_dict, to_plain, to_yaml, value_text
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, id_names, is_demo_dir
+from unet_trainer.config.mask_classes import as_grey, implied_num_classes, parse_mask_values, split_values
+from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, explanations, id_names, is_demo_dir
+
+VIOLET, PURPLE = (64, 0, 128), (64, 0, 192)
+SPECIAL_TEXTS = [
+    "no", "On", "007", "1e3", "0x1f", "1_000", "2001-01-01", "12:30", "~", "null", "nULL", "tRUE", "=", "<<", "...", "---", " lead",
+    "trail ", "# c", "a # b", "a: b", "- x", "? x", "*a", "&a", "!t", "%d", "@x", "`x", "{a", "[b", "a,b", "a]b", "|", ">", "'q'",
+    '"q"', "it's", "\\", "é😀", "\x85x", "a\u2028b", "\ufeffx", "\tx", "a\x07b", "\x1b[31m", "\x7f", "a\u200bb", "x y " * 100,
+]  # fmt: skip
 
 
-def test_config_is_frozen():
+def test_a_config_is_frozen_and_shares_no_state_with_its_source():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().batch_size = 4
-
-
-def test_configs_share_no_state_with_each_other_or_with_their_source():
     source = {"loss": {"dice": 1.0}, "augmentation": [{"Affine": {"rotate": [0, 1]}}]}
     config = load_config(source)
     source["loss"]["dice"] = 5.0
     source["augmentation"][0]["Affine"]["rotate"][0] = 9
-    assert config.loss == {"dice": 1.0}
-    assert config.augmentation == ({"Affine": {"rotate": [0, 1]}},)
-    load_config({"loss": "dice"}).loss["dice"] = 5.0
-    assert load_config({"loss": "dice"}).loss == {"dice": 1.0}
+    assert (config.loss, config.augmentation) == ({"dice": 1.0}, ({"Affine": {"rotate": [0, 1]}},))
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
 
 
-def test_config_can_be_copied_and_sent_to_other_processes():
-    config = load_config({"loss": "dice", "image_size": [64, 96]})
-    assert pickle.loads(pickle.dumps(config)) == config
-    assert copy.deepcopy(config) == config
+def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
+    assert load_config({}) == load_config(as_dict(Config())) == Config()
+    assert list(explanations()) == list(FIELDS)
+    assert all(text and "\n" not in text for text in explanations().values())
 
 
-def test_defaults_obey_the_rules():
-    assert load_config({}) == Config()
-    assert load_config(as_dict(Config())) == Config()
-
-
-def test_every_key_has_an_explanation_on_one_line():
-    for name, field in FIELDS.items():
-        assert field.metadata["doc"].strip(), name
-        assert "\n" not in field.metadata["doc"], name
-
-
-def test_sources_are_not_a_setting_and_do_not_make_configs_differ():
-    assert "sources" not in FIELDS
+def test_sources_are_not_a_setting():
     assert set(FIELDS) == {field.name for field in dataclasses.fields(Config)} - {"sources"}
     assert Config(batch_size=4, sources={"batch_size": "file"}) == Config(batch_size=4)
-    assert "sources" not in repr(Config())
 
 
-@pytest.mark.parametrize("spelling", ["data/demo", "data/demo/", "./data/demo", "data//demo", "data/x/../demo", Path("data/demo")])
-def test_the_demo_is_recognised_however_its_path_is_spelled(spelling, tmp_path, monkeypatch):
+def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_demo_dir(spelling)
-    assert is_demo_dir(tmp_path / spelling)
+    for spelling in ("data/demo", "data/demo/", "./data/demo", "data//demo", Path("data/demo"), tmp_path / "data" / "demo"):
+        assert is_demo_dir(spelling)
+    assert not any(is_demo_dir(path) for path in ("data", "data/demo2", "data/demo/images", "/data/demo", ""))
 
 
-@pytest.mark.parametrize("path", ["data", "data/demo2", "data/demo/images", "demo", "/data/demo", ""])
-def test_other_folders_are_not_the_demo(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert not is_demo_dir(path)
-
-
-def test_one_side_is_a_square_image():
-    assert as_shape(64) == (64, 64)
-    assert as_shape((64, 96)) == (64, 96)
-
-
-def test_classes_without_names_are_numbered():
-    one = Config(num_classes=1)
+def test_shapes_and_names_of_classes():
+    assert (as_shape(64), as_shape((64, 96))) == ((64, 64), (64, 96))
+    one, named = Config(num_classes=1), Config(num_classes=1, class_names=("road",))
     assert (class_names(one), id_names(one)) == (["foreground"], ["background", "foreground"])
+    assert (class_names(named), id_names(named)) == (["road"], ["background", "road"])
     three = Config(num_classes=3)
     assert class_names(three) == id_names(three) == ["class 0", "class 1", "class 2"]
 
 
-def test_names_of_classes_are_those_of_the_config():
-    binary = Config(num_classes=1, class_names=("road",))
-    assert (class_names(binary), id_names(binary)) == (["road"], ["background", "road"])
-    two = Config(num_classes=2, class_names=("field", "road"))
-    assert class_names(two) == id_names(two) == ["field", "road"]
+# YAML
+
+
+@pytest.mark.parametrize("text", SPECIAL_TEXTS, ids=ascii)
+def test_a_text_written_as_yaml_comes_back_as_the_same_text(text, load_text):
+    config = load_config({"data_dir": text, "resume": text, "class_names": [text], "augmentation": [{"Affine": {text: [text]}}]})
+    assert load_text(to_yaml(config, "")) == config
+
+
+def test_numbers_and_lists_written_as_yaml_come_back_equal(load_text):
+    rng = random.Random(0)
+    for _ in range(30):
+        settings = {
+            "mask_values": rng.choice(["auto", "above 9", [0, [1, 2], [64, 0, 128]], rng.sample(range(255), 3)]),
+            "image_size": [rng.randint(32, 8192), rng.randint(32, 8192)],
+            "image_mean": [rng.uniform(-1e5, 1e5) for _ in range(5)],
+            "loss": {name: 10.0 ** rng.uniform(-9, 9) for name in rng.sample(["dice", "focal", "lovasz"], 2)},
+            "learning_rate": 10.0 ** rng.uniform(-300, 300),
+            "augmentation": rng.choice(["none", [], [{"A": {"b": [10.0 ** rng.randint(-20, 20), None, True, 3]}}, {"T": None}]]),
+            "use_amp": rng.random() < 0.5,
+        }
+        config = load_config(settings)
+        assert load_text(to_yaml(config, "Settings of a run\nof two lines")) == config
+
+
+def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
+    text = to_yaml(load_config({"data_dir": "a\nb: c", "num_epochs": 3}), "Header\n\nof three lines", {"seed": "decided: 8\ncores"})
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert text.startswith("# Header\n#\n# of three lines\n\n# Data\n")
+    assert [line.partition(":")[0] for line in lines] == list(FIELDS)
+    assert f"num_epochs: 3  # {explanations()['num_epochs']}" in lines
+    assert "seed: 42  # decided: 8 cores" in lines
+    assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
+
+
+def test_plain_values_have_no_tuples_and_are_written_on_one_line():
+    assert to_plain((1, ("a", {"b": (2.0,)}), None)) == [1, ["a", {"b": [2.0]}], None]
+    written = {
+        "null": None,
+        "true": True,
+        "0.001": 0.001,
+        "'1e3'": "1e3",
+        "[1, [2, 3]]": [1, [2, 3]],
+        "{b: 1.0, a: 2}": {"b": 1.0, "a": 2},
+    }
+    assert {value_text(value): value for value in written.values()} == written
+
+
+# mask_values and ignore_value
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (" nonzero ", "nonzero"),
+        ("above 127.0", "above 127"),
+        ("above 1e2", "above 100"),
+        ([[0, 0, 0], ["255", 0, 0]], ((0, 0, 0), (255, 0, 0))),
+    ],
+)
+def test_mask_values_are_a_rule_or_what_becomes_each_class(raw, value):
+    assert parse_mask_values(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [
+        ([5], [5]),
+        ([1, 2], [1, 2]),
+        ([64, 0, 128], [VIOLET]),  # three numbers always are a colour
+        ([[1], [2], [3]], [1, 2, 3]),  # three values that are one class
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+        ([[64, 0, 128], [64, 0, 192]], [VIOLET, PURPLE]),
+        ([7, [8], [64, 0, 128]], [7, 8, VIOLET]),
+    ],
+)
+def test_each_way_to_write_a_class_reads_as_these_values_and_reads_back_the_same(written, values, load_text):
+    config = load_config({"mask_values": [0, written], "ignore_value": 9})
+    assert load_text(to_yaml(config, "")) == config
+    assert list(split_values(config.mask_values[1])) == values
+
+
+def test_grey_colours_are_values():
+    assert as_grey((7, 7, 7)) == as_grey(7) == 7
+    assert as_grey((7, 7, 8)) == (7, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"class_weights": "auto"}, None),
+        ({"class_names": ["sky", "road", "pole"]}, 3),
+        ({"class_weights": [1, 2]}, 2),
+        ({"mask_values": "nonzero"}, 1),
+        ({"mask_values": [0, [1, 2]]}, 1),
+        ({"mask_values": [0, 1, 2]}, 3),
+        ({"mask_values": [0, 1], "class_names": ["field", "road"]}, 2),
+    ],
+)
+def test_other_settings_tell_the_number_of_classes(settings, number):
+    config = load_config(settings)
+    assert implied_num_classes(config.class_names, config.class_weights, config.mask_values) == number

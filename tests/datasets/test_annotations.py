@@ -1,115 +1,543 @@
-"""The checks that all readers of annotation files share."""
+"""Annotations of labelling tools as they write them → masks; what is wrong in a file is refused with its entry."""
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
+
 import numpy as np
 import pytest
+from PIL import Image
 
-from helpers.image_bytes import cv2_bytes
-from unet_trainer.datasets import annotations
-from unet_trainer.datasets.annotations import (
-    EntryError,
-    as_name,
-    as_points,
-    as_size,
-    check_points,
-    choose_classes,
-    decode_bitmap,
-    is_background,
-    read_json,
-    read_text,
-    show,
-)
+from helpers.annotated import Folder
+from helpers.image_bytes import cv2_bytes, exif, grey_png, pil_bytes
+from helpers.no_files import needs_pipes, replace_by
+from unet_trainer.datasets.annotation_formats import describe_json, describe_other_files
 from unet_trainer.images.file_bytes import DataError
+
+BOX = [[1, 0], [3, 0], [3, 2], [1, 2]]  # of images that are 4 wide and 3 high
+BOXED = ["0110", "0110", "0000"]
+FLAT = [number for point in BOX for number in point]
+WHOLE = [[0, 0], [4, 0], [4, 3], [0, 3]]
+LEFT = "0 0 0 0.5 0 0.5 1 0 1"  # YOLO: two of four columns
+BITMAP = cv2_bytes(".png", np.array([[0, 255], [255, 255]], np.uint8))
+LARGE = cv2_bytes(".png", np.ones((9, 9), np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def text64(data):
+    return base64.b64encode(data).decode()
+
+
+def box(x0, y0, x1, y1):
+    return [x0, y0, x1, y0, x1, y1, x0, y1]
+
+
+def coco(*annotations, names=("a.png",), categories=((1, "cat"), (2, "dog")), **changes):
+    """Annotations as (category, segmentation) of the first image, or as dicts."""
+    entries = [
+        entry if isinstance(entry, dict) else {"image_id": 1, "category_id": entry[0], "segmentation": entry[1], "iscrowd": 0}
+        for entry in annotations
+    ]
+    return {
+        "images": [{"id": number, "file_name": name, "width": 4, "height": 3} for number, name in enumerate(names, start=1)],
+        "annotations": [{"id": number, **entry} for number, entry in enumerate(entries, start=1)],
+        "categories": [{"id": identity, "name": name, "supercategory": ""} for identity, name in categories],
+        **changes,
+    }
+
+
+def shape(label, points, kind="polygon", **others):
+    return {"label": label, "points": points, "group_id": None, "shape_type": kind, "flags": {}, **others}
+
+
+def labelme(*shapes, path="a.png", **changes):
+    content = {"version": "5.4.1", "shapes": list(shapes), "imagePath": path, "imageData": "not looked at"}
+    return {**content, "imageHeight": 3, "imageWidth": 4, **changes}
+
+
+def cvat(*shapes, name="a.png", more="", size='width="4" height="3"'):
+    labels = "<labels><label><name>dog</name></label><label><name>cat &amp; kitten</name></label></labels>"
+    image = f'<image id="0" name="{name}" {size}>{"".join(shapes)}</image>'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n<annotations><meta><task>{labels}</task></meta>{image}{more}</annotations>'
+
+
+def polygon(label="dog", points="1.00,0.00;3.00,0.00;3.00,2.00;1.00,2.00", z_order=0):
+    return f'<polygon label="{label}" source="manual" occluded="0" points="{points}" z_order="{z_order}"></polygon>'
+
+
+def supervisely(*objects, **changes):
+    return {"description": "", "tags": [], "size": {"height": 3, "width": 4}, "objects": list(objects), **changes}
+
+
+def figure(title, exterior, *interior, kind="polygon"):
+    return {"geometryType": kind, "classTitle": title, "points": {"exterior": exterior, "interior": list(interior)}}
+
+
+def bitmap(data, origin):
+    return {"geometryType": "bitmap", "classTitle": "cat", "bitmap": {"data": data, "origin": origin}}
+
+
+# Shapes of every format → the mask of one image
+
+
+COCO_SHAPES = {
+    "a polygon": ((1, [FLAT]), BOXED),
+    "polygons are joined": ((1, [box(0, 0, 1, 3), box(2, 0, 4, 1)]), ["1011", "1000", "1000"]),
+    "without the list around it": ((1, FLAT), BOXED),
+    "run lengths down the columns": ((1, {"counts": [2, 3, 7], "size": [3, 4]}), ["0100", "0100", "1000"]),
+    "compressed": ((1, {"counts": "237", "size": [3, 4]}), ["0100", "0100", "1000"]),
+    "with a hole": ((1, {"counts": [0, 4, 1, 7], "size": [3, 4]}), ["1111", "1011", "1111"]),
+}
+LABELME_SHAPES = {
+    "a polygon": (shape("cat", BOX), BOXED),
+    "a rectangle by two corners": (shape("cat", [[3, 2], [1, 0]], "rectangle"), BOXED),
+    "a rectangle by four": (shape("cat", BOX, "rectangle"), BOXED),
+    "a circle": (shape("cat", [[1.5, 1.5], [2.5, 1.5]], "circle"), ["0100", "1110", "0100"]),
+    "a picture": (shape("cat", [[2, 1], [3, 2]], "mask", mask=text64(BITMAP)), ["0000", "0001", "0011"]),
+    "of an old file": ({"label": "cat", "points": BOX}, BOXED),
+}
+CVAT_SHAPES = {
+    "a polygon": (polygon(), BOXED),
+    "a box": ('<box label="dog" xtl="1" ytl="0" xbr="3" ybr="2" z_order="0"/>', BOXED),
+    "a turned box": ('<box label="dog" xtl="0" ytl="1" xbr="3" ybr="2" rotation="90.00"/>', ["0100"] * 3),
+    "an ellipse": ('<ellipse label="dog" cx="1.50" cy="1.50" rx="1.00" ry="1.00"/>', ["0100", "1110", "0100"]),
+    "run lengths along the rows": (
+        '<mask label="dog" rle="1, 2, 2, 1" left="1" top="1" width="3" height="2"/>',
+        ["0000", "0011", "0001"],
+    ),
+}
+SUPERVISELY_SHAPES = {  # a polygon includes the pixels of its outline
+    "a polygon": (figure("cat", [[1, 0], [2, 0], [2, 1], [1, 1]]), BOXED),
+    "with a hole": (figure("cat", [[0, 0], [2, 0], [2, 2], [0, 2]], [[1, 1], [1, 1], [1, 1]]), ["1110", "1010", "1110"]),
+    "beyond the border": (figure("cat", [[-3, -3], [1, -3], [1, 1], [-3, 1]]), ["1100", "1100", "0000"]),
+    "a rectangle": (figure("cat", [[2, 1], [1, 0]], kind="rectangle"), BOXED),
+    "a bitmap": (bitmap(text64(zlib.compress(BITMAP)), [2, 1]), ["0000", "0001", "0011"]),
+}
+SHAPES = [
+    *(("coco.json", coco(content), mask) for content, mask in COCO_SHAPES.values()),
+    *(("a.json", labelme(content), mask) for content, mask in LABELME_SHAPES.values()),
+    *(("annotations.xml", cvat(content), mask) for content, mask in CVAT_SHAPES.values()),
+    *(("ann/a.png.json", supervisely(content), mask) for content, mask in SUPERVISELY_SHAPES.values()),
+    ("a.txt", LEFT, ["1100"] * 3),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "mask"), SHAPES)
+def test_a_shape_becomes_its_pixels(folder, name, content, mask):
+    folder.image("a.png")
+    folder.write(name, content)
+    assert folder.masks() == {"a": mask}
+    assert folder.find().num_classes == 1
+
+
+def test_lines_are_ten_pixels_wide(folder):
+    folder.image("a.png", 14, 3)
+    folder.write("a.json", labelme(shape("road", [[7, 0], [7, 3]], "linestrip"), imageWidth=14))
+    assert folder.masks() == {"a": ["00111111111100"] * 3}
+    assert folder.find().notices == ("1 line drawn 10 pixels wide, as the tool does: in a.png",)
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("coco.json", coco((1, [FLAT]), (1, [[0, 0, 4, 3]]))),
+    ("a.json", labelme(shape("cat", BOX), shape("cat", [[0, 0], [4, 3]]), shape("cat", [[1, 1]], "point"))),
+    ("a.xml", cvat(polygon(), polygon(points="0,0;3,3"), '<points label="dog" points="1,1"/>', '<tag label="dog"></tag>')),
+    ("a.png.json", supervisely(figure("cat", [[1, 0], [2, 0], [2, 1], [1, 1]]), figure("cat", [[0, 0], [1, 1]]),
+                               figure("dog", [[3, 3]], kind="point"))),
+])  # fmt: skip
+def test_shapes_without_an_area_are_left_out_and_counted(folder, name, content):
+    folder.image("a.png")
+    folder.write(name, content)
+    assert folder.masks() == {"a": BOXED}
+    notices = [notice for notice in folder.find().notices if "without any object" not in notice]
+    expected = [
+        "1 outline of fewer than 3 points left out: in a.png",
+        "1 point, line or box in space left out: without an area: in a.png",
+    ]
+    assert notices == expected[: 1 if name == "coco.json" else 2]
+
+
+# Classes, and what is on top
+
+
+@pytest.mark.parametrize(("name", "content", "mask", "rule"), [
+    ("coco.json", coco((2, [box(1, 1, 2, 2)]), (1, [box(0, 0, 4, 3)])), ["1111", "1211", "1111"], "the smaller object is on top"),
+    ("a.json", labelme(shape("zebra", BOX), shape("ant", [[2, 0], [4, 0], [4, 1], [2, 1]])), ["0211", "0220", "0000"],
+     "the later shape is on top"),
+    ("a.xml", cvat(polygon(z_order=1), polygon("cat &amp; kitten", "0,0;4,0;4,3;0,3")), ["2112", "2112", "2222"],
+     "the higher z_order, then the later shape, is on top"),
+    ("a.png.json", supervisely(figure("a", [[0, 0], [3, 0], [3, 2], [0, 2]]), figure("b", [[1, 1], [2, 1], [2, 1]])),
+     ["1111", "1221", "1111"], "the later object is on top"),
+])  # fmt: skip
+def test_classes_have_the_order_of_their_format_and_overlaps_are_counted(folder, name, content, mask, rule):
+    folder.image("a.png")
+    folder.write(name, content)
+    assert folder.masks() == {"a": mask}
+    assert re.search(rf"\d pixels? in 1 image in objects of several classes; {rule}: a\.png", folder.find().notices[-1])
+
+
+def test_crowds_are_below_all_objects(folder):
+    folder.image("a.png")
+    crowd = {"image_id": 1, "category_id": 2, "segmentation": {"counts": [0, 12], "size": [3, 4]}, "iscrowd": 1}
+    folder.write("coco.json", coco((1, [box(0, 0, 4, 2)]), crowd, (2, [box(0, 0, 1, 1)])))
+    assert folder.masks() == {"a": ["2111", "1111", "2222"]}
+    assert folder.find().notices[0] == "1 crowd region (iscrowd) drawn as part of its class, below all objects: in a.png"
+
+
+def test_classes_without_objects_are_left_out_and_background_is_0(folder):
+    folder.image("a.png")
+    categories = ((90, "tree"), (7, "unused"), (3, "house"), (1, "Background"))
+    folder.write("coco.json", coco((90, [box(0, 0, 1, 3)]), (3, [box(2, 0, 4, 3)]), (1, [box(3, 0, 4, 1)]), categories=categories))
+    found = folder.find()
+    assert folder.masks() == {"a": ["2010", "2011", "2011"]}
+    assert (found.num_classes, found.class_names) == (3, ("background", "house", "tree"))
+    assert found.notices[0] == "1 class without any object left out: unused"
+    folder.write("coco.json", labelme(shape("cat", WHOLE), shape("__ignore__", [[3, 0], [4, 0], [4, 1], [3, 1]])))
+    assert folder.masks() == {"a": ["111255", "1111", "1111"]}
+
+
+def test_class_names_decide_the_ids(folder):
+    folder.image("a.png")
+    folder.write("a.json", labelme(shape("cat", [[0, 0], [4, 0], [4, 1], [0, 1]]), shape("dog", [[0, 1], [4, 1], [4, 2], [0, 2]])))
+    names = ["background", "dog", "bird", "cat"]
+    assert (folder.find(class_names=names).class_names, folder.find(class_names=names).num_classes) == (tuple(names), 4)
+    assert folder.masks(class_names=names) == {"a": ["3333", "1111", "0000"]}
+    with pytest.raises(
+        DataError, match=r"class_names: dog of .*a\.json is not in it; leave it out, or list .*: background, cat, dog"
+    ):
+        folder.find(class_names=["background", "cat", "hound"])
+    folder.write("a.json", labelme(shape("cat", BOX)))
+    assert folder.find(class_names=["Katze"]).class_names == ("cat",)  # a single class may be called anything
+
+
+# Images and parts
+
+
+def test_images_without_annotations_are_background_and_files_and_names_without_the_other_are_left_out(folder):
+    for name in ("a.png", "b.png", "c.png"):
+        folder.image(f"images/{name}")
+    folder.write("coco.json", coco((1, [FLAT]), names=("a.png", "b.png", "../gone.png")))
+    assert folder.masks() == {"images/a": BOXED, "images/b": ["0000"] * 3}
+    assert folder.find().notices == (
+        "1 image of coco.json without a readable file left out: ../gone.png",
+        "1 class without any object left out: dog",
+        "1 image without any annotation counts as all background: b.png",
+        "1 image file that no annotation names left out: images/c.png",
+    )
+
+
+def test_a_name_that_leads_out_of_the_folder_finds_only_files_inside(folder):
+    outside = folder.image("../secret.png")
+    folder.image("a.png")
+    folder.write("coco.json", coco((1, [FLAT]), names=("a.png", "../secret.png", str(outside))))
+    found = folder.find()
+    assert [pair.image for pair in found.pairs] == [folder.path / "a.png"]
+    assert found.notices[0].startswith("2 images of coco.json without a readable file left out: ../secret.png, ")
+
+
+def test_of_folders_that_are_partly_here_only_these_are_found(folder):
+    folder.image("p1/1.png")
+    folder.write("coco.json", coco((1, [FLAT]), names=("p1/1.png", "p2/1.png")))
+    assert list(folder.masks()) == ["p1/1"]
+
+
+@pytest.mark.parametrize("path", ["..\\images\\A.PNG", "C:\\me\\a.png", "other name.png", None, "../../etc/a.png"])
+def test_the_image_may_be_in_another_folder_under_a_name_of_another_system(folder, path):
+    folder.image("images/a.png")
+    folder.write("json/a.json", labelme(shape("cat", BOX), path=path))
+    assert folder.masks() == {"images/a": BOXED}
+
+
+def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
+    categories = [{"id": 0, "name": "cells", "supercategory": "none"}, {"id": 1, "name": "cell", "supercategory": "cells"}]
+    for part in ("train", "valid", "test"):
+        folder.image(f"{part}/{part}_jpg.rf.0a1b2c.jpg")
+        content = coco((1, [FLAT]), names=(f"{part}_jpg.rf.0a1b2c.jpg",))
+        folder.write(f"{part}/_annotations.coco.json", {**content, "categories": categories})
+    folder.write("README.roboflow.txt", "cells - v1\n")
+    found = folder.find()
+    assert [pair.part for pair in (*found.pairs, *found.test)] == ["train", "val", "test"]
+    assert (found.num_classes, found.class_names, found.notices) == (1, ("cell",), ())
+    assert found.rule.endswith("as they are divided into train and val")
+
+
+def test_cocos_own_folder_repeats_numbers_and_its_other_tasks_are_not_opened(folder):
+    for part, segmentation in (("train", [box(0, 0, 4, 1)]), ("val", [box(0, 0, 4, 2)])):
+        folder.image(f"{part}2017/000000000001.jpg")
+        folder.write(f"annotations/instances_{part}2017.json", coco((1, segmentation), names=("000000000001.jpg",)))
+        folder.write(f"annotations/captions_{part}2017.json", "not even JSON")
+    assert [pair.part for pair in folder.find().pairs] == ["train", "val"]
+    assert folder.masks() == {
+        "train2017/000000000001": ["1111", "0000", "0000"],
+        "val2017/000000000001": ["1111", "1111", "0000"],
+    }
+
+
+def test_test_images_without_annotations_are_no_background(folder):
+    for part in ("train", "val", "test"):
+        folder.image(f"{part}/{part}.png")
+        folder.write(f"{part}.json", coco(*([(1, [FLAT])] if part != "test" else []), names=(f"{part}.png",)))
+    found = folder.find()
+    assert (len(found.pairs), found.test) == (2, ())
+    assert "1 test image left out: none has any annotation" in found.notices
+
+
+def test_yolo_folders_names_and_images_without_labels(folder):
+    for part in ("train", "val", "test"):
+        folder.image(f"images/{part}/a.jpg")
+    folder.image("images/train/b.jpg")
+    for part in ("train", "val"):
+        folder.write(f"labels/{part}/a.txt", f"{LEFT}\n1 0 0.66667 1 0.66667 1 1 0 1\n")
+    folder.write("coco8-seg.yaml", "train: images/train\nval: images/val\ntest:\nnames:\n  0: person\n  1: on\n  2: car\n")
+    found = folder.find()
+    mask = ["1100", "1100", "2222"]
+    assert folder.masks() == {"images/train/a": mask, "images/train/b": ["0000"] * 3, "images/val/a": mask}
+    assert [pair.part for pair in found.pairs] == ["train", "train", "val"]
+    assert found.class_names == ("background", "person", "on")
+    assert found.rule.startswith("2 text files such as a.txt (YOLO), drawn as masks, classes in the order of coco8-seg.yaml")
+    assert found.notices[:3] == (
+        "all background, as in YOLO: 1 image without a label file, b.jpg",
+        "1 class without any object left out: car",
+        "1 image file that no annotation names left out: images/test/a.jpg",
+    )
+    folder.write("data.yaml", "train: images/val\nval: images/train\nnames: [person, on]\n")  # the folders that it names count
+    assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
+
+
+def test_yolo_edges_through_centres_are_as_exact_as_in_pixels(folder):
+    """From 3.5 to 8.5 of 11 columns, as shares that are not exact: 3.5 is out, 8.5 is in."""
+    folder.image("a.png", 11, 2)
+    folder.write("a.txt", " ".join(["7", *(f"{x / 11!r} {y}" for x, y in ((3.5, 0), (8.5, 0), (8.5, 1), (3.5, 1)))]))
+    assert folder.masks() == {"a": ["00001111100"] * 2}
+    assert folder.find().class_names == ("class 7",)
+
+
+def test_subsets_of_cvat_divide_the_data(folder):
+    for part in ("Train", "Validation"):
+        folder.image(f"images/{part}/a.png")
+    more = cvat(polygon(), size='width="4" height="3" subset="Validation"').partition("</meta>")[2].removesuffix("</annotations>")
+    folder.write("annotations.xml", cvat(polygon(), size='width="4" height="3" subset="Train"', more=more))
+    assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
+
+
+def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
+    (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
+    folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
+    assert folder.masks() == {"a": BOXED}
+    folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg", imageHeight=4, imageWidth=3))
+    with pytest.raises(DataError, match=r"annotated at 3×4, and the file a\.jpg has 4×3 pixels \(rotated by its EXIF orientation"):
+        folder.find()
+
+
+def test_masks_are_kept_outside_of_the_data_and_drawn_again_when_an_annotation_has_changed(folder):
+    folder.image("a.png")
+    folder.image("a.jpg")  # names that differ in their extension only stay apart
+    folder.write("a.json", labelme(shape("cat", BOX)))
+    folder.write("a2.json", labelme(shape("cat", BOX), path="a.jpg"))
+    first = folder.find()
+    assert all(pair.mask.is_absolute() and pair.mask.is_relative_to(folder.checkpoints) for pair in first.pairs)
+    folder.write("a.json", labelme(shape("cat", WHOLE)))
+    assert folder.find().pairs == first.pairs
+    assert folder.masks() == {"a.jpg": BOXED, "a.png": ["1111"] * 3}
 
 
 @pytest.mark.parametrize(("data", "reason"), [
-    (b'{"a": [1, 2', r"is not valid JSON \(line 1: .*\); was it cut off"),
-    (b'{"a": 1,\n"b" 2}', r"is not valid JSON \(line 2: Expecting ':' delimiter\)"),
-    (b"", "is not valid JSON"),
-    (b"\xff\xfe\xfa", "is not JSON that can be read"),
-    (b"[" * 100_000, "is nested too deeply"),
-    (b'{"a":' * 100_000, "is nested too deeply"),
-    (b"9" * 10_000, "is not JSON that can be read"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs, not the file itself; run git lfs pull"),
+    (grey_png(60000, 60000, 8, b""), "60000×60000 pixels: a decompression bomb"),
 ])  # fmt: skip
-def test_json_that_cannot_be_read_is_refused_in_one_line(tmp_path, data, reason):
-    path = tmp_path / "a.json"
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=reason) as raised:
-        read_json(path)
-    assert len(str(raised.value)) < 200 + len(str(path))
-    assert "\n" not in str(raised.value)
+def test_an_image_that_cannot_be_read_is_a_problem_of_its_own(folder, data, reason):
+    folder.image("a.png")
+    (folder.path / "b.png").write_bytes(data)
+    folder.write("coco.json", {**coco((1, [FLAT]), names=("a.png",))})
+    folder.write("b.json", {"images": [{"id": 1, "file_name": "b.png"}], "annotations": [], "categories": []})
+    found = folder.find()
+    assert [pair.name for pair in found.pairs] == ["a"]
+    assert reason in found.problems[0].lines[0]
 
 
-def test_json_with_a_byte_order_mark_is_read(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"a": 1}', encoding="utf-8-sig")
-    assert read_json(path) == {"a": 1}
+# Which files are annotations
 
 
-def test_a_huge_file_is_not_opened(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    path.write_text("[1, 2, 3]")
-    monkeypatch.setattr(annotations, "MAX_FILE_BYTES", 4)
-    with pytest.raises(DataError, match=r"a\.json has 0\.0 GiB; annotation files of up to .* are read: divide it"):
-        read_json(path)
-    with pytest.raises(DataError, match="is larger than 0 MiB"):
-        read_text(path, 4)
+def test_a_folder_without_annotations_has_none(folder):
+    folder.image("a.png")
+    folder.write("a.txt", "A photo of a cat, 2 years old")
+    folder.write("package.json", {"name": "x"})
+    folder.write("other.xml", "<project/>")
+    folder.write(".cache/a.json", labelme(shape("cat", BOX)))
+    folder.write("checkpoints/run/a.json", labelme(shape("cat", BOX)))
+    folder.checkpoints = folder.path / "checkpoints"
+    assert folder.find() is None
 
 
-def test_missing_and_binary_files_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.json cannot be read \(No such file or directory\)"):
-        read_json(tmp_path / "gone.json")
-    (tmp_path / "a.txt").write_bytes(b"\xff\xff")
-    with pytest.raises(DataError, match=r"a\.txt cannot be read \(it is not UTF-8\)"):
-        read_text(tmp_path / "a.txt", 100)
+def test_results_of_predict_are_no_annotations_and_no_images_unless_there_are_no_others(folder):
+    folder.image("a.png")
+    folder.write("polygons.json", {"info": {"description": "unet-trainer predict"}, **coco((1, [FLAT]), categories=((1, "seen"),))})
+    assert folder.find().class_names == ("seen",)
+    folder.write("coco.json", coco((1, [FLAT])))
+    (folder.path / "overlays").mkdir()
+    (folder.path / "overlays/a.png").write_bytes(b"\x89PNG unet-trainer predict")
+    found = folder.find()
+    assert found.class_names == ("cat",)
+    assert found.notices[-1] == f"2 results of predict left out, such as {folder.path / 'overlays/a.png'}"
 
 
-def test_names_are_on_one_line():
-    assert as_name("  a \n b ", "name") == "a b"
-    for wrong in ("", "   ", None, 3, "a\x1b[31m", "n" * 101):
-        with pytest.raises(EntryError, match=r"name is .*; need a text of 1 to 100 characters"):
-            as_name(wrong, "name")
+def test_mask_dir_and_image_dir_choose_among_several(folder):
+    folder.image("a.png")
+    folder.image("copies/a.png")
+    folder.write("old/coco.json", coco((1, [FLAT])))
+    folder.write("old/meta.json", {"classes": [{"title": "x", "shape": "y"}]})  # as of Supervisely, without its annotations
+    folder.write("new/a.json", labelme(shape("lynx", BOX)))
+    with pytest.raises(
+        DataError, match=r"mask_dir: annotations of COCO and LabelMe in .*; set mask_dir to the folder or file of one"
+    ):
+        folder.find()
+    with pytest.raises(DataError, match=r"image_dir: a\.png could be a\.png, copies/a\.png; set image_dir"):
+        folder.find(mask_dir="old")
+    (pair,) = folder.find(mask_dir="old/coco.json", image_dir="copies").pairs
+    assert (pair.name, pair.image) == ("a", folder.path / "copies/a.png")
+    folder.write("old/coco2.json", coco((1, [FLAT])))
+    with pytest.raises(DataError, match=r"a\.png is annotated twice: .* set mask_dir to the annotations that count"):
+        folder.find(mask_dir="old", image_dir="copies")
 
 
-def test_sizes_are_whole_positive_and_possible():
-    assert as_size(3, 4.0) == (3, 4)
-    for wrong in (0, -1, 2.5, "3", None, True, 2**21, float("nan"), float("inf")):
-        with pytest.raises(EntryError, match=r"height is .*; need a whole number of pixels"):
-            as_size(wrong, 4)
-    with pytest.raises(EntryError, match=r"1000000×1000000 pixels; images of up to"):
-        as_size(1_000_000, 1_000_000)
+@pytest.mark.parametrize(("content", "what"), [
+    ({"a.png1234": {"filename": "a.png", "size": 1234, "regions": [], "file_attributes": {}}}, "VGG Image Annotator"),
+    ({"_via_settings": {}, "_via_img_metadata": {}, "_via_attributes": {}}, "VGG Image Annotator"),
+    ({"images": [], "annotations": [{"segments_info": [], "file_name": "a.png", "image_id": 1}], "categories": []}, "COCO panoptic"),
+    ({"images": [], "annotations": [{"caption": "a cat", "image_id": 1}]}, "COCO without categories"),
+    ([{"image_id": 1, "category_id": 1, "segmentation": {}, "score": 0.9}], "COCO results"),
+    ([{"id": 1, "data": {"image": "/data/a.png"}, "annotations": [{"result": []}]}], "Label Studio"),
+    ([{"data_row": {"id": 1}, "projects": {}}], "Labelbox"),
+    ({"info": {}, "categories": {"label": {"labels": []}}, "items": []}, "Datumaro"),
+    ({"version": "2.0", "item": {"name": "a.png"}, "annotations": []}, "Darwin JSON of V7"),
+    ({"type": "FeatureCollection", "features": []}, "GeoJSON"),
+    ({"imgHeight": 1024, "imgWidth": 2048, "objects": []}, "Cityscapes' polygons"),
+])  # fmt: skip
+def test_other_formats_are_named_with_what_to_do(folder, content, what):
+    folder.write("x.json", content)
+    folder.image("a.png")
+    with pytest.raises(DataError, match=rf"x\.json is .*{what}.*; "):
+        folder.find()
+    assert [describe_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
 
 
-def test_points_are_pairs_of_numbers():
-    assert as_points([[1, 2], [3.5, 4, 0.9]], "points").tolist() == [[1, 2], [3.5, 4]]
-    assert check_points([], "points").shape == (0, 2)
-    assert check_points([1, 2.5], "points").dtype == np.float64
+def test_boxes_of_voc_and_json_lines_are_named_and_lose_against_what_is_read(folder):
+    folder.image("a.png")
+    folder.write("Annotations/a.xml", "<annotation><object><bndbox/></object></annotation>")
+    with pytest.raises(DataError, match=r"a\.xml is Pascal VOC's XML, with boxes, and a box is no mask"):
+        folder.find()
+    (folder.path / "Annotations/a.xml").unlink()
+    folder.write("export.ndjson", '{"data_row": {}}\n')
+    with pytest.raises(DataError, match=r"export\.ndjson holds a JSON document in each line, as Labelbox exports"):
+        folder.find()
+    folder.write("a.json", labelme(shape("cat", BOX)))
+    assert folder.find().class_names == ("cat",)
 
 
-def test_a_bitmap_of_any_depth_is_its_pixels_that_are_not_0():
-    bitmap = np.array([[0, 7]], np.uint8)
-    for picture in (bitmap, bitmap.astype(np.uint16) * 256, np.repeat(bitmap[:, :, None], 3, 2)):
-        assert decode_bitmap(cv2_bytes(".png", picture), "mask", 1, 2).tolist() == [[False, True]]
-    with pytest.raises(EntryError, match="mask is not a picture that can be decoded"):
-        decode_bitmap(cv2_bytes(".png", bitmap)[:45], "mask", 1, 2)
+def test_files_that_are_no_images_are_counted_by_kind(folder):
+    for name in ("x/1.heic", "x/2.HEIC", "data.zip", "brain.nii.gz", ".hidden.zip", "readme.md"):
+        folder.write(name, "content")
+    (folder.path / "IM0001").write_bytes(bytes(128) + b"DICM")
+    first, *others = describe_other_files(folder.path)
+    assert first.startswith("2 files such as x/1.heic: a photo in Apple's HEIC format; convert")
+    assert len(others) == 2  # not all kinds of a mess
 
 
-def test_only_classes_that_occur_are_kept_in_the_order_of_the_declaration():
-    classes, notices = choose_classes(["b", "background", "a", "c", "a", "__ignore__"], {"a", "b", "__ignore__"}, "COCO", "x.json")
-    assert classes == ("b", "a")
-    assert notices == ["1 class without any object left out: c"]
-    with pytest.raises(DataError, match=r"x\.json \(COCO\) holds no object of any class"):
-        choose_classes(["a", "background"], {"background"}, "COCO", "x.json")
-    names = [f"c{number}" for number in range(254)]
-    with pytest.raises(DataError, match="has 254 classes; need at most 253"):
-        choose_classes(names, names, "COCO", "x.json")
+# What is wrong
 
 
-def test_names_of_the_background():
-    assert [is_background(name) for name in ("background", "_background_", "Background", "ground")] == [True, True, True, False]
+@pytest.mark.parametrize(("name", "content", "reason"), [
+    ("coco.json", coco((1, [["1", 0, 4, 0, 4, 3]])), "annotation 1: a coordinate of a polygon is '1'; need a number of pixels"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4, float("nan")]])), "a coordinate of a polygon is nan"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4, 10**400]])), "a coordinate of a polygon is 1000"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4, 3, 1]])), "a polygon holds 7 numbers; need x and y for each point"),
+    ("coco.json", coco((1, "polygon")), "segmentation is 'polygon'; need a list"),
+    ("coco.json", coco((1, {"counts": [2, 3, 7], "size": [4, 3]})), r"its run lengths are for the size \[4, 3\]; need \[3, 4\]"),
+    ("coco.json", coco((1, {"counts": [2, 3, 8], "size": [3, 4]})), "run lengths that are not 12 pixels together"),
+    ("coco.json", coco((1, {"counts": "~~", "size": [3, 4]})), "run lengths with '~'"),
+    ("coco.json", coco((1, [FLAT]), (1, [])), "annotation 2: a box without an outline, and a box is no mask; draw its outline"),
+    ("coco.json", coco((1, []), (1, None)), "holds boxes only, 2 boxes without an outline, and a box is no mask; export polygons"),
+    ("coco.json", coco((9, [FLAT])), "category_id of annotation 1 is 9; need one of 1, 2"),
+    ("coco.json", coco((1, [FLAT]), annotations=[[]]), r"annotation 1 is \[\]; need an object with keys"),
+    ("coco.json", coco((1, [FLAT]), categories=((1, "a\x00b"),)), r"name of category 1 is 'a\\x00b'; need a text of 1 to 100"),
+    ("coco.json", coco((1, [FLAT]), categories=((1, "cat"), (1, "dog"))), "id of category 2, 1, is used twice"),
+    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": 5}]), "file_name of image 1 is 5; need a text"),
+    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 10**6, "height": 10**6}]), "need whole numbers"),
+    ("coco.json", coco(), "holds no object of any class, so that there is nothing to learn"),
+    ("coco.json", coco((1, [FLAT]), names=("b.png",)), "none of their images is in .*: b.png; put the images there, or set image_dir"),
+    ("coco.json", '{"images": [', r"is not valid JSON \(line 1: .*\); was it cut off"),
+    ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
+    ("a.json", labelme(shape("cat", [[1], [2, 2]])), r"points is .*; need points as \[x, y\]"),
+    ("a.json", labelme(shape("cat", [[1, 1]] * 3, "circle")), "a circle with 3 points; need 2"),
+    ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask="?")), "mask is not base64"),
+    ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=text64(LARGE))), "mask is 9×9 pixels, larger than its image"),
+    ("a.json", labelme(shape(None, BOX)), "label of shape 1 is None; need a text"),
+    ("a.json", labelme(shape("cat", BOX), imageHeight=-3), "width is 4 and height -3; need whole numbers"),
+    ("a.xml", cvat('<polygon label="dog" points="1,1;x,2;3,3"/>'), r"polygon 1 \(dog\): points is '1,1;x,2;3,3'; need numbers"),
+    ("a.xml", cvat('<box label="dog" xtl="1" ytl="1" xbr="2"/>'), r"box 1 \(dog\): ybr is ''; need a number"),
+    ("a.xml", cvat('<mask label="dog" rle="100" left="0" top="0" width="10" height="10"/>'), "10×10 pixels, larger than its image"),
+    ("a.xml", cvat('<polygon points="1,1;2,2;3,3"/>'), r"image 'a\.png': the label of a polygon is None; need a text"),
+    ("a.xml", cvat(polygon(), more="<track/>"), r"CVAT for video 1\.1, with tracks; export CVAT for images 1\.1, or COCO 1\.0"),
+    ("a.xml", cvat(polygon())[:-30], "is not valid XML .*; was it cut off"),
+    ("a.xml", cvat(polygon(), name=""), "image number 1: it has no name"),
+    ("a.png.json", supervisely(bitmap(text64(b"not zlib"), [0, 0])), r"object 1 \(cat\): data is not compressed with zlib"),
+    ("a.png.json", supervisely(bitmap(text64(zlib.compress(bytes(10**6))), [0, 0])), "data is cut off, or larger than its image"),
+    ("a.png.json", supervisely(bitmap("", [0])), r"origin is \[0\]; need \[x, y\]"),
+    ("a.txt", f"{LEFT}\n\n0 0.1 0.1 0.5 0.5 x 0.3", "line 3: '0 0.1 0.1 0.5 0.5 x 0.3'; need a class and numbers"),
+    ("a.txt", f"{LEFT}\n0 10 10 50 50 30 30", "50 is no share of the image; need numbers from 0 to 1, not pixels"),
+    ("a.txt", f"{LEFT}\n0 0.5 0.5 0.2 0.2", "line 2: four numbers, a box, among polygons, and a box is no mask"),
+    ("a.txt", "0 0.5 0.5 0.2 0.2", "hold boxes only, 1 line of class, x, y, width and height, and a box is no mask"),
+    ("a.txt", f"{LEFT}\n² 0 0 1 0 1 1", "line 2: class '²'; need a class number"),
+])  # fmt: skip
+def test_what_is_wrong_is_refused_with_its_entry(folder, name, content, reason):
+    folder.image("a.png")
+    folder.write(name, content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError, match=rf"{re.escape(name)}.*{reason}"):
+        folder.find()
 
 
-def test_a_long_value_is_shortened_in_a_message():
-    assert show("a" * 100) == "'" + "a" * 58 + "…"
-    assert show(10**5000) == "a int"
+@pytest.mark.parametrize(("yaml", "reason"), [
+    ("names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
+    ("names: [[cat]]", "need a text"),
+    ("names: !!python/object/apply:os.system [ls]", "tags are not allowed"),
+])  # fmt: skip
+def test_a_wrong_data_yaml_is_refused(folder, yaml, reason):
+    folder.image("a.png")
+    folder.write("a.txt", LEFT)
+    path = folder.write("data.yaml", yaml)
+    with pytest.raises(DataError, match=f"{path}: .*{reason}"):
+        folder.find()
+
+
+BOMB = '<!DOCTYPE a [<!ENTITY x "ha">' + "".join(f'<!ENTITY x{n} "&x{n - 1 or ""};&x{n - 1 or ""};">' for n in range(1, 9)) + "]>"
+
+
+@pytest.mark.parametrize("dtd", [BOMB, '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'])
+def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded_and_deep_nesting_costs_nothing(folder, dtd):
+    folder.image("a.png")
+    folder.write("annotations.xml", cvat(polygon(label="&x;")).replace("<annotations>", f"{dtd}<annotations>", 1))
+    with pytest.raises(DataError, match=r"annotations\.xml: a document type declaration \(DTD\), which CVAT never writes"):
+        folder.find()
+    folder.write("annotations.xml", cvat(polygon(), more="<x>" * 20000 + "</x>" * 20000))
+    assert folder.masks() == {"a": BOXED}
+
+
+@needs_pipes
+@pytest.mark.parametrize(("kind", "name"), [
+    ("pipe", "coco.json"), ("zeros", "a.json"), ("pipe", "annotations.xml"), ("zeros", "labels/a.txt"), ("pipe", "data.yaml"),
+])  # fmt: skip
+def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_for(folder, name, kind):
+    folder.image("a.png")
+    folder.image("b.png")
+    others = {"labels/b.txt": LEFT, "data.yaml": "names: [cat]"} if name in ("labels/a.txt", "data.yaml") else {}
+    for written in {**others, name: others.get(name, "")}:
+        folder.write(written, others.get(written, ""))
+    replace_by(kind, folder.path / name)
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
+        folder.find()

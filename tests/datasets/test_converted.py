@@ -1,130 +1,127 @@
-"""Files made from other files: written once, again when a source changes, never beside the user's data."""
+"""Files that are made from others: pages of stacks, and masks that are written once."""
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
+import tifffile
 
-from unet_trainer.datasets.converted import FEW, Conversion, ConvertedFiles
+from unet_trainer.datasets.converted import READERS, Conversion, Converter, has_pages, page_types, split_into_pages
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_mask
+from unet_trainer.images.image_files import read_image, read_mask
 
 
-class Maker:
-    def __init__(self):
-        self.num_calls = 0
-
-    def __call__(self):
-        self.num_calls += 1
-        return np.full((3, 4), self.num_calls, np.uint8)
+def volume(pages, dtype=np.uint8, channels=()):
+    return np.random.default_rng(0).integers(0, 200, (pages, 6, 8, *channels)).astype(dtype)
 
 
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "data" / "a.json"
-    path.parent.mkdir()
-    path.write_text("{}")
-    return path
+def split(tmp_path, images, labels):
+    for name, pages in (("images", images), ("labels", labels)):
+        tifffile.imwrite(tmp_path / f"{name}.tif", pages, photometric="rgb" if pages.ndim == 4 else "minisblack")
+    stack = Pair("s", tmp_path / "images.tif", tmp_path / "labels.tif")
+    return split_into_pages(Converter(tmp_path, tmp_path / "checkpoints"), "train", [stack])
 
 
-def open_files(tmp_path, **settings):
-    return ConvertedFiles(tmp_path / "data", tmp_path / "checkpoints", "polygons", settings)
+@pytest.mark.parametrize(("options", "pages"), [({"bigtiff": True}, 5), ({"byteorder": ">"}, 5), ({"imagej": True}, 5), ({}, 1)])
+def test_files_with_pages_are_known(tmp_path, options, pages):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, volume(pages), photometric="minisblack", **options)
+    assert (has_pages(path), len(page_types(path))) == (pages > 1, pages)
 
 
-def test_a_file_is_made_once_and_found_at_the_next_start(tmp_path, source):
-    make, files = Maker(), open_files(tmp_path)
-    path = files.write("train/a", [source], make)
-    files.save_index()
-    assert open_files(tmp_path).write("train/a", [source], make) == path
-    assert make.num_calls == 1
-    assert read_mask(path).tolist() == [[1] * 4] * 3
-    assert path.is_relative_to(tmp_path / "checkpoints")
-    assert [entry.name for entry in (tmp_path / "data").iterdir()] == ["a.json"]
+def test_a_thumbnail_is_no_page(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        writer.write(volume(1)[0], photometric="minisblack")
+        writer.write(volume(1)[0, ::2, ::2], photometric="minisblack", subfiletype=1)
+    assert len(page_types(tmp_path / "a.tif")) == 1
 
 
-def test_it_is_made_again_when_a_source_has_changed_or_it_is_gone(tmp_path, source):
-    make, files = Maker(), open_files(tmp_path)
-    path = files.write("a", [source], make)
-    os.utime(source, ns=(1, 1))
-    files.write("a", [source], make)
-    assert make.num_calls == 2
-    path.unlink()
-    files.write("a", [source], make)
-    assert make.num_calls == 3
+@pytest.mark.parametrize("data", [b"", b"II*\0\xff\xff\xff\xff", b"no tiff at all", b"MM\0+" + b"\xff" * 12])
+def test_a_broken_file_has_no_pages(tmp_path, data):
+    (tmp_path / "a.tif").write_bytes(data)
+    assert not has_pages(tmp_path / "a.tif")
 
 
-def test_other_settings_have_other_files(tmp_path, source):
-    make = Maker()
-    first = open_files(tmp_path, classes=["cat"]).write("a", [source], make)
-    assert open_files(tmp_path, classes=["dog"]).write("a", [source], make) != first
-    assert make.num_calls == 2
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, (3,)), (np.uint16, ()), (np.float32, ()), (np.float32, (3,))])
+def test_pages_keep_their_values(tmp_path, dtype, channels):
+    images, labels = volume(12, dtype, channels), volume(12, np.int32) * 2
+    pages = split(tmp_path, images, labels)
+    assert [page.name for page in pages] == [f"s/{index:02d}" for index in range(12)]
+    for index, page in enumerate(pages):
+        read = read_image(page.image)
+        assert read.dtype == dtype
+        np.testing.assert_array_equal(read, images[index] if channels else images[index][:, :, None])
+        np.testing.assert_array_equal(read_mask(page.mask), labels[index])
 
 
-def test_a_damaged_index_only_costs_time(tmp_path, source):
-    make, files = Maker(), open_files(tmp_path)
-    files.write("a", [source], make)
-    for text in ("[1, 2", '"text"', "[[1]]"):
-        (files.folder / "index.json").write_text(text)
-        open_files(tmp_path).write("a", [source], make)
-    assert make.num_calls == 4
+def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
+    with pytest.raises(DataError, match=r"images\.tif has 4 pages and .*labels\.tif has 3; need a page of the mask for each"):
+        split(tmp_path, volume(4), volume(3))
+    with pytest.raises(DataError, match=r"labels\.tif: page 0 has float32 values from .* need whole numbers up to 65535"):
+        split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
 
 
-def test_a_source_that_is_missing_and_a_folder_that_cannot_be_written_are_told(tmp_path, source):
-    with pytest.raises(DataError, match=r"gone\.json: No such file"):
-        open_files(tmp_path).write("a", [source.parent / "gone.json"], Maker())
+@pytest.mark.parametrize("name", ["annotator1", "rater_2", "Expert A", "1st_manual", "consensus"])
+def test_readers_are_known_by_their_names(name):
+    assert READERS.search(name)
+    assert not READERS.search("sea")
+
+
+# Converted files
+
+
+def write(tmp_path, names, settings=None, fails=()):
+    """The outcome for each name, and the marks that the makers left."""
+
+    def conversion(name):
+        def make():
+            with (tmp_path / "made").open("a") as file:
+                file.write(f"{name}\n")
+            if name in fails:
+                raise DataError(f"{name} is bad")
+            return np.full((2, 3), 7, np.uint8), {"seven": 6}
+
+        return Conversion(name, [tmp_path / "source"], make)
+
+    (tmp_path / "made").write_text("")
+    outcome = Converter(tmp_path, tmp_path / "checkpoints").write("test", settings, [conversion(name) for name in names], "")
+    return outcome, sorted((tmp_path / "made").read_text().split())
+
+
+def test_a_file_is_made_once_and_again_when_it_or_its_source_has_changed(tmp_path):
+    (tmp_path / "source").write_text("a")
+    names = [f"x/{number}" for number in range(20)]
+    first, made = write(tmp_path, names)
+    assert made == sorted(names)
+    assert all(each.facts == {"seven": 6} and read_mask(each.path).tolist() == [[7] * 3] * 2 for each in first)
+    assert write(tmp_path, names) == (first, [])
+    first[3].path.unlink()
+    assert write(tmp_path, names)[1] == ["x/3"]
+    assert write(tmp_path, names, settings=["other"])[1] == sorted(names)
+    (tmp_path / "source").write_text("changed")
+    assert write(tmp_path, names)[1] == sorted(names)
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"stamps": 3, "facts": []}', '{"facts": {"a": {"seven": "x"}}}'])
+def test_a_damaged_index_only_costs_time(tmp_path, damage):
+    (tmp_path / "source").write_text("a")
+    first, _ = write(tmp_path, ["a"])
+    (first[0].path.parent / "index.json").write_text(damage)
+    assert write(tmp_path, ["a"]) == (first, ["a"])
+
+
+def test_bad_sources_are_told_and_tried_again(tmp_path):
+    (tmp_path / "source").write_text("a")
+    (bad, good), _ = write(tmp_path, ["a", "b"], fails=["a"])
+    assert (bad.problem, good.problem) == ("a is bad", "")
+    assert write(tmp_path, ["a", "b"])[1] == ["a"]
+
+
+def test_a_missing_source_and_a_folder_that_cannot_be_written_are_told(tmp_path):
+    with pytest.raises(DataError, match=r"source: No such file"):
+        write(tmp_path, ["a"])
+    (tmp_path / "source").write_text("a")
     (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(DataError, match=r"cannot be written .*kept under checkpoint_dir"):
-        open_files(tmp_path).write("a", [source], Maker())
-
-
-def conversions(source, makers):
-    return [Conversion(f"{number}", [source], make) for number, make in enumerate(makers)]
-
-
-@pytest.mark.parametrize("number", [2, 2 * FEW])
-def test_many_files_are_made_once_with_their_facts(tmp_path, source, number):
-    """In this process or, if there are many, in others."""
-
-    def make(value):
-        return np.full((2, 2), value, np.uint8), {"value": value}
-
-    makers = [lambda value=value: make(value) for value in range(number)]
-    ticks = []
-    first = open_files(tmp_path).write_many(conversions(source, makers), 2, lambda: ticks.append(1))
-    assert len(ticks) == number
-    assert [(read_mask(one.path)[0, 0].item(), one.facts, one.problem) for one in first] == [
-        (value, {"value": value}, "") for value in range(number)
-    ]
-    again = open_files(tmp_path).write_many(conversions(source, [None] * number), 2, lambda: None)  # nothing is called
-    assert again == first
-
-
-def test_bad_sources_are_told_and_tried_again(tmp_path, source):
-    def refuse():
-        raise DataError("its points are nonsense")
-
-    good = lambda: (np.zeros((2, 2), np.uint8), {})  # noqa: E731
-    found = open_files(tmp_path).write_many(conversions(source, [good, refuse]), 2, lambda: None)
-    assert [one.problem for one in found] == ["", "its points are nonsense"]
-    found = open_files(tmp_path).write_many(conversions(source, [None, good]), 2, lambda: None)
-    assert [one.problem for one in found] == ["", ""]
-
-
-def test_what_was_made_before_an_error_is_kept(tmp_path, source):
-    make = Maker()
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        open_files(tmp_path).write_many(conversions(source, [lambda: (make(), {}), interrupt]), 2, lambda: None)
-    open_files(tmp_path).write_many(conversions(source, [lambda: (make(), {})]), 2, lambda: None)
-    assert make.num_calls == 1
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, source):
-    (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(DataError, match=r"cannot be written .*kept under checkpoint_dir"):
-        open_files(tmp_path).write_many(conversions(source, [lambda: (np.zeros((2, 2), np.uint8), {})]), 2, lambda: None)
+    with pytest.raises(DataError, match=r"cannot be written \(.*\); converted masks are kept under checkpoint_dir"):
+        write(tmp_path, ["a"])

@@ -14,7 +14,7 @@ from train_unet import main, train
 from unet_trainer.images.file_bytes import DataError
 
 HEIGHT, WIDTH = 36, 40
-NUM_FILES = 200
+NUM_FILES = 100
 HTML = b"<!DOCTYPE html><html><head><title>404 Not Found</title></head><body>" + b"<p>Not Found</p>" * 20
 
 
@@ -73,7 +73,7 @@ BAD_FILES = {
     "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
     "four_axes": ("images", "npy", lambda: npy_bytes(np.zeros((9, 8, 7, 6))), "an array of shape (9, 8, 7, 6)"),
     "text_array": ("images", "npy", lambda: npy_bytes(np.array(["a", "b"])), "need numbers for pixels"),
-    "nan": ("images", "npy", nan_array, "1 of 4320 values are NaN or infinite"),
+    "nan": ("images", "npy", nan_array, "float, the others are 8-bit"),
     "16_bit": ("images", "png", lambda: cv2_bytes(".png", noise(13, dtype=np.uint16)), "16-bit, the others are 8-bit"),
     "float": ("images", "npy", lambda: npy_bytes(noise(14) / 255), "float, the others are 8-bit"),
     "5_channels": ("images", "tif", lambda: tiff_bytes(noise(15, 5)), "5 channels, need 3"),
@@ -86,7 +86,12 @@ BAD_FILES = {
         "(rotated by its EXIF orientation; the mask is not)",
     ),
     "odd_value": ("masks", "png", lambda: cv2_bytes(".png", square(254)), "254 (8.3% of pixels)"),
-    "odd_colour": ("masks", "png", lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)), "#ff0000 (8.3% of pixels)"),
+    "odd_colour": (
+        "masks",
+        "png",
+        lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)),
+        "[255, 0, 0] (8.3% of pixels)",
+    ),
     "fractions": ("masks", "npy", lambda: npy_bytes(square() / 2), "float64 values from 0.0 to 127.5; need whole numbers"),
     "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
 }
@@ -95,7 +100,7 @@ NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpai
 
 @pytest.fixture(scope="module")
 def bad_dataset(tmp_path_factory):
-    """200 files, 37 of them bad or without a partner."""
+    """100 files, 37 of them bad or without a partner."""
     folder = tmp_path_factory.mktemp("bad") / "data"
     make_folders(folder)
     count = 0
@@ -127,7 +132,7 @@ def check(folder, tmp_path, capsys, *words):
     return code, printed, json.loads(file.read_text(encoding="utf-8")), named
 
 
-def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(bad_dataset, tmp_path, capsys):
+def test_every_bad_file_of_100_is_named_in_one_report_and_no_other(bad_dataset, tmp_path, capsys):
     folder = bad_dataset
     assert len(list((folder / "images").iterdir())) + len(list((folder / "masks").iterdir())) == NUM_FILES
     code, printed, report, named = check(folder, tmp_path, capsys, "mask_values=[0, 255]")
@@ -138,21 +143,25 @@ def test_every_bad_file_of_200_is_named_in_one_report_and_no_other(bad_dataset, 
     lines = [line for problem in report["problems"] for line in problem["lines"]]
     for stem, (bad_folder, extension, _, reason) in BAD_FILES.items():
         path = folder / bad_folder / f"{stem}.{extension}"
+        path = folder / "masks/turned.png" if stem == "turned" else path  # sizes that differ are told of the mask
         (line,) = [line for line in lines if str(path) in line]
         assert reason in line, line
     by_kind = {problem["kind"]: problem["lines"] for problem in report["problems"]}
     assert by_kind["no_mask"] == [str(folder / "images/lonely_image.png")]
     assert str(folder / "masks/lonely_mask.png") in by_kind["no_image"]
-    assert [len(by_kind[kind]) for kind in ("kind", "values")] == [3, 2]
+    assert [len(by_kind[kind]) for kind in ("kind", "values")] == [4, 2]
     sizes = [problem for problem in report["problems"] if problem["kind"] == "sizes"]
     assert [(len(problem["lines"]), problem["settings"]) for problem in sizes] == [(1, {"resize_masks": True}), (2, {})]
     assert len(lines) == len(bad)
-    printed_lines = printed.splitlines()
     for problem in report["problems"]:
-        start = printed_lines.index(f"{problem['title'].replace(f'{folder}/', '')}:")
-        assert printed_lines[start + 1] == f"  Fix: {problem['fix']}"
-        shown = [line.replace(f"{folder}/", "") for line in problem["lines"]]
-        assert printed_lines[start + 2 : start + 12][: len(shown)] == [f"  {line}" for line in shown[:10]]
+        title = problem["title"].replace(f"{folder}/", "")
+        fix, *shown = printed.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines()
+        assert fix == f"  Fix: {problem['fix']}"
+        for line in problem["lines"][:10]:
+            name, _, reason = line.replace(f"{folder}/", "").partition(": ")
+            assert f"  {name}: {reason}".removesuffix(": ") in shown or (
+                f"    {name}" in shown and f"  {reason} (2 files):" in shown
+            )
     num_more = len(by_kind["unreadable"]) - 10
     assert num_more > 0
     assert f"  … and {num_more} more (--json FILE lists them)\n" in printed
@@ -170,7 +179,7 @@ def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config
     assert "clean" not in message
 
 
-def test_float_images_with_values_that_are_not_finite_are_named(tmp_path, capsys):
+def test_float_images_with_values_that_are_not_finite_train_and_are_counted(tmp_path, capsys):
     folder = tmp_path / "data"
     make_folders(folder)
     for index in range(12):
@@ -182,11 +191,10 @@ def test_float_images_with_values_that_are_not_finite_are_named(tmp_path, capsys
         np.save(folder / f"images/f{index}.npy", array)
         cv2.imwrite(str(folder / f"masks/f{index}.png"), square())
     code, _, report, named = check(folder, tmp_path, capsys)
-    assert (code, named) == (2, {"f3", "f7"})
-    (problem,) = report["problems"]
-    assert problem["lines"] == [
-        f"{folder / 'images/f3.npy'}: 2 of 1440 values are NaN or infinite",
-        f"{folder / 'images/f7.npy'}: 1 of 1440 values are NaN or infinite",
+    assert (code, named, report["problems"]) == (0, set(), [])
+    assert report["notices"] == [
+        "2 of 12 images have no data in 0.10% of their values (NaN, infinite): left out of the statistics, and filled with the mean; "
+        "nodata: ignore ignores these pixels"
     ]
 
 
@@ -202,16 +210,6 @@ def test_images_in_train_and_in_val_are_named(tmp_path, capsys):
     assert (code, named) == (0, {"leak"})  # it is left out, so the data can be trained on
     assert report["notices"] == [f"1 training image left out, identical to a validation image: {folder / 'train/images/leak.png'}"]
     assert (report["num_train"], report["num_val"]) == (3, 2)
-
-
-def test_identical_images_with_masks_that_differ_are_named(tmp_path, capsys):
-    folder = tmp_path / "data"
-    make_folders(folder)
-    for index in range(8):
-        cv2.imwrite(str(folder / f"images/t{index}.png"), noise(2 if index == 6 else index))
-        cv2.imwrite(str(folder / f"masks/t{index}.png"), square()[::-1].copy() if index == 6 else square())
-    code, _, report, named = check(folder, tmp_path, capsys)
-    assert (code, named, len(report["notices"])) == (0, {"t2", "t6"}, 2)
 
 
 # Clean files
@@ -271,11 +269,11 @@ MASKS = {
 }
 
 
-def test_a_thousand_clean_files_of_many_encoders_have_no_problem(tmp_path, capsys):
+def test_clean_files_of_many_encoders_have_no_problem(tmp_path, capsys):
     folder = tmp_path / "data"
     make_folders(folder)
     images, masks = list(IMAGES.items()), list(MASKS.items())
-    for index in range(500):
+    for index in range(3 * len(IMAGES)):
         size = (24 + index % 17, 24 + index * 7 % 16)
         (image_end, write_image), (mask_end, write_mask) = images[index % len(images)], masks[index % len(masks)]
         smooth = cv2.GaussianBlur(noise(index, size=size), (0, 0), 1 + index % 3)
@@ -283,13 +281,12 @@ def test_a_thousand_clean_files_of_many_encoders_have_no_problem(tmp_path, capsy
             write_image(smooth if index % 2 else noise(index, size=size))
         )
         (folder / f"masks/n{index}.{mask_end.rpartition('.')[2]}").write_bytes(write_mask(square(size=size)))
-    assert len(list(folder.rglob("*.*"))) == 1000
     code, _, report, named = check(folder, tmp_path, capsys)
     assert (report["problems"], report["questions"], named) == ([], [], set())
     assert (code, report["ok"]) == (0, True)
-    assert (report["num_pairs"], report["num_train"], report["num_val"]) == (500, 400, 100)
-    assert report["notices"] == [  # 33 encoders in turn: three with alpha and three grey ones, each for 15 images
-        "the alpha channel of 45 of 500 images is dropped",
-        "45 of 500 images are grey; each gets 3 equal channels",
+    assert report["num_pairs"] == 99
+    assert report["notices"] == [  # of 33 encoders three write alpha and three grey
+        "the alpha channel of 9 of 99 images is dropped (in_channels: 4 keeps it)",
+        "9 of 99 images are grey; each gets 3 equal channels",
     ]
     assert [row["values"] for row in report["classes"]] == ["0", "255"]

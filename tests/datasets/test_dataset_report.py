@@ -1,14 +1,32 @@
-"""The report on a dataset, and the checked dataset that it becomes."""
+"""The report of a dataset: problems with files and fixes, classes, statistics, split, notices, questions and their answers."""
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import shutil
+import textwrap
+
+import cv2
 import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
-from helpers.report_data import HEIGHT, WIDTH, Dataset, square
-from unet_trainer.datasets.dataset_report import describe_sizes
+from helpers.image_bytes import exif, pil_bytes
+from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, square
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.class_statistics import class_ids
+from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.image_kind import ImageKind
+from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.system.console import Console
 
 
 @pytest.fixture
@@ -16,16 +34,180 @@ def data(tmp_path):
     return Dataset(tmp_path)
 
 
-def test_a_dataset_without_problems_is_checked(data):
+# Clean data
+
+
+def test_a_clean_dataset_has_a_split_and_no_messages(data):
     report = data.report()
-    dataset = report.checked()
-    assert (dataset.pairs, dataset.images, dataset.masks) == (tuple(report.pairs), tuple(report.images), tuple(report.masks))
-    assert (dataset.kind, dataset.coding, dataset.image_spec, dataset.split) == (
-        report.kind,
-        report.coding,
-        report.image_spec,
-        report.split,
+    assert (report.blocking_message, report.problems, report.questions, report.notices) == ("", [], [], [])
+    assert report.kind == ImageKind(3, "uint8")
+    assert report.coding.mask_values == (0, 255)
+    assert (len(report.split.train), len(report.split.val)) == (5, 1)
+    assert (report.image_spec.mean, report.statistics_reason) == (IMAGENET_MEAN, "ImageNet's, for 8-bit RGB")
+    assert [pair.name for pair in report.pairs] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_statistics_are_those_of_the_training_images_alone(data):
+    for index in range(6):
+        data.image(index, noise(index, 1, np.uint16, 4000 + 10_000 * index))
+    report = data.report()
+    train = [noise(int(pair.name), 1, np.uint16, 4000 + 10_000 * int(pair.name)).astype(float) for pair in report.split.train]
+    assert report.image_spec.mean == pytest.approx((np.mean(train),), rel=1e-5)
+    assert report.image_spec.std == pytest.approx((np.std(train),), rel=1e-5)
+    assert report.statistics_reason == "of the training images"
+
+
+# Files that cannot be used
+
+
+def test_unreadable_files_are_named_with_their_reasons_and_their_pairs_are_left_out(data):
+    image, mask = data.folder / "images/1.png", data.folder / "masks/4.png"
+    image.write_bytes(image.read_bytes()[:200])
+    mask.write_bytes(b"")
+    report = data.report()
+    assert [pair.name for pair in report.pairs] == ["0", "2", "3", "5"]
+    problem = only_problem(report)
+    assert (problem.kind, problem.lines) == ("unreadable", (f"{image}: the file is cut off", f"{mask}: the file is empty"))
+    assert report.blocking_message == (
+        "2 files that cannot be used:\n  Fix: repair these files, or remove them together with their partners\n"
+        f"  {image}: the file is cut off\n  {mask}: the file is empty"
     )
+
+
+def test_unpaired_files_and_other_problems_are_in_one_message(data):
+    (data.folder / "masks/5.png").unlink()
+    (data.folder / "images/0.png").write_bytes(b"")
+    report = data.report()
+    assert [problem.kind for problem in report.problems] == ["no_mask", "unreadable"]
+    assert report.blocking_message.startswith("images and masks do not pair up:")
+    assert report.blocking_message.count("images/5.png") == 1
+    assert "images/0.png: the file is empty" in report.blocking_message
+
+
+# Sizes
+
+
+def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
+    data.mask(2, square(size=(HEIGHT // 2, WIDTH // 2)))
+    report = data.report()
+    problem = only_problem(report)
+    assert (problem.kind, problem.title) == ("sizes", "1 mask of another size than its image")
+    assert problem.lines == (f"{data.folder / 'masks/2.png'}: 15×10, its image is 30×20",)
+    assert problem.fix == "resize_masks: true resizes masks with the aspect ratio of their images"
+    assert (problem.settings, len(report.pairs)) == ({"resize_masks": True}, 6)  # judged as if it were resized
+    resized = data.report(resize_masks=True)
+    assert (resized.blocking_message, len(resized.pairs)) == ("", 6)
+    assert resized.notices == ["1 mask resized to the size of the image (resize_masks)"]
+
+
+def test_an_image_rotated_by_exif_with_an_unrotated_mask_is_a_problem(data):
+    data.replace_image(3, "3.jpg", pil_bytes("JPEG", noise(9), exif=exif(6)))
+    problem = only_problem(data.report())
+    assert problem.fix == "rotate the masks too, or save the images without EXIF orientation"
+    assert problem.lines == (
+        f"{data.folder / 'masks/3.png'}: 30×20, its image is 20×30 (rotated by its EXIF orientation; the mask is not)",
+    )
+    data.mask(3, square(size=(WIDTH, HEIGHT)))
+    rotated = data.report()
+    assert (rotated.blocking_message, rotated.notices) == ("", ["1 of 6 images is rotated by the EXIF orientation"])
+
+
+# Images of another kind
+
+
+@pytest.mark.parametrize(
+    ("pixels", "reason"),
+    [
+        (noise(9, 3, np.uint16, 60_000), "16-bit, the others are 8-bit"),
+        (noise(9, 1, np.uint16, 60_000), "16-bit, the others are 8-bit"),
+    ],
+)
+def test_an_image_of_another_depth_is_a_problem(data, pixels, reason):
+    data.image(4, pixels)
+    report = data.report()
+    problem = only_problem(report)
+    assert (problem.kind, problem.title) == ("kind", "1 image of another kind than the others")
+    assert problem.lines == (f"{data.folder / 'images/4.png'}: {reason}",)
+    assert problem.fix == "all images of a dataset must have the same depth and channels: convert or remove these"
+    assert [pair.name for pair in report.pairs] == ["0", "1", "2", "3", "5"]
+    assert len(report.images) == len(report.masks) == 5
+
+
+def test_a_split_that_is_impossible_is_a_question(data):
+    report = data.report(group_pattern="images")
+    assert report.split is None
+    assert report.blocking_message == (
+        "only 6 pairs in 1 group (or with identical images); need at least 2, one to train on and one to validate on; "
+        "split_file=FILE.csv divides them as you say"
+    )
+
+
+# A split that is given
+
+
+def test_a_resumed_run_keeps_its_split(data):
+    """Its split.csv tells what validates; num_folds was used when the run began."""
+    pairs = tuple(
+        Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png", "val" if index < 2 else "train")
+        for index in range(6)
+    )
+    config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), "num_folds": 3, "fold": 1})
+    report = build_dataset_report(config, Console(io.StringIO()), FoundPairs(pairs, "as the run began"))
+    assert report.blocking_message == ""
+    assert [pair.name for pair in report.split.val] == ["0", "1"]
+
+
+class AnnotatedDataset(Dataset):
+    """Six images with a COCO file in place of masks: a square of the class cat in each, a dog in the first three."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        shutil.rmtree(self.folder / "masks")
+        self.write()
+
+    def write(self, names=("cat", "dog")):
+        square, corner = [3, 4, 8, 4, 8, 9, 3, 9], [20, 10, 30, 10, 30, 20, 20, 20]
+        images = [{"id": index, "file_name": f"{index}.png", "width": WIDTH, "height": HEIGHT} for index in range(6)]
+        annotations = [{"id": index, "image_id": index, "category_id": 1, "segmentation": [square]} for index in range(6)]
+        if len(names) > 1:
+            annotations += [{"id": 6 + index, "image_id": index, "category_id": 2, "segmentation": [corner]} for index in range(3)]
+        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (self.folder / "annotations.json").write_text(json.dumps(content))
+
+
+def test_the_classes_of_annotations_are_taken_where_the_config_leaves_them_open(tmp_path):
+    dataset = AnnotatedDataset(tmp_path)
+
+    def settled(**settings):
+        report = dataset.report(**settings)
+        decided = report.decided(load_config(settings))
+        return decided.num_classes, decided.class_names
+
+    names = ("background", "cat", "dog")
+    assert settled() == (3, names)
+    assert settled(num_classes=3) == (3, names)
+    dataset.write(["cat"])
+    assert settled() == (1, ("cat",))
+
+
+def test_what_annotations_leave_out_is_a_notice_and_what_is_wrong_a_problem(tmp_path):
+    dataset = AnnotatedDataset(tmp_path)
+    dataset.image(6, noise(6))
+    dataset.image(5, noise(5)[:10])
+    report = dataset.report()
+    assert "1 image file that no annotation names left out: images/6.png" in report.notices
+    assert "annotations.json, image '5.png': annotated at 30×20, and the file 5.png has 30×10 pixels" in report.blocking_message
+    assert len(report.pairs) == 5
+
+
+def test_an_archive_is_told_to_be_unpacked(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/nuclei.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(
+        DataError, match=r"no folder of images .*\n  1 file such as nuclei\.zip: an archive; unpack it, and set data_dir"
+    ):
+        find_dataset(load_config({"data_dir": str(tmp_path / "data")}))
 
 
 def test_a_dataset_with_a_problem_or_a_question_is_not_checked_and_the_error_is_the_whole_message(data):
@@ -41,33 +223,290 @@ def test_a_dataset_with_a_problem_or_a_question_is_not_checked_and_the_error_is_
     assert "mask_values: auto cannot tell" in str(raised.value)
 
 
-def test_the_facts_of_some_pairs_are_in_their_order(data):
+def test_values_of_no_class_are_a_problem_with_file_and_share(data):
+    odd = square()
+    odd[0, :6] = 7
+    odd[1, :3] = 9
+    data.mask(1, odd)
+    problem = only_problem(data.report(mask_values=[0, 255]))
+    assert (problem.kind, problem.title) == ("values", "1 mask with values that belong to no class (the classes are 0, 255)")
+    assert problem.lines == (f"{data.folder / 'masks/1.png'}: 7 (1.0% of pixels), 9 (0.5% of pixels)",)
+    assert problem.fix == (
+        "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
+    )
+    ignored = data.report(mask_values=[0, 255], unknown_values="ignore")
+    assert ignored.blocking_message == ""
+    assert class_ids(ignored.masks[1], ignored.coding) == {0: 600 - 25 - 9, 1: 25, IGNORED: 9}
+    assert data.report(mask_values=[0, 255], ignore_value=[7, 9]).blocking_message == ""
+    assert data.report(mask_values=[[0, 9], [7, 255]]).blocking_message == ""
+
+
+def test_values_with_several_meanings_are_a_question_with_the_files_that_hold_them(data):
+    odd = square()
+    odd[0, 0] = 7
+    data.mask(1, odd)
+    report = data.report()
+    assert (report.problems, report.coding, report.classes) == ([], None, None)
+    (question,) = map(str, report.questions)
+    assert question.startswith("mask_values: auto cannot tell what the values in the masks mean")
+    assert f"In one mask only, perhaps noise: 7 in {data.folder / 'masks/1.png'}" in question
+    assert report.blocking_message == question
+    assert report.choices[0].settings == {"num_classes": 1, "mask_values": (0, 255), "unknown_values": "ignore"}
+    assert data.report(**report.choices[0].settings).blocking_message == ""
+
+
+@pytest.mark.parametrize("value", [0, 255, 7])
+def test_masks_of_a_single_value_are_refused_with_the_reason(data, value):
     for index in range(6):
-        data.image(index, np.full((HEIGHT, WIDTH, 3), 10 * index, np.uint8))
-        data.mask(index, square(1) * (index + 1))
-    dataset = data.report(mask_values="nonzero").checked()
-    images, masks = dataset.facts_of([dataset.pairs[4], dataset.pairs[1]])
-    assert [image.mean[0] for image in images] == [40, 10]
-    assert [sorted(mask.counts) for mask in masks] == [[0, 5], [0, 2]]
+        data.mask(index, np.full((HEIGHT, WIDTH), value, np.uint8))
+    (question,) = map(str, data.report().questions)
+    assert question == (
+        f"there is nothing to learn: every pixel of all 6 masks is {value}; are these the masks (mask_dir), "
+        "and were they written right?"
+    )
+    assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
-def test_resolve_gets_the_facts_of_the_dataset(data):
-    """25 of 600 pixels of each mask are foreground."""
-    data.image(0, np.zeros((24, 32, 3), np.uint8))
-    data.mask(0, np.zeros((24, 32), np.uint8))
-    dataset = data.report().checked()
-    facts = dataset.facts()
-    assert (facts.channels, facts.mean, facts.statistics_reason) == (3, IMAGENET_MEAN, "ImageNet's, for 8-bit RGB")
-    assert (facts.mask_values, facts.ignore_value, facts.mask_reason) == ((0, 255), None, "0 and 255")
-    foreground = 125 / (5 * 600 + 24 * 32)
-    assert facts.class_shares == pytest.approx([1 - foreground, foreground])
-    assert facts.train_sizes == [(24, 32) if pair.name == "0" else (HEIGHT, WIDTH) for pair in dataset.split.train]
+def test_palettes_in_another_order_are_a_problem(data):
+    """The same picture, once with black first and once with red first."""
+    for index in range(6):
+        ids = (square() > 0).astype(np.uint8)
+        image = Image.frombytes("P", (WIDTH, HEIGHT), (1 - ids if index == 4 else ids).tobytes())
+        image.putpalette([255, 0, 0, 0, 0, 0] if index == 4 else [0, 0, 0, 255, 0, 0])
+        image.save(data.folder / f"masks/{index}.png")
+    problem = only_problem(data.report())
+    masks = data.folder / "masks"
+    assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '4.png'}: [255, 0, 0] is 0, in {masks / '0.png'} it is 1",))
 
 
-def test_the_most_frequent_sizes_are_shown_first(data):
-    for index, width in enumerate((30, 31, 31, 32, 33, 33)):
-        data.image(index, np.random.default_rng(index).integers(0, 256, (20, width, 3), np.uint8))
-        data.mask(index, square(size=(20, width)))
-    images = data.report().images
-    assert describe_sizes(images) == "31×20, 33×20, 30×20 and 1 more size"
-    assert describe_sizes(images, 9) == "31×20, 33×20, 30×20, 32×20"
+def test_a_class_file_names_the_classes(data):
+    """Three classes in colours, as CamVid has them."""
+    colours = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
+    for index in range(6):
+        ids = np.zeros((HEIGHT, WIDTH), np.uint8)
+        ids[:4], ids[6:12], ids[12:] = 1, 2, 3
+        data.mask(index, colours[ids][:, :, ::-1])
+    assert "mask_values: [0, [0, 128, 0], [64, 0, 128], [128, 0, 0]]" in str(data.report().questions[0])
+    lines = ["64 0 128\tPole", "128 0 0\tCar", "0 128 0\tTree", "0 0 0\tVoid"]
+    (data.folder / "label_colors.txt").write_text("\n".join(lines))
+    report = data.report()
+    assert report.blocking_message == ""
+    assert report.coding.mask_values == ((64, 0, 128), (128, 0, 0), (0, 128, 0))
+    decided = report.decided(load_config({}))
+    assert (decided.num_classes, decided.class_names) == (3, ("Pole", "Car", "Tree"))
+    facts = report.checked().facts()
+    assert (facts.num_classes, facts.class_names, facts.ignore_value) == (3, ("Pole", "Car", "Tree"), 0)
+    assert facts.num_classes_reason == "3 classes in label_colors.txt"
+
+
+# Masks that are made from other files
+
+
+def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
+    """Of three classes one is in few masks, and 255 in masks without a class: read as plain masks, that would be a question."""
+    for index in range(6):
+        data.mask(index, square(1) if index else square(255))
+    pairs = tuple(Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6))
+    found = FoundPairs(pairs, "drawn", num_classes=3, class_names=("background", "sea", "whale"))
+
+    def report(**settings):
+        config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), **settings})
+        return build_dataset_report(config, Console(io.StringIO()), found)
+
+    drawn = report()
+    assert drawn.blocking_message == ""
+    assert (drawn.classes.num_classes, drawn.classes.class_names) == (3, ("background", "sea", "whale"))
+    assert (drawn.coding.mask_values, drawn.coding.ignore_value) == ((0, 1, 2), 255)
+    assert drawn.classes.num_classes_reason == "as in the files that the masks are made from"
+    named = report(class_names=["a", "b", "c"])
+    assert named.decided(load_config({"class_names": ["a", "b", "c"]})).class_names == ("a", "b", "c")
+    assert report(mask_values="nonzero").classes.num_classes == 1
+    assert len(report(num_classes=1).questions) == 1
+
+
+def inverted(kind, index):
+    """A mask of which the foreground is most pixels, as files have it."""
+    ids = square(1)
+    ids[4, 3 + index % 3] = 0
+    if kind == "0 and 255":
+        return (1 - ids) * 255
+    if kind == "0, 1 and void":
+        return np.where(np.arange(WIDTH) > 27, 255, 1 - ids).astype(np.uint8)
+    large = cv2.resize((1 - ids) * 255, (8 * WIDTH, 8 * HEIGHT), interpolation=cv2.INTER_NEAREST)
+    return cv2.GaussianBlur(large, (0, 0), 1)  # greys between
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("0 and 255", "  mask_values: [255, 0]"),
+        ("0, 1 and void", "  mask_values: [1, 0]\n  ignore_value: 255"),
+        ("greys", "  mask_values: [255, 0]\n  mask_tolerance: 127"),
+    ],
+)
+def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_other_way_round(data, kind, lines):
+    for index in range(6):
+        data.mask(index, inverted(kind, index))
+        data.image(index, np.repeat(np.repeat(noise(index), 8, 0), 8, 1) if kind == "greys" else noise(index))
+    report = data.report()
+    (notice,) = [text for text in report.notices if "foreground" in text]
+    assert re.fullmatch(
+        r"the foreground \(\S+( \d+)?\) is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines), notice
+    )
+    turned = data.report(**yaml.safe_load(textwrap.dedent(lines)))
+    assert (turned.blocking_message, turned.notices) == ("", [])
+    for before, after in zip(report.masks, turned.masks, strict=True):
+        held = class_ids(before, report.coding)
+        assert class_ids(after, turned.coding) == {
+            {0: 1, 1: 0}.get(class_id, class_id): pixels for class_id, pixels in held.items()
+        }
+
+
+def test_grey_among_colour_gives_a_notice(data):
+    data.image(2, noise(2, 1))
+    report = data.report()
+    assert report.notices == ["1 of 6 images is grey; each gets 3 equal channels"]
+    assert report.blocking_message == ""
+
+
+def test_masks_of_void_only_give_a_notice(data):
+    for index in range(6):
+        data.mask(index, square(1))
+    data.mask(3, np.full((HEIGHT, WIDTH), 255, np.uint8))
+    partly = square(1)
+    partly[15:] = 255
+    data.mask(4, partly)  # the rest of it is not ignored
+    assert data.report().notices == [f"1 mask with ignored pixels only: {data.folder / 'masks/3.png'}"]
+
+
+def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
+    data.image(1, noise(0))
+    data.image(3, noise(2))
+    data.mask(3, square()[::-1].copy())
+    images = data.folder / "images"
+    assert data.report().notices == [
+        "4 images are identical to another one; identical images stay on one side: "
+        f"{images / '0.png'} = {images / '1.png'}, {images / '2.png'} = {images / '3.png'}",
+        f"1 set of identical images with masks that differ: {images / '2.png'} = {images / '3.png'}",
+    ]
+
+
+# Neighbours, classes and test data
+
+
+def write_video(data, count, first=0, name="frame"):
+    """A window that moves over a scene."""
+    for index in range(6):
+        for folder in ("images", "masks"):
+            (data.folder / folder / f"{index}.png").unlink(missing_ok=True)
+    scene = cv2.resize(noise(0), (WIDTH * 8, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    for index in range(count):
+        assert cv2.imwrite(str(data.folder / f"images/{name}{first + index:03d}.png"), scene[:, 4 * index : 4 * index + WIDTH])
+        assert cv2.imwrite(str(data.folder / f"masks/{name}{first + index:03d}.png"), square())
+
+
+def test_a_video_gives_a_notice_with_a_line_that_ends_it(data):
+    write_video(data, 40)
+    report = data.report()
+    (notice,) = report.notices
+    assert notice.startswith("images are like their neighbours in the numbering (frame020, frame021, frame022): ")
+    assert notice.endswith(":\n  split: blocks")
+    assert report.advised == {"split": "blocks"}
+    mended = data.report(**report.advised)
+    (notice,) = mended.notices
+    assert notice.endswith("pairs between the blocks of train and val left out, as a gap")
+    assert (mended.advised, len(mended.split.val)) == ({}, 8)
+
+
+def settings_of(answered):
+    return [dict(answer.settings) for answer in answered.answers]
+
+
+def test_classes_and_split_are_judged_as_if_the_masks_were_resized(data):
+    """Five of six masks are half the size; the values tell what they mean together only."""
+    for index in range(5):
+        data.mask(index, square(255 if index else 0, size=(HEIGHT // 2, WIDTH // 2)))
+    answered = data.answered()
+    assert settings_of(answered) == [{"resize_masks": True}]
+    assert [problem.title for problem in answered.problems] == ["5 masks of another size than their images"]
+    assert (answered.guesses, answered.is_settled) == (answered.answers, True)
+    report = answered.report
+    assert (len(report.split.train), len(report.split.val), report.classes.num_classes) == (5, 1, 1)
+    assert data.report().questions == []  # training says nothing of too few pairs either
+
+
+def test_several_things_are_answered_one_after_the_other(data):
+    (data.folder / "masks/5.png").unlink()
+    for index in range(5):
+        data.mask(index, np.repeat(np.array([3, 9], np.uint8), 5)[:, None].repeat(15, 1))
+    answered = data.answered()
+    assert settings_of(answered) == [{"unpaired": "skip"}, {"resize_masks": True}, {"num_classes": 1, "mask_values": (3, 9)}]
+    assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
+    assert answered.is_settled
+    assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
+
+
+def test_of_several_folders_that_is_taken_in_which_every_image_has_its_mask(data):
+    other = data.folder / "annotations"
+    other.mkdir()
+    for name in ("0.png", "x.png", "y.png"):
+        (other / name).write_bytes((data.folder / "masks/0.png").read_bytes())
+    answered = data.answered()
+    (answer,) = answered.answers
+    assert answer.settings == {"mask_dir": "masks"}
+    assert [choice.settings for choice in answer.others] == [{"mask_dir": "annotations"}]
+    assert answered.is_settled
+    for path in (data.folder / "masks").iterdir():
+        path.rename(path.with_stem(f"{path.stem}0"))  # now 0.png alone is paired, in annotations/
+    assert data.answered().config.mask_dir == "annotations"
+
+
+def test_the_advice_of_a_note_is_taken(tmp_path):
+    """Two frames follow each other in each scene; the others are unlike them."""
+    data = Dataset(tmp_path)
+    for index in range(6):
+        (data.folder / f"images/{index}.png").unlink()
+        (data.folder / f"masks/{index}.png").unlink()
+    for scene in range(12):
+        for frame in range(2):
+            data.image(f"scene{scene:02d}_{frame}", noise(scene) // 2 + frame)
+            data.mask(f"scene{scene:02d}_{frame}", square())
+    answered = data.answered()
+    (answer,) = answered.answers
+    assert list(answer.settings) == ["group_pattern"]
+    assert answered.config.group_pattern == answer.settings["group_pattern"]
+    assert (answered.guesses, answered.is_settled) == ([], True)  # a note, not a question
+    assert any("group_pattern: " in notice for notice in answered.notices)
+    names = [{pair.name[:7] for pair in side} for side in (answered.report.split.train, answered.report.split.val)]
+    assert not names[0] & names[1]
+
+
+ODD = ("odd file", "odd files")
+
+
+def test_ten_lines_are_shown_and_the_others_counted_with_the_place_where_they_are():
+    problem = Problem("odd", *ODD, tuple("abcdefghijkl"), "repair them")
+    text = describe_problems([problem], where=" (elsewhere)")
+    assert (
+        text == "12 odd files:\n  Fix: repair them\n" + "".join(f"  {one}\n" for one in "abcdefghij") + "  … and 2 more (elsewhere)"
+    )
+    assert "more" not in describe_problems([problem], most=12)
+
+
+def test_a_reason_that_several_files_have_stands_once_with_their_number():
+    lines = ("a.png: the file is empty", "b.png: cut off: 3 of 9 bytes", *(f"{name}.png: the file is empty" for name in "cde"))
+    assert describe_problems([Problem("odd", *ODD, lines)]) == (
+        "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n    d.png\n    e.png\n  b.png: cut off: 3 of 9 bytes"
+    )
+    assert describe_problems([Problem("odd", *ODD, lines)], most=3) == (
+        "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n  b.png: cut off: 3 of 9 bytes\n  … and 2 more"
+    )
+
+
+def test_answers_with_a_meaning_have_it_above_their_lines():
+    question = Question("what is 255?", Choice("void", {"ignore_value": 255}), Choice("a class", {"num_classes": 3}))
+    assert str(question) == (
+        "what is 255?\n  One of these goes into the config:\n    # void\n    ignore_value: 255\n\n    # a class\n    num_classes: 3"
+    )
+    assert question.text == "what is 255?"
+    assert "  This goes into the config:\n" in str(Question("?", Choice("void", {"ignore_value": 255})))

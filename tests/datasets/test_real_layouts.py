@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import shutil
 
 import cv2
@@ -12,101 +10,21 @@ import pytest
 
 from helpers.layouts import (
     COUNT,
-    archive,
     bowl,
     cityscapes,
-    classes,
     disc,
-    few_masks,
-    parts,
     photo,
-    sequences,
-    side_by_side,
     stacks,
-    voc,
     write,
 )
-from helpers.project import ROOT
 from helpers.runs import stop_after
-from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
 from unet_trainer.config.load import load_config
-from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.problems import Question
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.system.console import Console
-from unet_trainer.training.build import build_dataset, build_loaders
-from unet_trainer.training.settings import build_settings
-
-# Layout → (what makes it, settings, pairs to train, to validate and to test on, what docs/data.md says is printed)
-LAYOUTS = {
-    "train, val and test": (parts, {}, (4, 1, 1), ["folders train and val", "20 test kept for evaluate"]),
-    "one name, two extensions": (side_by_side, {}, (5, 1, 0), ["image and mask side by side, paired like 0.jpg ↔ 0.png"]),
-    "sequences": (sequences, {}, (5, 1, 0), ["*/images/ + */masks/ in 2 folders"]),
-    "PASCAL VOC": (
-        voc,
-        {},
-        (4, 2, 0),
-        ["ImageSets/Segmentation/train.txt and val.txt", "9963 images in no list of ImageSets/Segmentation left out"],
-    ),
-    "Cityscapes": (cityscapes, {"mask_suffix": "_gtFine_labelTrainIds"}, (4, 1, 1), ["20 test kept for evaluate"]),
-    "2018 Data Science Bowl": (bowl, {}, (5, 1, 0), ["a mask file for each object, 29461 files merged"]),
-    "a folder for each class": (classes, {"num_classes": 2}, (5, 1, 0), ["a mask file for each class: sea, whale"]),
-    "stacks": (stacks, {}, (5, 1, 0), ["30 pages of 1 stack"]),
-    "images without masks": (few_masks, {"unpaired": "skip"}, (5, 1, 0), ["352 images without a mask left out"]),
-    "a folder around everything": (archive, {}, (10, 2, 0), []),
-}
 
 
-def without_numbers(text):
-    return re.sub(r"\d+|\ba\.(?=jpg|png)", "#", text).replace("#.jpg", "#jpg").replace("#.png", "#png")
-
-
-@pytest.fixture
-def prepare(tiny_config, tmp_path):
-    """Does what training does with a dataset before it builds a model."""
-
-    def prepare(**settings):
-        config = load_config(tiny_config, {"data_dir": str(tmp_path / "data"), "batch_size": 2, **settings})
-        output = io.StringIO()
-        console = Console(output)
-        dataset = build_dataset(config, console, None)
-        settings = build_settings(config, CPU_FACTS, dataset, console)
-        return dataset, build_loaders(settings.taken, dataset, CPU, console), output.getvalue()
-
-    return prepare
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_is_read_for_training_as_it_is(layout, prepare, tmp_path):
-    make, settings, (num_train, num_val, num_test), documented = LAYOUTS[layout]
-    make(tmp_path / "data")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
-    dataset, loaders, printed = prepare(**settings)
-    split = dataset.split
-    assert (len(split.train), len(split.val), len(split.test)) == (num_train, num_val, num_test)
-    for said in documented:
-        assert f"`{said}`" in (ROOT / "docs/data.md").read_text()
-        assert without_numbers(said) in without_numbers(printed)
-    batch = loaders.train.read(0, 0)
-    assert (batch.images.shape[0], int(batch.masks.max())) == (2, settings.get("num_classes", 2) - 1)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
-
-
-@pytest.mark.parametrize(("layout", "needed"), [("Cityscapes", "mask_suffix"), ("images without masks", "unpaired")])
-def test_what_training_says_about_a_layout_answers_it(layout, needed, prepare, tmp_path):
-    """The lines of the message, pasted: the first of several."""
-    LAYOUTS[layout][0](tmp_path / "data")
-    with pytest.raises(DataError) as raised:
-        prepare()
-    message = str(raised.value).rpartition("\nTo see all of it")[0]
-    lines = [line.strip() for line in message.splitlines() if line.strip().startswith(f"{needed}: ") and "holds" not in line]
-    dataset, _, _ = prepare(**parse_yaml(lines[0]))
-    assert len(dataset.split.train) == LAYOUTS[layout][2][0]
-
-
-def test_a_question_has_its_answers_for_programs(prepare, tmp_path):
+def test_a_question_has_its_answers_for_programs(tmp_path):
     cityscapes(tmp_path / "data")
     with pytest.raises(Question) as raised:
         find_dataset(load_config({"data_dir": str(tmp_path / "data")}))
@@ -185,11 +103,10 @@ def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tm
 
 
 @pytest.mark.usefixtures("small_network")
-@pytest.mark.parametrize("layout", ["2018 Data Science Bowl", "stacks"])
-def test_a_run_on_converted_files_goes_on_when_they_were_deleted(layout, tiny_config, tmp_path):
-    make, settings, _, _ = LAYOUTS[layout]
+@pytest.mark.parametrize("make", [bowl, stacks])
+def test_a_run_on_converted_files_goes_on_when_they_were_deleted(make, tiny_config, tmp_path):
     make(tmp_path / "data")
-    config = {**tiny_config, **settings, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
+    config = {**tiny_config, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
     with pytest.raises(KeyboardInterrupt):
         train(config, on_epoch=stop_after(1))
     shutil.rmtree(tmp_path / "checkpoints/.converted")

@@ -8,6 +8,7 @@ import shutil
 import cv2
 import numpy as np
 
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotation_formats import find_annotations
 from unet_trainer.images.image_files import read_mask
 
@@ -37,7 +38,7 @@ class Folder:
         return path
 
     def find(self, **settings):
-        return find_annotations(self.path, self.checkpoints, **settings)
+        return find_annotations(Config(checkpoint_dir=str(self.checkpoints), **settings), self.path)
 
     def masks(self, **settings):
         """Name → rows of class ids as text."""

@@ -8,9 +8,9 @@ import threading
 import torch
 
 from helpers.steps import CPU, make_spec
+from unet_trainer.images.drawing import class_colours
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.overlays import class_colours
-from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import ModelCard
 from unet_trainer.inference.predictor import Predictor
 
 

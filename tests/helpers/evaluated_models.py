@@ -15,7 +15,7 @@ from unet_trainer.datasets.demo import draw_sample
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import write_image
 from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import ModelCard
 
 
 class BrightnessEngine:

@@ -82,9 +82,9 @@ def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
     from unet_trainer.system import distributed
-    from unet_trainer.training import gradient_sync
+    from unet_trainer.training import step
 
-    gradient_sync.RANKS_PER_VOTE = ranks_per_vote
+    step.RANKS_PER_VOTE = ranks_per_vote
     distributed.START_SECONDS, distributed.SILENT_SECONDS = 40, 20  # nobody ends the others, as torchrun would
     from unet_trainer.system.signals import exit_process
 
@@ -131,7 +131,7 @@ def install(fault, records, network):
 
 def _break_compiler(rank):
     """In the process of this rank; in the others nothing is compiled either, which takes a minute, but it seems so."""
-    from unet_trainer.training import build
+    from unet_trainer.training import compilation
     from unet_trainer.training.compilation import Compilation
 
     def compile_steps(train_step, *others):
@@ -141,7 +141,7 @@ def _break_compiler(rank):
         train_step.forward = lambda *arguments: (eager(*arguments)[0] * float("nan"), eager(*arguments)[1])  # never to be used
         return Compilation(None, lambda: setattr(train_step, "forward", eager))
 
-    build.compile_steps = compile_steps
+    compilation.compile_steps = compile_steps
 
 
 def _spoil(step, batch):

@@ -103,10 +103,16 @@ def train_without_compiler(settings, log, cache):
 def bench_once(settings, script, log):
     """Exits with the code of `bench`, whose rows run this script."""
     from train_unet import script_config
-    from unet_trainer.commands.command_line import Script, run_command_line
+    from unet_trainer.commands import bench
+    from unet_trainer.commands.command_line import Script, exit_codes
+    from unet_trainer.system.signals import Signals
+
+    def run():
+        with Signals():
+            return bench.main(words(settings), Script(Path(script), script_config))
 
     be_quiet(log)
-    sys.exit(run_command_line(["bench", *words(settings)], Script(Path(script), None, script_config, None)))
+    sys.exit(exit_codes(run)())
 
 
 NUM_MOMENTS = 18
@@ -164,9 +170,9 @@ def crash_when_saving(moment):
             for owner, name, real, _ in watched:
                 setattr(owner, name, real)
 
-    import unet_trainer.runs.checkpoint_file
+    import unet_trainer.training.checkpoint_file
 
-    unet_trainer.runs.checkpoint_file.write_atomically = crashing
+    unet_trainer.training.checkpoint_file.write_atomically = crashing
 
 
 class Collector:

@@ -10,6 +10,7 @@ import tifffile
 
 from helpers.shards import write_tar
 from unet_trainer.images.image_files import encode_image
+from unet_trainer.images.row_writers import PngWriter
 
 SIDE, COUNT = 40, 6
 
@@ -108,10 +109,27 @@ def plain(data):
         write(data / f"masks/{index}.png", disc(index))
 
 
+def with_results(data):
+    """Pairs, and what predict writes among the images."""
+    for index in range(COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+        write(data / f"masks/{index}.png", disc(index))
+        with (data / f"images/{index}.png").open("wb") as file:
+            writer = PngWriter(file, (SIDE, SIDE), np.uint8)
+            writer.write(disc(index, 1))
+            writer.finish()
+
+
 def renamed(data):
     for index in range(COUNT):
         write(data / f"images/{index + 21}_training.tif", photo(index))
         write(data / f"masks/{index + 21}_manual1.png", disc(index))
+
+
+def numbered_from_0(data):
+    for index in range(COUNT):
+        write(data / f"images/img_{index + 1:03d}.png", photo(index))
+        write(data / f"masks/mask_{index:03d}.png", disc(index))
 
 
 def marked(data):

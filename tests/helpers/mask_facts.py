@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.mask_structure import measure_structure
+from unet_trainer.images.mask_shapes import measure_structure
 
 SIDE = 96
 

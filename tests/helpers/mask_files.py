@@ -25,6 +25,20 @@ def rings(index):
     return (distance < 18).astype(np.uint8) + (distance < 9)
 
 
+def trimap(index):
+    """H,W of 1 in a disc, 2 around it and 3 in the border between them, as the Oxford-IIIT pets have them."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    distance = np.hypot(rows - 20 - index, columns - 24)
+    return np.where(distance < 13, 1, np.where(distance < 16, 3, 2)).astype(np.uint8)
+
+
+def carla(index):
+    """H,W,3 RGB with ids in the red channel, in squares."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    red = np.array([0, 1, 7, 8, 10, 12], np.uint8)[(rows // 12 * 4 + columns // 12 + index) % 6]
+    return Image.fromarray(np.dstack([red, np.zeros_like(red), np.zeros_like(red)]))
+
+
 def bands(index):
     """H,W of ids 0 to 11, four rows each."""
     return np.repeat((np.arange(12, dtype=np.uint8) + index) % 12, 4)[:, None].repeat(SIDE, 1)
@@ -81,6 +95,20 @@ def voc(index):
     rows, columns = np.mgrid[:SIDE, :SIDE]
     ids = (rows // 8 * 6 + columns // 8 + index) % 21
     return np.where((rows % 8 == 0) | (columns % 8 == 0), 255, ids).astype(np.uint8)
+
+
+def voc_colours():
+    """The palette of PASCAL VOC, which LabelMe's converter writes too: 256 colours, of which the last is that of void."""
+    bits = (np.arange(256)[:, None, None] >> (3 * np.arange(8)[:, None] + np.arange(3))) & 1
+    return (bits << (7 - np.arange(8)[:, None])).sum(1).tolist()
+
+
+def with_gaps(index, ids, is_lined=True):
+    """H,W of these ids in squares, with lines of 255 between them or a block of it."""
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    mask = np.array(ids, np.uint8)[(rows // 12 * 4 + columns // 12 + index) % len(ids)]
+    is_void = (rows % 12 == 0) | (columns % 12 == 0) if is_lined else (rows < 8) & (columns < 20)
+    return np.where(is_void, 255, mask).astype(np.uint8)
 
 
 def with_void(ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 
 import cv2
@@ -110,6 +111,55 @@ def _place(length, rng):
     return int(rng.integers(max(0, length - 400), length)) if share < 0.75 else int(rng.integers(length))
 
 
+def mutated_json(content, chooser):
+    """The value with one to three changes somewhere in it: gone, renamed, repeated, or another value."""
+
+    def places(value, path=()):
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        return [path, *(place for name, item in items for place in places(item, (*path, name)))]
+
+    for _ in range(chooser.randint(1, 3)):
+        *path, last = chooser.choice(places(content)[1:] or [(None,)])
+        if last is None:
+            break
+        parent = content
+        for name in path:
+            parent = parent[name]
+        kind = chooser.choice(["gone", "renamed", "repeated", "other", "other", "other"])
+        if kind == "gone":
+            del parent[last]
+        elif kind == "renamed" and isinstance(parent, dict):
+            parent[f"{last}x"] = parent.pop(last)
+        elif kind == "repeated" and isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[last]))
+        else:
+            parent[last] = copy.deepcopy(chooser.choice(JSON_VALUES))
+    return content
+
+
+def _nested(depth):
+    return [_nested(depth - 1)] if depth else []
+
+
+NAN, INFINITY = float("nan"), float("inf")
+JSON_VALUES = (
+    *(None, True, 0, -1, 7, 1e308, NAN, INFINITY, "", "x", "é\ud800", "finished", "<script>", "9" * 50, 10**30, 10**400, 2**63),
+    *(
+        [],
+        [1],
+        [[1]],
+        [None],
+        ["a", "b"],
+        [[1, 2], [3, 4]],
+        [[1, 2], [3]],
+        {},
+        {"a": 1},
+        {"epoch": 3},
+        {"iou": []},
+        _nested(50),
+        _nested(400),
+    ),
+)
 VALUES = (None, True, 0, -1, 1e308, float("nan"), "", "x", [], [1], {}, {"a": 1}, "auto", 10**30, "é\x1b")
 
 

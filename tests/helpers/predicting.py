@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from helpers.steps import make_spec
-from unet_trainer.inference.model_card import ModelCard
+from unet_trainer.inference.model_files import ModelCard
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
-from unet_trainer.runs.checkpoint_file import write_checkpoint
+from unet_trainer.training.checkpoint_file import write_checkpoint
 
 SMALL = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": (16, 8, 8, 8, 8), "image_size": (64, 64)}
 
@@ -56,16 +56,15 @@ class BrightnessEngine:
 def force_processes(patch, num_processes=2):
     """`predict` writes in processes, whatever the device and the number of images. `patch(module, name, value)` sets a name.
     Returns a list that gets the WriterProcesses."""
-    from unet_trainer.inference import writer_processes
+    from unet_trainer.inference import prediction_stream
 
     started = []
 
-    def start(inputs, device):
-        started.append(writer_processes.WriterProcesses(inputs, num_processes))
+    def start(num_images, device):
+        started.append(prediction_stream.WriterProcesses(num_processes))
         return started[-1]
 
-    patch(writer_processes, "start_writers", start)
-    patch(writer_processes, "suits", lambda device: True)
+    patch(prediction_stream, "start_writers", start)
     return started
 
 
@@ -91,7 +90,7 @@ def predict_slowly(words, log, pids):
     run = PredictionStream.run
 
     def run_and_tell(stream, *given):
-        numbers = [worker.pid for worker in started[0].backend.workers]
+        numbers = [worker.pid for worker in started[0].workers]
         Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
         Path(f"{pids}.tmp").replace(pids)
         return run(stream, *given)

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from helpers.shard_server import serving  # noqa: E402
 from train_unet import main  # noqa: E402
 from unet_trainer.config.load import load_config  # noqa: E402
-from unet_trainer.datasets.build_report import build_dataset_report  # noqa: E402
+from unet_trainer.datasets.dataset_report import build_dataset_report  # noqa: E402
 from unet_trainer.images.tiling import WholeImages  # noqa: E402
 from unet_trainer.loading.dataset import SegmentationDataset  # noqa: E402
 from unet_trainer.loading.loader import Loader  # noqa: E402

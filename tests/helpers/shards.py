@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import zlib
+import tarfile
+from pathlib import Path
 
-from unet_trainer.shards.shard_index import Member, Sample, Shard, ShardIndex
-from unet_trainer.shards.tar_files import TarWriter
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.shard_files import RemoteFiles
+from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
+from unet_trainer.datasets.shard_store import ShardStore, open_store
 
 
 def write_tar(path, files):
     """A tar file of {name: content}; returns its members."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = io.BytesIO()
-    writer = TarWriter(file)
-    members = {name: Member(*writer.add(name, content), zlib.crc32(content)) for name, content in files.items()}
-    writer.finish()
-    path.write_bytes(file.getvalue())
-    return members
+    with tarfile.open(path, "w") as archive:
+        return {name: add_member(archive, name, content) for name, content in files.items()}
 
 
 def write_shard(folder, name, contents, **sample):
@@ -33,3 +31,30 @@ def write_shard(folder, name, contents, **sample):
 def write_index_of(folder, **shards):
     """Shards {name: {key: (image, mask)}} and their index."""
     return ShardIndex(tuple(write_shard(folder, f"{name}.tar", contents) for name, contents in shards.items()))
+
+
+class DeadRemote:
+    """The file system of a server that gives an index and never a file again; `log` has a byte for each time it was asked, by
+    whatever process."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def cat_file(self, url, start=None, end=None):
+        with self.log.open("ab") as file:
+            file.write(b"x")
+        raise OSError("connection refused")
+
+
+def pairs_on_a_dead_remote(folder, names):
+    """Pairs in a shard behind a URL, and a function that tells how often the server was asked for one."""
+    index = write_index_of(folder, dead=dict.fromkeys(names, (b"image", b"mask")))
+    log = folder / "asked"
+    log.touch()
+    store = open_store(ShardStore(RemoteFiles("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index))
+    pairs = []
+    for name in names:
+        members = f"{name}.png", f"{name}.mask.png"
+        origins = (f"{store.files.place('dead.tar')}/{member}" for member in members)
+        pairs.append(Pair(name, *(Path(f"{store.path_prefix}dead.tar/{member}") for member in members), None, "", *origins))
+    return pairs, lambda: log.stat().st_size

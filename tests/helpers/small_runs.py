@@ -8,13 +8,14 @@ import io
 import torch
 
 from helpers.project import TINY_MODEL
-from helpers.steps import CPU_FACTS, make_settings, small_components
+from helpers.steps import CPU_FACTS, small_components
 from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.runs.checkpointer import Checkpointer
+from unet_trainer.reports.run_report import write_report
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Signals
 from unet_trainer.training.build import build_dataset, build_loaders
+from unet_trainer.training.checkpointer import Checkpointer
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.run import Run
 from unet_trainer.training.settings import build_settings
@@ -53,7 +54,9 @@ def make_run(data_dir, folder, **settings):
     loaders = build_loaders(resolved.taken, dataset, torch.device("cpu"), console)
     components = small_components(dataset.image_spec, len(loaders.train), resolved)
     checkpointer = Checkpointer(folder, resolved, components.state, dataset.split, console)
-    return Run(resolved, loaders, components, checkpointer, console, Signals(), budget)
+    run = Run(resolved, loaders, components, checkpointer, console, Signals(), budget)
+    run.make_report = lambda folder, *_, **__: write_report(folder, with_pictures=False)
+    return run
 
 
 def stopped_budget(text):
@@ -91,28 +94,6 @@ def _checked_dataset(config, console):
 def said(run):
     """All that the run has told the user."""
     return run.console.stream.getvalue()
-
-
-def older_content(state, number):
-    """What format 1 or 2 saved of a state: no spec, no decisions and no confusion matrix, in format 1 no position within an epoch."""
-    content = {**state.state_dict(), "format": number, "config": make_settings().repeatable_dict()}
-    content["split"] = {"train": ["a", "b"], "val": ["c"]}
-    del content["confusion"]
-    content["learning_rate"] = {name: value for name, value in content["learning_rate"].items() if name != "num_epochs"}
-    content["progress"] = {name: value for name, value in content["progress"].items() if name != "patience_used"}
-    renamed = {"peak_memory_gib": "peak_memory_gb", "peak_reserved_gib": "peak_reserved_gb"}
-    content["history"] = [{renamed.get(name, name): value for name, value in row.items()} for row in state.history]
-    if number == 2:
-        return content
-    for name in ("batch", "totals", "train_seconds", "wait_seconds", "num_rollbacks"):
-        del content[name]
-    content["learning_rate"] = {name: value for name, value in content["learning_rate"].items() if name != "factor"}
-    for row in content["history"]:
-        row.pop("nan_steps", None)
-        row.pop("peak_reserved_gb", None)
-    if content["ema"] is not None:
-        content["ema"] = {**content["ema"], "num_updates": int(content["ema"]["num_updates"])}
-    return content
 
 
 class Wrapper(torch.nn.Module):

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
 import io
 import os
-import struct
 import warnings
 import zlib
 
 import cv2
 import numpy as np
 import pytest
-import tifffile
 from PIL import Image, ImageOps
 
 from helpers.image_bytes import cv2_bytes, empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
-from unet_trainer.config.errors import UserError
-from unet_trainer.images.file_bytes import DataError, ReadError, open_file
+from unet_trainer.images.file_bytes import ReadError, open_file
 from unet_trainer.images.image_files import (
     BOMB_PIXELS,
     COLOUR,
     decode_image,
+    decode_image_and_size,
     decode_mask,
     decode_mask_or_alpha,
     encode_image,
     map_npy,
     read_image,
-    read_image_and_size,
     read_mask,
     refuse_bomb,
     to_channels,
     write_image,
 )
-from unet_trainer.images.image_headers import has_alpha, is_turned
+from unet_trainer.images.image_headers import channels_with_alpha, is_turned
 from unet_trainer.images.tiling import resize_pair
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
@@ -90,18 +86,6 @@ def reason(read, source):
 # Images
 
 
-def test_an_rgb_image_is_read_as_rgb(tmp_path):
-    Image.fromarray(picture()).save(tmp_path / "a.png")
-    read = read_image(tmp_path / "a.png")
-    assert (read.dtype, read.shape) == (np.uint8, (40, 60, 3))
-    assert np.array_equal(read, picture())
-
-
-def test_a_jpeg_is_read_with_small_differences(tmp_path):
-    Image.fromarray(picture()).save(tmp_path / "a.jpg", quality=95)
-    assert np.abs(read_image(tmp_path / "a.jpg").astype(int) - picture()).mean() < 3
-
-
 @pytest.mark.parametrize("extension", [".png", ".bmp", ".tif", ".tiff"])
 def test_lossless_formats_are_read_as_they_were_written(tmp_path, extension):
     write_image(tmp_path / f"a{extension}", picture())
@@ -124,19 +108,14 @@ def test_grey_has_one_channel_until_more_are_asked_for(tmp_path):
     assert to_channels(picture(), 5).shape == (40, 60, 3)  # only grey can be repeated
 
 
-def test_a_palette_image_is_read_in_its_colours(tmp_path):
-    read = read_image(palette_png(tmp_path / "a.png", IDS))
-    assert read[0].tolist() == [[0, 0, 0], [255, 0, 0], [0, 255, 0]]
-    assert read[1, 0].tolist() == [0, 0, 255]
-
-
 def test_the_format_is_told_by_the_content_and_not_by_the_extension(tmp_path):
     Image.fromarray(picture()).save(tmp_path / "a.jpg", format="PNG")
     assert np.array_equal(read_image(tmp_path / "a.jpg"), picture())
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(
+    ("kind", "orientation"), [("JPEG", 6), ("JPEG", 4), ("PNG", 8), ("PNG", 2), ("WEBP", 3), ("WEBP", 5), ("WEBP", 7)]
+)
 def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     data = pil_bytes(kind, picture(), exif=exif(orientation), **({"lossless": True} if kind == "WEBP" else {}))
     with Image.open(io.BytesIO(data)) as image:
@@ -164,19 +143,6 @@ def test_a_tiff_is_rotated_by_its_orientation_tag(orientation):
     assert is_turned(data) == (orientation != 1)
 
 
-@pytest.mark.parametrize("orientation", [0, 9])
-def test_an_invalid_orientation_rotates_nothing(orientation):
-    data = pil_bytes("PNG", picture(), exif=exif(orientation))
-    assert np.array_equal(decode_image(data), picture())
-    assert not is_turned(data)
-
-
-def test_a_name_with_spaces_and_accents_is_read(tmp_path):
-    path = tmp_path / "Zellen – größer 1.png"
-    write_image(path, picture())
-    assert np.array_equal(read_image(path), picture())
-
-
 def test_a_16_bit_png_keeps_its_values(tmp_path):
     grey = values(np.uint16, 30, 40)
     cv2.imwrite(str(tmp_path / "a.png"), grey)
@@ -194,20 +160,13 @@ def test_the_alpha_of_a_16_bit_png_is_dropped():
     four = values(np.uint16, 30, 40, 4)
     data = cv2_bytes(".png", four)  # blue, green, red, alpha
     assert same(decode_image(data), np.ascontiguousarray(four[:, :, 2::-1]))
-    assert has_alpha(data)
+    assert channels_with_alpha(data)
 
 
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_a_grey_tiff_of_any_depth_keeps_its_values(dtype, order):
-    grey = values(dtype, 20, 30)
-    assert same(decode_image(tiff(grey, byteorder=order)), grey[:, :, None])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int8, np.float16])
 @pytest.mark.parametrize("layout", ["contig", "separate", "pages", "unlabelled"])
 def test_three_channels_of_any_depth_and_layout_keep_values_and_order(dtype, layout):
     """OpenCV mixes up 16-bit channels that are stored plane by plane, and reads one of three that are no colours."""
@@ -222,8 +181,7 @@ def test_three_channels_of_any_depth_and_layout_keep_values_and_order(dtype, lay
     assert same(decode_image(data), colours)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-@pytest.mark.parametrize("channels", [2, 4, 5, 9])
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 2), (np.uint16, 4), (np.float32, 9)])
 @pytest.mark.parametrize(
     "options", [{}, {"planarconfig": "contig"}, {"bigtiff": True}, {"byteorder": ">"}, {"compression": "zlib"}]
 )
@@ -231,56 +189,7 @@ def test_a_tiff_of_many_channels_keeps_all_channels(dtype, channels, options):
     """Without options tifffile writes each row as a page."""
     image = values(dtype, 20, 30, channels)
     assert same(decode_image(tiff(image, **options)), image)
-    assert not has_alpha(tiff(image, **options))
-
-
-def test_the_pages_of_a_tiff_are_channels():
-    pages = values(np.uint16, 5, 20, 30)
-    assert same(decode_image(tiff(pages)), np.ascontiguousarray(np.moveaxis(pages, 0, 2)))
-
-
-def test_a_stack_of_many_pages_is_refused():
-    assert reason(decode_image, tiff(np.zeros((70, 80, 90), np.uint8))) == (
-        "an array of shape (70, 80, 90); need height, width and up to 64 channels, first or last"
-    )
-
-
-def test_a_second_page_with_a_preview_is_ignored(tmp_path):
-    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
-        writer.write(picture(), photometric="rgb")
-        writer.write(picture()[::2, ::2], photometric="rgb", subfiletype=1)
-    assert same(read_image(tmp_path / "a.tif"), picture())
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
-def test_four_channels_compressed_by_opencv_are_read(dtype):
-    """With LZW, which tifffile reads only with another package."""
-    four = values(dtype, 20, 30, 4)
-    data = cv2_bytes(".tif", four[:, :, [2, 1, 0, 3]])
-    assert same(decode_image(data), four)
-
-
-def test_a_compressed_rgba_tiff_keeps_colours_where_alpha_is_low():
-    four = np.dstack([picture(), np.full((40, 60), 7, np.uint8)])
-    data = pil_bytes("TIFF", four, compression="tiff_lzw")
-    assert same(decode_image(data), picture())
-    assert has_alpha(data)
-
-
-def test_compressed_pages_are_channels():
-    pages = values(np.uint16, 5, 20, 30)
-    data = cv2.imencodemulti(".tif", list(pages))[1].tobytes()
-    assert same(decode_image(data), np.dstack(list(pages)))
-
-
-def test_a_compression_that_needs_another_package_is_refused_with_two_fixes():
-    image = values(np.uint16, 20, 30, 5)
-    data = bytearray(tiff(image, planarconfig="contig"))
-    tag = data.index(struct.pack("<HHI", 259, 3, 1))
-    data[tag + 8 : tag + 10] = struct.pack("<H", 5)
-    assert reason(decode_image, bytes(data)) == (
-        "its compression needs another package; save it without compression, or run pip install imagecodecs"
-    )
+    assert not channels_with_alpha(tiff(image, **options))
 
 
 # Alpha
@@ -291,14 +200,14 @@ def test_alpha_of_a_tiff_is_dropped(sample):
     four = values(np.uint8, 20, 30, 4)
     data = tiff(four, photometric="rgb", extrasamples=[sample])
     assert np.array_equal(decode_image(data), four[:, :, :3])
-    assert has_alpha(data)
+    assert channels_with_alpha(data)
 
 
 def test_a_fourth_band_that_is_no_alpha_stays():
     four = values(np.uint8, 20, 30, 4)
     data = tiff(four, photometric="rgb", extrasamples=["unspecified"])
     assert same(decode_image(data), four)
-    assert not has_alpha(data)
+    assert not channels_with_alpha(data)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -306,7 +215,7 @@ def test_grey_with_alpha_is_one_channel(kind):
     grey, alpha = noise(), noise() // 2
     data = pil_bytes(kind, Image.merge("LA", [Image.fromarray(grey), Image.fromarray(alpha)]))
     assert same(decode_image(data), grey[:, :, None])
-    assert has_alpha(data)
+    assert channels_with_alpha(data)
     assert np.array_equal(decode_mask(data), grey)
 
 
@@ -317,7 +226,7 @@ def test_alpha_of_a_webp_is_dropped(lossless):
     read = decode_image(data)
     assert read.shape == (40, 60, 3)
     assert np.abs(read.astype(int) - picture()).mean() < (0.01 if lossless else 6)
-    assert has_alpha(data)
+    assert channels_with_alpha(data)
 
 
 def test_a_cmyk_jpeg_is_read_in_its_colours():
@@ -337,7 +246,7 @@ def test_an_array_of_any_depth_keeps_its_values(dtype):
     assert same(decode_image(npy_bytes(grey.astype(grey.dtype.newbyteorder(">")))), grey[:, :, None])
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 64])
+@pytest.mark.parametrize("channels", [1, 3, 64])
 def test_the_channels_of_an_array_may_be_first_or_last(channels):
     image = values(np.float32, 80, 90, channels)
     assert same(decode_image(npy_bytes(image)), image)
@@ -388,7 +297,7 @@ def test_a_truncated_array_is_refused(share):
 def test_an_array_with_an_impossible_header_is_refused(shape):
     data = npy_bytes(values(np.float32, 40, 50)).replace(b"(40, 50), }" + b" " * len(shape), shape.encode() + b", }" + b" " * 8)
     assert shape.encode() in data
-    assert reason(decode_image, data).startswith(("cannot be decoded (", "an array of "))
+    assert reason(decode_image, data).startswith(("cannot be decoded (", "an array of ", "there is not enough memory"))
 
 
 # Decompression bombs
@@ -405,19 +314,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(huge_png):
     message = f"{len(huge_png) / 1e6:.2g} MB that decompress to 10001×10000 pixels: a decompression bomb"
     assert reason(refuse_bomb, huge_png) == message
     assert reason(lambda data: refuse_bomb(data, (10_001, 10_000)), huge_png) == message  # height and width exchanged
-
-
-def test_an_empty_mask_of_an_image_as_large_is_no_bomb(huge_png):
-    refuse_bomb(huge_png, (10_000, 10_001))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [empty_png(100, 100), encode_image(picture(), ".jpg"), npy_bytes(picture()), b"no image", tiff(values(np.float64, 9, 9, 5))],
-    ids=["png", "jpg", "npy", "text", "tiff"],
-)
-def test_other_files_are_no_bombs(data):
-    refuse_bomb(data)
 
 
 # Files that are no images
@@ -440,12 +336,6 @@ def test_a_truncated_png_is_refused(tmp_path, share):
     assert reason(read_mask, path) == "the file is cut off"
 
 
-def test_a_truncated_palette_mask_is_refused(tmp_path):
-    path = palette_png(tmp_path / "a.png", noise(high=4))
-    path.write_bytes(path.read_bytes()[:-200])
-    assert reason(read_mask, path) == "the file is cut off"
-
-
 def test_a_palette_mask_with_damaged_pixels_is_refused(tmp_path):
     path = palette_png(tmp_path / "a.png", noise(high=4))
     data = bytearray(path.read_bytes())
@@ -453,17 +343,6 @@ def test_a_palette_mask_with_damaged_pixels_is_refused(tmp_path):
     data[middle : middle + 20] = bytes(20)
     path.write_bytes(data)
     assert reason(read_mask, path).startswith("cannot be decoded (")
-
-
-def test_a_png_with_damaged_pixels_is_refused(tmp_path):
-    path = tmp_path / "a.png"
-    write_image(path, noise())
-    data = bytearray(path.read_bytes())
-    middle = data.index(b"IDAT") + 200
-    data[middle : middle + 20] = bytes(20)
-    path.write_bytes(data)
-    for read in (read_image, read_mask):
-        assert reason(read, path) == "not an image that can be decoded"
 
 
 @pytest.mark.parametrize(
@@ -478,9 +357,10 @@ def test_other_formats_are_refused_when_truncated(tmp_path, extension, why):
     assert reason(read_mask, path) == why
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 5])
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("options", [{}, {"planarconfig": "contig"}, {"compression": "zlib", "planarconfig": "contig"}])
+@pytest.mark.parametrize(
+    ("channels", "options"), [(1, {}), (4, {"planarconfig": "contig"}), (5, {"compression": "zlib", "planarconfig": "contig"})]
+)
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.95])
 def test_a_truncated_tiff_is_refused(channels, share, options):
     """The tags may come before the pixels: then the header is complete and only pixels are missing."""
     image = values(np.uint16, 60, 70, channels)
@@ -491,14 +371,7 @@ def test_a_truncated_tiff_is_refused(channels, share, options):
     )
 
 
-def test_a_jpeg_with_fill_bytes_before_its_markers_is_read():
-    data = encode_image(picture(), ".jpg")
-    marker = data.index(b"\xff\xdb")
-    filled = data[:marker] + b"\xff\xff\xff" + data[marker:]
-    assert np.array_equal(decode_image(filled), decode_image(data))
-
-
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0])
 def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
     """A few bytes are changed in every format, most of them in the header."""
     whole = [
@@ -516,7 +389,7 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
             broken = bytearray(data)
             for place in rng.integers(0, 120 if rng.random() < 0.6 else len(data), rng.integers(1, 6)):
                 broken[place] = rng.integers(256)
-            for function in (refuse_bomb, decode_image, decode_mask, has_alpha, is_turned):
+            for function in (refuse_bomb, decode_image, decode_mask, channels_with_alpha, is_turned):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # PIL's, which a scan ignores too
                     try:
@@ -533,12 +406,6 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
 def test_an_empty_file_is_refused(tmp_path, read):
     (tmp_path / "a.png").touch()
     assert reason(read, tmp_path / "a.png") == "the file is empty"
-
-
-@pytest.mark.parametrize("read", [read_image, read_mask])
-def test_text_named_png_is_refused(tmp_path, read):
-    (tmp_path / "a.png").write_text("no image\n")
-    assert reason(read, tmp_path / "a.png") == "not an image that can be decoded"
 
 
 @pytest.mark.parametrize("read", [read_image, read_mask])
@@ -567,45 +434,11 @@ def test_memory_that_runs_out_in_decoding_is_a_reason(monkeypatch):
         assert reason(decode, data) == "there is not enough memory to decode it"
 
 
-def test_a_read_error_is_a_user_error():
-    assert issubclass(ReadError, DataError)
-    assert issubclass(DataError, UserError)
-
-
 # Masks
-
-
-def test_a_grey_mask_keeps_its_values(tmp_path):
-    write_image(tmp_path / "a.png", IDS)
-    mask = read_mask(tmp_path / "a.png")
-    assert (mask.dtype, mask.tolist()) == (np.uint8, IDS.tolist())
-
-
-def test_a_palette_mask_is_read_by_index_and_not_by_colour(tmp_path):
-    path = palette_png(tmp_path / "a.png", IDS)
-    assert read_mask(path).tolist() == IDS.tolist()
-    assert cv2.imread(str(path), cv2.IMREAD_GRAYSCALE).max() > 3  # OpenCV gives the brightness of the colour
 
 
 def test_a_palette_mask_of_4_bits_is_read_by_index_too(tmp_path):
     palette_image(IDS).save(tmp_path / "a.png", bits=4)
-    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
-
-
-def test_a_mask_of_one_bit_is_read_as_0_and_255(tmp_path):
-    Image.fromarray(IDS > 1).save(tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.mode == "1"
-    assert read_mask(tmp_path / "a.png").tolist() == [[0, 0, 255], [255, 255, 0]]
-
-
-def test_an_rgb_mask_with_equal_channels_is_read_as_grey(tmp_path):
-    Image.fromarray(np.dstack([IDS] * 3)).save(tmp_path / "a.png")
-    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
-
-
-def test_an_rgba_mask_with_equal_channels_is_read_without_its_alpha(tmp_path):
-    Image.fromarray(np.dstack([IDS, IDS, IDS, np.full_like(IDS, 255)]), "RGBA").save(tmp_path / "a.png")
     assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
 
 
@@ -658,12 +491,6 @@ def test_a_mask_in_the_alpha_channel_is_rotated_as_an_image_is():
     assert decode_image(data).shape == (20, 12, 3)
 
 
-def test_a_colour_mask_has_one_number_for_each_colour(tmp_path):
-    colours = np.array([[[255, 0, 0], [0, 128, 7]], [[0, 0, 0], [255, 255, 255]]], np.uint8)
-    Image.fromarray(colours).save(tmp_path / "a.png")
-    assert read_mask(tmp_path / "a.png").tolist() == [[COLOUR + 0xFF0000, COLOUR + 0x008007], [0, 255]]
-
-
 def test_a_16_bit_colour_mask_is_refused(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
     assert reason(read_mask, tmp_path / "a.png") == "a colour mask of uint16; need 8 bit"
@@ -676,23 +503,6 @@ def test_masks_of_few_bits_keep_their_values(bits):
     packed = np.packbits(np.unpackbits(ids[:, :, None], axis=2)[:, :, 8 - bits :].reshape(8, -1), axis=1)
     rows = b"".join(b"\0" + row.tobytes() for row in packed)
     assert decode_mask(grey_png(ids.shape[1], 8, bits, zlib.compress(rows))).tolist() == (ids * (255 if bits == 1 else 1)).tolist()
-
-
-def test_a_16_bit_mask_with_small_values_is_read(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), IDS.astype(np.uint16))
-    mask = read_mask(tmp_path / "a.png")
-    assert (mask.dtype, mask.tolist()) == (np.uint8, IDS.tolist())
-
-
-def test_a_16_bit_mask_keeps_large_values(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), IDS.astype(np.uint16) * 300)
-    mask = read_mask(tmp_path / "a.png")
-    assert (mask.dtype, mask.tolist()) == (np.uint16, (IDS.astype(int) * 300).tolist())
-
-
-def test_a_mask_of_fractions_is_refused(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.float32) / 2)
-    assert reason(read_mask, tmp_path / "a.tif") == "float32 values from 0.0 to 1.5; need whole numbers from 0 to 65535"
 
 
 def test_a_mask_with_negative_values_is_refused(tmp_path):
@@ -722,10 +532,6 @@ def test_a_mask_of_whole_numbers_in_any_depth_is_read(dtype):
         npy_bytes(IDS.astype(dtype)[:, :, None]),
     ):
         assert same(decode_mask(data), IDS)
-
-
-def test_a_mask_of_true_and_false_is_read_as_1_and_0():
-    assert same(decode_mask(npy_bytes(IDS > 1)), (IDS > 1).astype(np.uint8))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 70000.0, 0.5])
@@ -759,12 +565,6 @@ def test_a_colour_mask_is_read_from_every_lossless_format():
     assert decode_mask(pil_bytes("GIF", palette)).tolist() == expected
 
 
-def test_a_mask_whose_white_is_0_keeps_its_ids(tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", IDS, photometric="miniswhite")
-    assert cv2.imread(str(tmp_path / "a.tif"), cv2.IMREAD_UNCHANGED)[0, 0] == 255  # OpenCV gives brightness
-    assert np.array_equal(read_mask(tmp_path / "a.tif"), IDS)
-
-
 # JPEGs decoded at a fraction of their size
 
 
@@ -773,8 +573,6 @@ def test_a_mask_whose_white_is_0_keeps_its_ids(tmp_path):
     [
         (400, 600, 100, 4),
         (400, 600, 50, 8),
-        (400, 600, 101, 2),
-        (400, 600, 201, 1),
         (404, 602, 100, 2),
         (403, 601, 100, 1),
         (64, 64, 64, 1),
@@ -791,7 +589,7 @@ def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(t
     assert full.shape[:2] == (height, width)
     small = cv2.resize(full, (width // factor, height // factor), interpolation=cv2.INTER_AREA).reshape(reduced.shape)
     assert np.abs(small.astype(int) - reduced).mean() < 2
-    with_size, size = read_image_and_size(tmp_path / "a.jpg", min_side)
+    with_size, size = decode_image_and_size((tmp_path / "a.jpg").read_bytes(), min_side)
     assert np.array_equal(with_size, reduced)
     assert size == (height, width)
 
@@ -807,33 +605,4 @@ def test_an_image_decoded_at_a_fraction_is_aligned_with_its_mask(width, tmp_path
     assert np.abs(small.astype(int) - full).max() < 12
 
 
-def test_a_jpeg_decoded_at_a_fraction_is_rotated_too(tmp_path):
-    Image.fromarray(picture(400, 600)).save(tmp_path / "a.jpg", exif=exif(6))
-    image, size = read_image_and_size(tmp_path / "a.jpg", 100)
-    assert image.shape == (150, 100, 3)
-    assert size == (600, 400)
-
-
-def test_formats_other_than_jpeg_are_decoded_at_full_size(tmp_path):
-    write_image(tmp_path / "a.png", picture(400, 600))
-    image, size = read_image_and_size(tmp_path / "a.png", 50)
-    assert image.shape == (400, 600, 3)
-    assert size == (400, 600)
-
-
 # Writing
-
-
-def test_the_extension_names_the_format():
-    assert encode_image(picture(), ".png").startswith(b"\x89PNG")
-    assert encode_image(picture(), ".jpg").startswith(b"\xff\xd8\xff")
-
-
-def test_reading_leaves_the_files_as_they_are(tmp_path):
-    write_image(tmp_path / "a.jpg", picture())
-    palette_png(tmp_path / "b.png", IDS)
-    before = {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-    read_image(tmp_path / "a.jpg")
-    read_image(tmp_path / "b.png")
-    read_mask(tmp_path / "b.png")
-    assert {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before

@@ -9,11 +9,13 @@ from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_byte
 from unet_trainer.images import image_readers
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_files import read_image
-from unet_trainer.images.image_readers import ArrayReader, BlockReader, average_rows, open_reader, read_small
+from unet_trainer.images.image_readers import ImageReader, average_rows, open_reader, read_small
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.tiling import fit_image
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (61, 83, 3), np.uint8)
+FOUR = ImageSpec(4, "uint8", (90.0,) * 4, (40.0,) * 4, 0.0, 255.0)
 
 
 def write(tmp_path, name, data):
@@ -40,7 +42,7 @@ def read_all(reader):
 def test_a_reader_gives_what_read_image_gives(name, data, tmp_path):
     path = write(tmp_path, name, data)
     whole = read_image(path)
-    with open_reader(path) as reader:
+    with open_reader(path, RGB_8BIT) as reader:
         assert reader.size == whole.shape[:2]
         np.testing.assert_array_equal(read_all(reader), whole)
         np.testing.assert_array_equal(reader.read(slice(7, 20), slice(3, 50)), whole[7:20, 3:50])
@@ -50,23 +52,24 @@ def test_a_reader_gives_what_read_image_gives(name, data, tmp_path):
 def test_a_tiff_is_read_as_it_is_displayed(orientation, tmp_path):
     path = write(tmp_path, "a.tif", tiff_bytes(PIXELS, photometric="rgb", extratags=[(274, 3, 1, orientation, True)]))
     whole = read_image(path)
-    with open_reader(path) as reader:
-        assert isinstance(reader, BlockReader)
+    with open_reader(path, RGB_8BIT) as reader:
+        assert isinstance(reader, ImageReader)
         np.testing.assert_array_equal(read_all(reader), whole)
         np.testing.assert_array_equal(reader.read(slice(7, 20), slice(3, 50)), whole[7:20, 3:50])
 
 
 def test_an_array_file_is_mapped_and_not_read(tmp_path):
-    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS))) as reader:
-        assert isinstance(reader.pixels, np.memmap)
+    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS)), RGB_8BIT) as reader:
+        assert isinstance(reader.source, np.memmap)
 
 
-@pytest.mark.parametrize("size", [(20, 30), (7, 83), (61, 11), (60, 82), (200, 10)])
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [((20, 30), np.uint8), ((7, 83), np.uint16), ((60, 82), np.float32), ((200, 10), np.uint8)]
+)
 def test_rows_are_averaged_as_they_are_read(size, dtype, monkeypatch):
     monkeypatch.setattr(image_readers, "ROWS_AT_ONCE", 9)
     pixels = (PIXELS.astype(np.float64) * (1 if dtype == np.uint8 else 200.5)).astype(dtype)
-    found = average_rows(ArrayReader(pixels).read, pixels.shape[:2], size)
+    found = average_rows(ImageReader(pixels).read, pixels.shape[:2], size)
     expected = exact_average(exact_average(pixels.astype(np.float64), 0, min(61, size[0])), 1, min(83, size[1]))
     assert found.dtype == dtype
     tolerance = 0.51 if np.issubdtype(dtype, np.integer) else 0.05
@@ -84,15 +87,15 @@ def exact_average(pixels, axis, length):
 def test_the_highest_whole_numbers_stay_what_they_are(dtype):
     """As float32 they are rounded to a number that the dtype does not have; what becomes of it differs between processors."""
     highest = np.full((40, 40, 1), np.iinfo(dtype).max, dtype)
-    found = average_rows(ArrayReader(highest).read, (40, 40), (7, 7))
+    found = average_rows(ImageReader(highest).read, (40, 40), (7, 7))
     np.testing.assert_allclose(found, np.float64(np.iinfo(dtype).max), rtol=1e-6)
 
 
 def test_large_files_are_resized_while_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(image_readers, "ROWS_AT_ONCE", 16)
-    with open_reader(write(tmp_path, "a.tif", tiff_bytes(PIXELS))) as tiff:
+    with open_reader(write(tmp_path, "a.tif", tiff_bytes(PIXELS)), RGB_8BIT) as tiff:
         blocks = tiff.read_resized((20, 30))
-    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS))) as array:
+    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS)), RGB_8BIT) as array:
         mapped = array.read_resized((20, 30))
     for found in (blocks, mapped):
         assert np.abs(found.astype(int) - fit_image(PIXELS, (20, 30))).max() <= 1
@@ -100,15 +103,9 @@ def test_large_files_are_resized_while_they_are_read(tmp_path, monkeypatch):
 
 def test_a_small_image_is_read_whole_with_its_size(tmp_path):
     path = write(tmp_path, "a.png", cv2_bytes(".png", PIXELS))
-    image, size = read_small(path, 3)
+    image, size, _ = read_small(path, RGB_8BIT)
     np.testing.assert_array_equal(image, read_image(path))
     assert size == (61, 83)
-
-
-def test_a_jpeg_may_be_decoded_at_a_fraction_of_its_size(tmp_path):
-    image, size = read_small(write(tmp_path, "a.jpg", pil_bytes("JPEG", PIXELS[:56, :80])), 3, min_side=14)
-    assert image.shape == (14, 20, 3)
-    assert size == (56, 80)
 
 
 @pytest.mark.parametrize(
@@ -124,28 +121,45 @@ def test_a_jpeg_may_be_decoded_at_a_fraction_of_its_size(tmp_path):
 )
 def test_a_large_image_is_known_by_its_header(name, data, tmp_path, monkeypatch):
     monkeypatch.setattr(image_readers, "LARGE_PIXELS", 61 * 83 - 1)
-    assert read_small(write(tmp_path, name, data), 3) is None
+    assert read_small(write(tmp_path, name, data), RGB_8BIT) is None
     monkeypatch.setattr(image_readers, "LARGE_PIXELS", 61 * 83)
-    assert read_small(tmp_path / name, 3) is not None
+    assert read_small(tmp_path / name, RGB_8BIT) is not None
 
 
-def test_alpha_beyond_the_channels_of_the_model_is_dropped(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"bigtiff": True}, {"planarconfig": "separate"}, {"tile": (32, 32)}])
+def test_alpha_is_kept_where_it_is_one_of_the_channels_of_the_model_and_dropped_beyond_them(options, tmp_path):
     four = RANDOM.integers(0, 256, (61, 83, 4), np.uint8)
-    path = write(tmp_path, "a.tif", tiff_bytes(four, photometric="rgb", extrasamples=["unassalpha"], bigtiff=True))
-    np.testing.assert_array_equal(read_small(path, 3)[0], four[:, :, :3])
-    np.testing.assert_array_equal(read_small(path, 4)[0], four)
+    stored = np.moveaxis(four, 2, 0) if "planarconfig" in options else four
+    path = write(tmp_path, "a.tif", tiff_bytes(stored, photometric="rgb", extrasamples=["unassalpha"], **options))
+    for spec in (RGB_8BIT, FOUR):
+        np.testing.assert_array_equal(read_small(path, spec)[0], four[:, :, : spec.channels])
+        with open_reader(path, spec) as reader:
+            np.testing.assert_array_equal(read_all(reader), four[:, :, : spec.channels])
 
 
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning", "ignore:Dataset has no geotransform")
-def test_a_small_tiff_whose_compression_opencv_knows_for_bytes_alone_is_read(tmp_path):
-    rasterio = pytest.importorskip("rasterio", reason="writes such files")
-    path, pixels = tmp_path / "a.tif", PIXELS.astype(np.uint16) * 257
-    with rasterio.open(path, "w", driver="GTiff", height=61, width=83, count=3, dtype="uint16", compress="lzw") as file:
-        file.write(np.moveaxis(pixels, 2, 0))
-    np.testing.assert_array_equal(read_small(path, 3)[0], pixels)
+@pytest.mark.parametrize("name", ["a.tif", "tiles.tif", "a.npy"])
+def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
+    """By the tag of the file, by the mark of the training images, and NaN."""
+    spec = ImageSpec(2, "float", (3.0, 5.0), (1.0, 1.0), 0.0, 9.0, nodata=(-777.0,))
+    pixels = RANDOM.random((61, 83, 2)).astype(np.float32)
+    filled = pixels.copy()
+    for row, mark in ((0, np.nan), (7, -777.0), (40, -9999.0)):
+        pixels[row, 5:50], filled[row, 5:50] = mark, (3.0, 5.0)
+    if name == "a.npy":  # has no tag
+        pixels[40, 5:50] = -777.0
+    tag = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack", "planarconfig": "contig"}
+    data = (
+        npy_bytes(pixels) if name == "a.npy" else tiff_bytes(pixels, **tag, **({"tile": (32, 32)} if name == "tiles.tif" else {}))
+    )
+    path = write(tmp_path, name, data)
+    np.testing.assert_array_equal(read_small(path, spec)[0], filled)
+    with open_reader(path, spec) as reader:
+        np.testing.assert_array_equal(read_all(reader), filled)
+        small = reader.read_resized((20, 30))
+    np.testing.assert_allclose(small, average_rows(ImageReader(filled).read, (61, 83), (20, 30)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("read", [lambda path: read_small(path, 3), lambda path: open_reader(path).__enter__()])
+@pytest.mark.parametrize("read", [lambda path: read_small(path, RGB_8BIT), lambda path: open_reader(path, RGB_8BIT).__enter__()])
 def test_what_cannot_be_read_says_why(read, tmp_path):
     with pytest.raises(ReadError, match="No such file"):
         read(tmp_path / "missing.png")

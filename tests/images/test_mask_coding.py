@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -14,11 +13,7 @@ from unet_trainer.images.mask_coding import (
     IGNORED,
     UNKNOWN,
     MaskCoding,
-    distance,
     given_coding,
-    largest_tolerance,
-    show_value,
-    show_values,
 )
 
 RED, GREEN = COLOUR + 0xFF0000, COLOUR + 0x00FF00
@@ -80,25 +75,6 @@ def test_with_a_tolerance_values_close_to_those_of_a_class_are_of_it_and_others_
     assert coding.encode(np.array([[0, 10, 11, 118, 139, 205]], np.uint8)).tolist() == [[0, 0, IGNORED, 2, IGNORED, IGNORED]]
 
 
-def test_greys_of_more_than_8_bits_are_close_to_themselves_alone():
-    coding = given_coding((0, 300), tolerance=20)
-    assert coding.encode(np.array([[0, 20, 21, 299, 300]], np.uint16)).tolist() == [[0, 0, IGNORED, IGNORED, 1]]
-    assert (distance(300, 300), distance(299, 300), distance(0, 300)) == (0, COLOUR, COLOUR)
-
-
-def test_the_distance_of_two_values_is_the_largest_difference_of_a_channel():
-    assert (distance(3, 10), distance(0, RED), distance(VIOLET, PURPLE), distance(128, VIOLET)) == (7, 255, 64, 128)
-    assert largest_tolerance([0, VIOLET, PURPLE]) == 31  # 63 between them: with 32 on either side one would be in both
-    assert largest_tolerance([0, 255]) == 127
-    assert largest_tolerance([5]) == 255
-
-
-def test_a_coding_can_be_pickled():
-    coding = pickle.loads(pickle.dumps(MaskCoding((0, 255), 0, 9)))
-    assert coding == MaskCoding((0, 255), 0, 9)
-    assert coding.lookup[[0, 255, 9, 8]].tolist() == [0, 1, IGNORED, UNKNOWN]
-
-
 CODINGS = [
     MaskCoding((0, RED)),
     MaskCoding(None, 0),
@@ -136,13 +112,3 @@ def test_a_coding_goes_through_a_checkpoint(coding):
 def test_the_coding_of_an_earlier_checkpoint_is_read(content, coding):
     """As versions wrote it in which a class had one value."""
     assert MaskCoding.from_dict(content) == coding
-
-
-def test_values_are_shown_as_users_write_them():
-    assert show_value(255) == "255"
-    assert show_value(RED) == "#ff0000"
-    assert show_values([1, RED]) == "1, #ff0000"
-    assert [MaskCoding((0, RED)).describe(index) for index in (0, 1)] == ["0", "#ff0000"]
-    assert [given_coding((0, (1, 2))).describe(index) for index in (0, 1)] == ["0", "1, 2"]
-    assert [MaskCoding(None, 0).describe(index) for index in (0, 1)] == ["0", "not 0"]
-    assert [MaskCoding(None, 127).describe(index) for index in (0, 1)] == ["≤ 127", "> 127"]

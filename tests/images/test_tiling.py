@@ -59,32 +59,6 @@ def test_a_pixel_counts_in_the_tile_whose_centre_is_nearest(length):
         assert distances[owner.top] == min(distances.values())
 
 
-@pytest.mark.parametrize("image_size", SIZES)
-def test_tiles_stay_inside_images_that_are_large_enough(image_size):
-    for tile in tile_images([image_size], (32, 32)).tiles:
-        assert 0 <= tile.top <= max(0, image_size[0] - 32)
-        assert 0 <= tile.left <= max(0, image_size[1] - 32)
-
-
-def test_neighbouring_tiles_overlap_by_a_quarter_or_more():
-    tops = sorted({tile.top for tile in tile_images([(1000, 64)], (64, 64)).tiles})
-    assert tops[0] == 0
-    assert tops[-1] == 1000 - 64
-    assert max(np.diff(tops)) <= 48
-    assert len(tops) == 1 + 20  # (1000 - 64) / 48 = 19.5
-
-
-def test_tiles_of_one_image_follow_each_other():
-    tiles = tile_images([(100, 64), (64, 64), (64, 140)], (64, 64))
-    assert [tiles.pair_index(index) for index in range(len(tiles))] == [0, 0, 1, 2, 2, 2]
-
-
-def test_a_tile_does_not_change_the_mask_of_the_image():
-    mask = np.ones((100, 100), np.uint8)
-    tile_images([(100, 100)], (64, 64)).extract(numbered(100, 100), mask, 0, 0)
-    assert (mask == 1).all()
-
-
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)])
 @pytest.mark.parametrize("image_size", SIZES)
 def test_a_tile_is_cut_from_the_mask_of_its_image_with_the_other_pixels_ignored(image_size, size):
@@ -129,24 +103,11 @@ def test_beyond_its_edge_an_image_is_mirrored_and_its_mask_ignored():
     assert ids.tolist() == [[7, 7, 7, 255, 255]] * 2 + [[255] * 5] * 2
 
 
-def test_a_single_pixel_is_padded_too():
-    padded, ids = crop_pair(np.full((1, 1, 2), 9, np.float32), np.zeros((1, 1), np.uint8), 0, 0, (3, 3))
-    assert (padded == 9).all()
-    assert padded.shape == (3, 3, 2)
-    assert (ids == 255).sum() == 8
-
-
 # Random crops
 
 
 def crops(num_pairs=1, per_image=4, rare_ids=((),), rare_share=0.5, size=(32, 48), seed=1):
     return RandomCrops(size, num_pairs, per_image, rare_ids, rare_share, seed)
-
-
-def test_crops_are_numbered_image_by_image():
-    tiling = crops(num_pairs=3, per_image=4)
-    assert len(tiling) == 12
-    assert [tiling.pair_index(index) for index in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_a_crop_is_a_piece_of_the_image_and_its_mask():
@@ -165,13 +126,6 @@ def test_a_crop_is_a_piece_of_the_image_and_its_mask():
     assert 60 < max(tops) <= 68
     assert min(lefts) < 8
     assert 74 < max(lefts) <= 82
-
-
-def test_corners_of_the_image_are_reached():
-    """33 rows have two places for a crop of 32."""
-    image, mask = numbered(33, 49), np.zeros((33, 49), np.uint8)
-    corners = {int(crops().extract(image, mask, epoch, 0)[0][0, 0, 0]) for epoch in range(60)}
-    assert corners == {0, 1, 49, 50}
 
 
 def test_a_crop_depends_only_on_seed_epoch_and_index():
@@ -197,56 +151,16 @@ def test_a_share_of_crops_is_centred_on_a_rare_class():
     assert len(hits) - centred < 20  # others meet it by chance: 32 × 48 of 369 × 353 places
 
 
-def test_every_rare_class_of_an_image_is_chosen_as_often():
-    mask = np.zeros((300, 300), np.uint8)
-    mask[100, 100], mask[200:210, 200:210] = 1, 3
-    tiling = crops(per_image=200, rare_ids=((1, 3),), rare_share=1.0)
-    centres = Counter(int(tiling.extract(numbered(300, 300), mask, 0, index)[1][16, 24]) for index in range(200))
-    assert set(centres) == {1, 3}
-    assert 60 < centres[1] < 140  # though it has a hundredth of the pixels
-
-
-def test_a_rare_class_at_the_border_is_in_the_crop_but_not_at_its_centre():
-    image, mask = numbered(100, 130), np.zeros((100, 130), np.uint8)
-    for row, column in ((0, 0), (99, 129), (0, 129), (99, 0)):
-        mask[:] = 0
-        mask[row, column] = 1
-        part, ids = crops(rare_ids=((1,),), rare_share=1.0).extract(image, mask, 0, 0)
-        assert (part.shape, ids.shape) == ((32, 48, 1), (32, 48))
-        assert (ids == 1).sum() == 1
-        assert IGNORED not in ids
-
-
-def test_each_pair_has_its_own_rare_classes():
-    mask = np.zeros((100, 130), np.uint8)
-    mask[50, 60] = 1
-    tiling = crops(num_pairs=2, per_image=50, rare_ids=((), (1,)), rare_share=1.0)
-    image = numbered(100, 130)
-    centred = [tiling.extract(image, mask, 0, index)[1][16, 24] == 1 for index in range(100)]
-    assert sum(centred[:50]) < 5
-    assert all(centred[50:])
-
-
 def test_a_rare_class_that_resizing_removed_is_no_error():
     tiling = crops(rare_ids=((5,),), rare_share=1.0)
     _, ids = tiling.extract(numbered(100, 130), np.zeros((100, 130), np.uint8), 0, 0)
     assert (ids == 0).all()
 
 
-def test_an_image_smaller_than_a_crop_is_padded():
-    image, mask = numbered(20, 30), np.ones((20, 30), np.uint8)
-    part, ids = crops(rare_ids=((1,),), rare_share=1.0).extract(image, mask, 3, 1)
-    assert part.shape == (32, 48, 1)
-    assert np.array_equal(part[:20, :30], image)
-    assert (ids == 1).sum() == 600
-    assert (ids == IGNORED).sum() == 32 * 48 - 600
-
-
 # Resizing
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(("channels", "dtype"), [(1, np.uint8), (3, np.float32), (5, np.uint8), (9, np.float32)])
 @pytest.mark.parametrize("size", [(20, 30), (90, 100), (20, 100)])
 def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, size):
     image = np.random.default_rng(0).integers(0, 256, (50, 70, channels)).astype(dtype)
@@ -260,28 +174,11 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         )  # OpenCV rounds them differently
 
 
-def test_resizing_keeps_values_beyond_8_bit():
-    image = np.full((50, 70, 2), 33000.5, np.float32)
-    image[:, :, 1] = -7
-    resized, _ = WholeImages((20, 30), 1).extract(image, np.zeros((50, 70), np.uint8), 0, 0)
-    assert (resized == [33000.5, -7]).all()
-
-
 def test_pixels_are_averaged_where_both_sides_shrink():
     image = np.array([[0, 100], [200, 100]], np.float32)[:, :, None]
     resized, ids = resize_pair(np.tile(image, (4, 4, 1)), np.zeros((8, 8), np.uint8), (4, 4))
     assert (resized == 100).all()
     assert ids.shape == (4, 4)
-
-
-def test_masks_are_resized_without_new_values():
-    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
-    mask = np.random.default_rng(1).choice(np.array([0, 7, 255], np.uint8), (50, 70))
-    for size in ((32, 32), (96, 128), (64, 32)):
-        resized, ids = resize_pair(image, mask, size)
-        assert resized.shape == (*size, 3)
-        assert ids.shape == size
-        assert set(np.unique(ids)) <= {0, 7, 255}
 
 
 def test_image_and_mask_stay_aligned_when_resized():
@@ -294,14 +191,6 @@ def test_image_and_mask_stay_aligned_when_resized():
         assert np.array_equal(resized[:, :, 0] > 127, ids == 1)
 
 
-def test_a_pair_of_the_right_size_is_not_copied():
-    image, mask = numbered(32, 48), np.zeros((32, 48), np.uint8)
-    resized, ids = WholeImages((32, 48), 3).extract(image, mask, 0, 2)
-    assert resized is image
-    assert ids is mask
-    assert (len(WholeImages((32, 48), 3)), WholeImages((32, 48), 3).pair_index(2)) == (3, 2)
-
-
 def test_repeats_give_a_pair_that_many_samples_in_an_epoch():
     tiling = WholeImages((32, 48), num_pairs=3, repeats=4)
     assert len(tiling) == 12
@@ -310,10 +199,6 @@ def test_repeats_give_a_pair_that_many_samples_in_an_epoch():
     first, last = (tiling.extract(image, mask, 0, sample) for sample in (1, 10))  # augmentation makes them different
     assert np.array_equal(first[0], last[0])
     assert np.array_equal(first[1], last[1])
-
-
-def test_without_repeats_every_pair_is_one_sample():
-    assert [len(WholeImages((32, 48), 3)), len(WholeImages((32, 48), 3, repeats=1))] == [3, 3]
 
 
 @pytest.mark.parametrize("image_size", SIZES)
@@ -326,8 +211,8 @@ def test_a_native_mask_keeps_its_size_beside_a_resized_image(image_size):
     assert small.shape == (48, 40)
 
 
-@pytest.mark.parametrize("new_length", [1, 7, 64, 96, 333])
-@pytest.mark.parametrize("length", [1, 64, 97, 512, 3067])
+@pytest.mark.parametrize("new_length", [1, 64, 333])
+@pytest.mark.parametrize("length", [1, 97, 512])
 def test_the_positions_that_resizing_a_mask_takes(length, new_length):
     mask = np.random.default_rng(0).integers(0, 256, (length, 3), np.uint8)
     positions = nearest_positions(length, new_length)

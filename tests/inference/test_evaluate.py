@@ -6,19 +6,19 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
 
-from helpers.evaluated_models import SIZES, BrightnessEngine, bright, train_tiny, write_cells, write_pairs
+from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
 from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference import evaluate as evaluate_module
+from unet_trainer.inference import logits as logits_module
 from unet_trainer.inference.engine import TorchEngine
-from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, predict_samples, tiled_ids_as_trained
-from unet_trainer.inference.image_scores import Count
-from unet_trainer.inference.predictor import ModelInput, Predictor
-from unet_trainer.runs.checkpoint_file import read_checkpoint
+from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, tiled_ids_as_trained
+from unet_trainer.inference.predictor import Predictor
+from unet_trainer.inference.scores import Count
+from unet_trainer.training.checkpoint_file import read_checkpoint
 
 CODING = MaskCoding((0, 255))
 
@@ -51,37 +51,15 @@ def test_counts_of_every_image_by_hand(tmp_path):
     assert (evaluated.worst[0].ids == found).all()
 
 
-def test_with_several_classes_all_are_reported(tmp_path):
-    class Thirds(BrightnessEngine):
-        def logits(self, images):
-            red = images[..., 0].float()
-            return torch.stack([-abs(red - value) for value in (0, 100, 200)], 1)
-
-    ids = np.array([[0, 1, 2, 2]], np.uint8).repeat(4, 0)
-    seen = np.array([[0, 100, 200, 100]], np.uint8).repeat(4, 0)
-    pairs = write_pairs(tmp_path, [(np.repeat(seen[:, :, None], 3, 2), ids)])
-    evaluated = evaluate_pairs(pairs, Thirds(num_classes=3), coding=MaskCoding((0, 1, 2)))
-    assert evaluated.confusion.tolist() == [[4, 0, 0], [0, 4, 0], [0, 4, 4]]
-    assert evaluated.counts[0, :, :3].tolist() == [[4, 4, 4], [4, 4, 8], [4, 8, 4]]
-
-
 def test_images_of_one_size_go_through_the_network_together_and_results_keep_their_places(tmp_path):
     random = np.random.default_rng(0)
     masks = [random.integers(0, 2, size).astype(np.uint8) for size in ((16, 16), (24, 16), (16, 16), (24, 16), (16, 16))]
     pairs = write_pairs(tmp_path, [(bright(mask), mask * 255) for mask in masks])
-    engine = BrightnessEngine()
+    engine = BrightnessEngine(image_size=(16, 16), tile=(32, 32))
     evaluated = evaluate_pairs(pairs, engine)
     assert engine.shapes == [(3, 16, 16, 3), (2, 24, 16, 3)]
     assert evaluated.counts[:, 0, Count.TRUTH].tolist() == [mask.sum() for mask in masks]
     assert evaluated.num_wrong.tolist() == [0] * 5
-
-
-def test_a_batch_holds_no_more_pixels_than_it_may(tmp_path, monkeypatch):
-    monkeypatch.setitem(evaluate_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
-    empty = np.zeros((16, 16), np.uint8)
-    engine = BrightnessEngine()
-    evaluate_pairs(write_pairs(tmp_path, [(bright(empty), empty)] * 5), engine)
-    assert [shape[0] for shape in engine.shapes] == [2, 2, 1]
 
 
 def test_a_threshold_moves_the_line_between_background_and_foreground(tmp_path):
@@ -103,30 +81,24 @@ def test_ignored_pixels_are_not_counted(tmp_path):
     assert evaluated.num_counted.tolist() == [48]
 
 
-def test_masks_of_another_size_are_resized_if_that_was_asked_for(tmp_path):
-    mask = square(10, 10, slice(0, 5), slice(None))
-    pairs = write_pairs(tmp_path, [(bright(square(20, 20, slice(0, 10), slice(None))), mask * 255)])
-    evaluated = evaluate_pairs(pairs, BrightnessEngine(), resize_masks=True)
-    assert evaluated.confusion.tolist() == [[200, 0], [0, 200]]
-
-
-@pytest.mark.parametrize("tiles", ["blended", "as-trained"])
-def test_large_images_are_tiled(tmp_path, tiles):
+@pytest.mark.parametrize(("as_trained", "whole"), [(False, 1000), (False, 10**6), (True, 1000)])
+def test_images_are_tiled_large_or_small(tmp_path, as_trained, whole):
     """A model that looks at single pixels sees the same in tiles as in the whole image."""
     ids = np.random.default_rng(0).integers(0, 2, (70, 90)).astype(np.uint8)
     pairs = write_pairs(tmp_path, [(bright(ids), ids * 255)])
     engine = BrightnessEngine(image_size=(32, 32))
-    evaluated = evaluate_pairs(pairs, engine, Options(tiles=tiles), tile=48, whole=1000)
+    evaluated = evaluate_pairs(pairs, engine, Options(as_trained=as_trained), tile=(48, 48), whole=whole)
     assert evaluated.num_wrong.tolist() == [0]
-    assert {shape[1:3] for shape in engine.shapes} == {(32, 32) if tiles == "as-trained" else (48, 48)}
+    assert {shape[1:3] for shape in engine.shapes} == {(32, 32) if as_trained else (48, 48)}
 
 
 def test_tiles_as_trained_are_those_of_training_at_every_size():
     """Also beyond the edge of an image that is smaller than a tile."""
     for height, width in ((20, 90), (32, 32), (33, 31), (100, 64)):
         ids = np.random.default_rng(height).integers(0, 2, (height, width)).astype(np.uint8)
-        sample = Sample(0, ModelInput(bright(ids), (height, width)), ids)
-        assert (tiled_ids_as_trained(Predictor(BrightnessEngine()), sample, None) == ids).all()
+        predictor = Predictor(BrightnessEngine())
+        sample = Sample(0, predictor.prepare(bright(ids)), ids)
+        assert (tiled_ids_as_trained(predictor, sample, None) == ids).all()
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
@@ -146,7 +118,7 @@ def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
 
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
     """Of 60 images few are alive at a time: those read ahead, a batch, those being scored, and the ten worst predictions."""
-    monkeypatch.setitem(evaluate_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
+    monkeypatch.setitem(logits_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
     empty = np.zeros((16, 16), np.uint8)
     pairs = write_pairs(tmp_path, [(bright(empty), empty)]) * 60
     alive = weakref.WeakSet()
@@ -171,16 +143,6 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
     assert len(evaluated.worst) == 10
 
 
-def test_fewer_images_are_read_ahead_where_they_are_large(tmp_path, monkeypatch):
-    empty = np.zeros((16, 16), np.uint8)
-    reader = reader_of(write_pairs(tmp_path, [(bright(empty), empty)]), BrightnessEngine())
-    assert reader.num_ahead() == 2 * evaluate_module.MAX_THREADS
-    monkeypatch.setattr(evaluate_module, "MAX_BYTES_AHEAD", 3 * 16 * 16 * 4)
-    assert reader.num_ahead() == 3
-    monkeypatch.setattr(evaluate_module, "MAX_BYTES_AHEAD", 1)
-    assert reader.num_ahead() == 1
-
-
 def test_the_pass_ends_its_threads_when_it_is_interrupted(tmp_path):
     import threading
 
@@ -196,13 +158,6 @@ def test_the_pass_ends_its_threads_when_it_is_interrupted(tmp_path):
     assert threading.active_count() == before
 
 
-def test_predictions_come_in_the_order_of_the_samples():
-    samples = [Sample(index, ModelInput(bright(np.zeros(size, np.uint8)), size), np.zeros(size, np.uint8)) for index, size in
-               enumerate([(8, 8), (8, 8), (8, 16), (40, 40), (8, 8)])]  # fmt: skip
-    predictor = Predictor(BrightnessEngine(), tile=16, whole=1000)
-    assert [one.index for one in predict_samples(predictor, samples, Options())] == [0, 1, 2, 3, 4]
-
-
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     return write_cells(tmp_path_factory.mktemp("cells") / "data")
@@ -211,11 +166,10 @@ def cells(tmp_path_factory):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"fit": "resize"},
         {"fit": "resize", "image_size": [32, 64], "ema_decay": 0.5},
         {"fit": "crop", "crops_per_image": 2},
     ],
-    ids=["resize", "resize, averaged weights", "crop"],
+    ids=["resize, averaged weights", "crop"],
 )
 def test_scores_are_those_of_trainings_own_validation(cells, tmp_path, settings, capsys):
     """Bit for bit the same pixels: JPEGs decoded at a fraction, images smaller than a tile, sizes that no batch shares."""
@@ -224,13 +178,8 @@ def test_scores_are_those_of_trainings_own_validation(cells, tmp_path, settings,
     pairs = find_pairs(cells / "val/images", cells / "val/masks")
     assert len(pairs) == 5
     engine = TorchEngine(result.run_dir / "best.pt", "cpu")
-    evaluated = evaluate_pairs(pairs, engine, Options(tiles="as-trained"))
+    evaluated = evaluate_pairs(pairs, engine, Options(as_trained=True))
     assert evaluated.confusion.tolist() == state["confusion"]
     hits, truth, predicted = evaluated.counts[:, 0, :3].sum(0)
     assert hits / (truth + predicted - hits) == result.best_val_iou
     assert 0 < hits < truth  # neither all nor nothing was found: an equal score says something
-
-
-def test_one_of_the_jpegs_is_decoded_at_a_fraction(cells):
-    """Else the test above would not show that evaluation reads as training does."""
-    assert read_image(cells / "val/images/2.jpg", 64).shape[:2] == (SIZES[2][0] // 2, SIZES[2][1] // 2)

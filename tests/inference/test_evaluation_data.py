@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 from helpers.evaluated_models import bright, write_pairs
+from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.split_csv import split_csv_text
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import write_image
-from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference.evaluation_data import (
-    KnownClasses,
     check_comparable,
     check_same_classes,
     find_source,
+    find_validation_pairs,
     load_evaluation_data,
     run_folder_of,
     trained_on,
 )
 from unet_trainer.system.console import Console
 
-KNOWN = KnownClasses(RGB_8BIT, MaskCoding((0, 255)), 1, ("background", "foreground"))
+KNOWN = dataclasses.replace(make_spec(), coding=MaskCoding((0, 255)))
 SQUARE = np.zeros((8, 8), np.uint8)
 SQUARE[2:6, 2:6] = 1
 
@@ -73,16 +74,6 @@ def test_its_other_images_are_there_for_the_asking(run):
     assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
 
 
-def test_files_that_were_added_since_the_run_are_left_out(run, tmp_path):
-    write_pairs(tmp_path / "data", [(bright(SQUARE), SQUARE * 255)] * 6)
-    assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
-
-
-def test_the_runs_own_folder_named_again_is_the_runs_own_data(run, tmp_path):
-    data = load(run / "best.pt", data_dir=str(tmp_path / "runs/../data"))
-    assert (names(data), data.source.is_own) == (["3.png"], True)
-
-
 def test_another_folder_is_evaluated_whole(run, tmp_path):
     write_data(tmp_path / "elsewhere", 5)
     data = load(run / "best.pt", data_dir=str(tmp_path / "elsewhere"))
@@ -121,16 +112,6 @@ def test_a_test_folder_is_found_which_training_leaves_alone(tmp_path):
     assert len(load(own / "best.pt", "test").pairs) == 4
 
 
-def test_a_folder_with_nothing_but_test_is_asked_for_by_its_names(tmp_path):
-    write_data(tmp_path / "data/test", 4)
-    where = {"data_dir": str(tmp_path / "data")}
-    with pytest.raises(
-        DataError, match=r"holds test/images/ but no train/; set:\n  image_dir: test/images\n  mask_dir: test/masks"
-    ):
-        load(tmp_path / "model.pt", **where)
-    assert len(load(tmp_path / "model.pt", **where, image_dir="test/images", mask_dir="test/masks").pairs) == 4
-
-
 def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
     write_data(tmp_path / "data", 4)
     rows = [f"images/{number}.png,masks/{number}.png,{part}" for number, part in enumerate(["train", "val", "test", "test"])]
@@ -157,12 +138,6 @@ def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
     assert names(data) == ["3.png"]
 
 
-def test_a_run_without_its_split_is_refused(run):
-    (run / "split.csv").unlink()
-    with pytest.raises(UserError, match=r"split\.csv is missing, which says what the run was validated on"):
-        load(run / "best.pt")
-
-
 def test_images_of_a_kind_that_the_model_does_not_know_are_named(tmp_path):
     pairs = write_data(tmp_path / "data", 3)
     write_image(pairs[0].image, bright(SQUARE).astype(np.uint16))
@@ -175,31 +150,16 @@ def test_images_of_a_kind_that_the_model_does_not_know_are_named(tmp_path):
     assert "1.npy: 5 channels; the model was trained on images of 3" in str(refusal.value)
 
 
-def test_grey_images_pass_for_a_model_of_colours_as_in_training(tmp_path):
-    pairs = write_data(tmp_path / "data", 1)
-    write_image(pairs[0].image, bright(SQUARE)[:, :, 0])
-    assert load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).images[0].channels == 1
-
-
 def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_explained(tmp_path):
     write_data(tmp_path / "data", 2, foreground=1)
     where = {"data_dir": str(tmp_path / "data")}
     with pytest.raises(UserError) as refusal:
         load(tmp_path / "model.pt", **where)
     assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(refusal.value)
-    assert "masks/0.png: 1 (25.0% of pixels)" in str(refusal.value)
+    assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", str(refusal.value))
     assert "mask_values=[...] gives the value of each class of the model" in str(refusal.value)
     data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]")
     assert data.coding.values == (0, 1)
-
-
-def test_more_classes_than_the_model_has_are_refused(tmp_path):
-    write_pairs(tmp_path / "data", [(bright(SQUARE), np.arange(64, dtype=np.uint8).reshape(8, 8) // 16)])
-    three = KnownClasses(RGB_8BIT, MaskCoding((0, 1, 2)), 3, ("sky", "road", "tree"))
-    with pytest.raises(
-        UserError, match=r"no class of the model \(0 → sky, 1 → road, 2 → tree\)(.|\n)*0\.png: 3 \(25\.0% of pixels\)"
-    ):
-        load(tmp_path / "model.pt", known=three, data_dir=str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize(
@@ -221,14 +181,6 @@ def test_a_set_of_images_without_any_object_is_allowed_and_said(tmp_path):
     assert "no mask holds any class but background" in said.getvalue()
 
 
-def test_an_ignored_value_can_be_added(tmp_path):
-    mask = SQUARE * 255
-    mask[0] = 7
-    write_pairs(tmp_path / "data", [(bright(SQUARE), mask)])
-    data = load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"), ignore_value="7")
-    assert (data.coding.values, data.coding.ignore_value) == ((0, 255), 7)
-
-
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
     pairs = write_data(tmp_path / "data", 3)
     pairs[0].image.write_bytes(b"")
@@ -238,20 +190,6 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
         load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
     for part in ("0.png: the file is empty", "1.png: 9×9, its image", "2.png: 9 (25.0% of pixels)"):
         assert part in str(refusal.value)
-
-
-def test_masks_of_another_size_pass_with_resize_masks(tmp_path):
-    write_pairs(tmp_path / "data", [(bright(SQUARE), np.kron(SQUARE, np.ones((2, 2), np.uint8)) * 255)])
-    with pytest.raises(UserError, match="resize_masks: true"):
-        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"), resize_masks="true").pairs) == 1
-
-
-def test_no_folder_is_made_where_there_are_no_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_data(tmp_path / "data")
-    load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
 def test_images_that_the_model_was_trained_on_are_found(run, tmp_path):
@@ -278,23 +216,10 @@ def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
     assert f"split_file={run / 'split.csv'}" in str(refusal.value)
 
 
-def test_runs_with_the_same_validation_images_are_compared(run, tmp_path):
-    twin = tmp_path / "runs/twin"
-    shutil.copytree(run, twin)
-    check_comparable(load(run / "best.pt"), run / "best.pt", twin / "best.pt")
-
-
-def test_on_images_that_the_user_names_any_two_models_are_compared(run, tmp_path):
-    write_data(tmp_path / "elsewhere", 5)
-    data = load(run / "best.pt", data_dir=str(tmp_path / "elsewhere"))
-    pairs = write_data(tmp_path / "third", 2)
-    check_comparable(data, run / "best.pt", make_run(tmp_path / "runs/two", tmp_path / "third", pairs[:1], pairs[1:]) / "best.pt")
-
-
 def test_models_of_other_classes_are_not_compared(run):
     data = load(run / "best.pt")
     check_same_classes(data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other")  # not 0 is 255 in these masks
-    three = KnownClasses(RGB_8BIT, MaskCoding((0, 1, 2)), 3, ("sky", "road", "tree"))
+    three = dataclasses.replace(make_spec(num_classes=3), id_names=("sky", "road", "tree"))
     with pytest.raises(UserError, match=r"^--compare: the classes of other are sky, road, tree; need background, foreground"):
         check_same_classes(data, KNOWN, three, "other")
     turned = dataclasses.replace(KNOWN, coding=MaskCoding((255, 0)))
@@ -303,3 +228,34 @@ def test_models_of_other_classes_are_not_compared(run):
     ids = dataclasses.replace(KNOWN, coding=MaskCoding((0, 1)))
     with pytest.raises(UserError, match=r"^--compare: mask value 255 is foreground here and no class for other"):
         check_same_classes(data, KNOWN, ids, "other")
+
+
+# The images that a run was validated on
+
+
+@pytest.fixture
+def validated_run(tmp_path):
+    """A run whose split has a train and two val pairs, with their data."""
+    data, folder = tmp_path / "data", tmp_path / "run"
+    for name in ("images", "masks"):
+        (data / name).mkdir(parents=True)
+        for number in (1, 2, 3):
+            write_image(data / name / f"{number}.png", np.zeros((4, 4), np.uint8))
+    folder.mkdir()
+    rows = [f"images/{number}.png,masks/{number}.png,{part},," for number, part in ((1, "val"), (2, "train"), (3, "val"))]
+    (folder / "split.csv").write_text("\n".join(["image,mask,split,group,name", *rows]))
+    (folder / "config.yaml").write_text(f"data_dir: {data}\n")
+    return folder
+
+
+def test_the_val_rows_of_the_split_are_taken(validated_run, tmp_path):
+    pairs = find_validation_pairs(validated_run / "best.pt")
+    assert [pair.name for pair in pairs] == ["images/1", "images/3"]
+    assert pairs[0].mask == tmp_path / "data/masks/1.png"
+
+
+def test_data_that_moved_are_named(validated_run, tmp_path):
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=rf"^data_dir: {tmp_path}/data does not exist here; data_dir=FOLDER names another place$"):
+        find_validation_pairs(validated_run / "best.pt")
+    assert len(find_validation_pairs(validated_run / "best.pt", tmp_path / "moved")) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.inputs import Input, find_inputs, refuse_same_names
+from unet_trainer.inference.inputs import Input, find_inputs, refuse_among_images, refuse_same_names
 
 
 @pytest.fixture
@@ -66,6 +66,23 @@ def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder
     assert found("data/old/a.png") == [("data/old/a.png", "a")]  # by its own name
     with pytest.raises(UserError, match="data/old holds no image but 2 results of predict; known are"):
         find_inputs(["data/old"], Path("out"))
+
+
+@pytest.mark.parametrize(("words", "out"), [(["data"], "data"), (["data/sub/b.JPG"], "data/sub"), (["data/*/*"], "link")])
+def test_results_among_the_images_are_refused(folder, words, out):
+    (folder / "link").symlink_to(folder / "data")
+    with pytest.raises(
+        UserError, match=rf"^--out: got {out}; {out}/\S+\.png would lie among the images, .*\. Choose another"
+    ) as told:
+        refuse_among_images(find_inputs(words, Path(out)), Path(out))
+    assert str(told.value).endswith(f"e.g. --out {Path(out).parent / 'predictions'}, or add --among-images")
+
+
+@pytest.mark.parametrize(
+    ("words", "out"), [(["data"], "data/out"), (["data"], "out"), (["data/sub"], "data"), (["data/a.png"], "x/y")]
+)
+def test_results_elsewhere_are_not(folder, words, out):
+    refuse_among_images(find_inputs(words, Path(out)), Path(out))
 
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):

@@ -1,14 +1,202 @@
-"""From logits to ids and probabilities, whole or in bands."""
+"""Logits of whole images and of tiles in bands: every pixel once, no seams, memory of a band; ids and probabilities."""
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from unet_trainer.inference.logits import Band, WholeLogits, all_ids, all_probabilities, band_ids, predicted_ids
-from unet_trainer.model import native_resolution
+from helpers.predicting import BrightnessEngine, write_model
+from helpers.steps import make_spec
+from unet_trainer.images.image_readers import ImageReader
+from unet_trainer.inference import logits as logits_module
+from unet_trainer.inference.loaded_model import load
+from unet_trainer.inference.logits import (
+    TiledLogits,
+    WholeLogits,
+    all_ids,
+    all_probabilities,
+    band_ids,
+    blended_logits,
+    predicted_ids,
+    tile_starts,
+)
+from unet_trainer.model import metrics
+
+RANDOM = np.random.default_rng(0)
+
+
+class RecordingReader(ImageReader):
+    """Keeps which rows were read, and how many at once."""
+
+    parts: list[slice]
+
+    def read(self, rows, columns):
+        self.parts.append(rows)
+        return super().read(rows, columns)
+
+
+def recording(pixels):
+    reader = RecordingReader(pixels)
+    object.__setattr__(reader, "parts", [])
+    return reader
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the bytes of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.nbytes)
+        return made
+
+
+class BlurEngine(BrightnessEngine):
+    """Each logit is the mean of 5 × 5 pixels, with zeros beyond the edge: it is wrong within 2 pixels of a tile's border."""
+
+    def logits(self, images):
+        blurred = torch.nn.functional.avg_pool2d(images[..., 0].float().unsqueeze(1), 5, 1, padding=2)
+        return torch.cat([torch.zeros_like(blurred), blurred - 128], 1)
+
+
+def joined(logits):
+    """K,H,W of all bands, which follow each other from top to bottom."""
+    bands = list(logits.bands())
+    height, width = logits.size
+    ends = [band.rows.stop for band in bands]
+    assert [band.rows.start for band in bands] == [0, *ends[:-1]]
+    assert ends[-1] == height
+    assert all(band.logits.shape[1:] == (band.rows.stop - band.rows.start, width) for band in bands)
+    return torch.cat([band.logits for band in bands], 1)
+
+
+def tile(engine, pixels, side):
+    return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
+
+
+def test_tiles_begin_at_most_half_a_tile_apart_evenly_spread():
+    assert tile_starts(110, 64) == [0, 23, 46]
+    assert tile_starts(64, 64) == [0]
+    assert tile_starts(65, 64) == [0, 1]
+    assert tile_starts(40, 64) == [0]
+    for length in range(64, 400, 7):
+        starts = tile_starts(length, 64)
+        assert starts[-1] + 64 == length
+        assert max(np.diff(starts), default=0) <= 33  # half a tile, but for rounding
+
+
+@pytest.mark.parametrize("size", [(200, 150), (64, 64), (65, 300), (30, 200), (200, 30), (1, 1)])
+def test_every_pixel_has_its_own_logit_whatever_the_size(size):
+    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
+    logits = joined(tile(BrightnessEngine(make_spec(fit="crop")), pixels, 64))
+    np.testing.assert_allclose(logits[1], pixels[:, :, 0].astype(np.float32) - 128, atol=1e-3)
+
+
+def test_each_row_is_read_once_and_no_more_than_a_tile_at_once():
+    reader = recording(np.zeros((1000, 40, 3), np.uint8))
+    joined(TiledLogits(BrightnessEngine(make_spec(fit="crop")), reader, (64, 64), lambda part: part))
+    assert [part.start for part in reader.parts] == [0, *(part.stop for part in reader.parts[:-1])]
+    assert reader.parts[-1].stop == 1000
+    assert max(part.stop - part.start for part in reader.parts) == 64
+
+
+def test_memory_is_that_of_a_row_of_tiles_whatever_the_height():
+    engine = BrightnessEngine(make_spec(fit="crop"))
+    largest = {}
+    for height in (200, 800):
+        with LargestTensor() as recorded:
+            for _ in tile(engine, np.zeros((height, 500, 3), np.uint8), 64).bands():
+                pass
+        largest[height] = recorded.num_bytes
+    assert largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)  # K × tile × width float32; the tiles of a row overlap by half
+
+
+def test_an_error_of_the_reader_is_raised_at_its_band():
+    class Broken(ImageReader):
+        def read(self, rows, columns):
+            if rows.stop > 100:
+                raise OSError("gone")
+            return super().read(rows, columns)
+
+    reader = Broken(np.zeros((300, 40, 3), np.uint8))
+    bands = TiledLogits(BrightnessEngine(make_spec(fit="crop")), reader, (64, 64), lambda part: part).bands()
+    assert next(bands).rows == slice(0, 30)
+    with pytest.raises(OSError, match="gone"):
+        list(bands)
+
+
+def test_a_batch_of_images_gives_what_each_gives_in_bands():
+    pixels = RANDOM.integers(0, 256, (3, 100, 150, 3), np.uint8)
+    engine = BlurEngine(make_spec(fit="crop"))
+    found = blended_logits(engine, torch.from_numpy(pixels), (64, 64), engine.logits)
+    for one, image in zip(found, pixels, strict=True):
+        torch.testing.assert_close(one, joined(tile(engine, image, 64)))
+
+
+def test_tiles_of_several_images_go_through_the_network_together_in_calls_of_one_size(monkeypatch):
+    """Of 3 × 4 places, 12 tiles of 2 images fit into a call: 6 places, of which there are two; a captured graph serves both."""
+    monkeypatch.setitem(logits_module.BATCH_PIXELS, "cpu", 14 * 64 * 64)
+    engine = BrightnessEngine(make_spec(fit="crop"))
+    blended_logits(engine, torch.zeros(2, 128, 160, 3, dtype=torch.uint8), (64, 64), engine.logits)
+    assert engine.shapes == [(12, 64, 64, 3)] * 2
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """A U-Net with random weights, an image, its logits as one piece and in tiles. Such a network sees far: no two tiles agree."""
+    path = write_model(
+        tmp_path_factory.mktemp("run") / "best.pt",
+        encoder="resnet18",
+        fit="crop",
+        num_classes=3,
+        decoder_channels=(32, 16, 8, 8, 8),
+    )
+    engine = load(path, device="cpu").engine
+    pixels = cv2.resize(RANDOM.integers(0, 256, (40, 50, 3), np.uint8), (400, 320), interpolation=cv2.INTER_CUBIC)
+    return engine, pixels, engine.logits(torch.from_numpy(pixels).unsqueeze(0))[0], joined(tile(engine, pixels, 256))
+
+
+def at_borders(size, side):
+    """Of H,W: the pixels on both sides of a tile's border."""
+    found = np.zeros(size, bool)
+    for axis, length in enumerate(size):
+        for start in tile_starts(length, side):
+            for border in (start, start + side):
+                if 0 < border < length:
+                    np.moveaxis(found, axis, 0)[border - 1 : border + 1] = True
+    return found
+
+
+def steps_at_borders(difference, side):
+    """Mean step from a row to the next: across the borders of tiles, and elsewhere."""
+    steps = difference.diff(dim=1).abs().mean((0, 2)).numpy()
+    length = difference.shape[1]
+    borders = {border - 1 for start in tile_starts(length, side) for border in (start, start + side) if 0 < border < length}
+    is_border = np.isin(np.arange(length - 1), list(borders))
+    return steps[is_border].mean(), steps[~is_border].mean()
+
+
+def test_no_seam_is_at_the_borders_of_tiles(seen):
+    _, _, whole, logits = seen
+    difference = logits - whole
+    is_border = at_borders((320, 400), 256)
+    error = difference.abs().mean(0).numpy()
+    assert error[is_border].mean() <= error[~is_border].mean()
+    across, elsewhere = steps_at_borders(difference, 256)
+    assert across < 1.1 * elsewhere
+
+
+# Ids and probabilities
+
 
 TWO = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.5]]])  # K,1,3
 
@@ -28,7 +216,7 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(threshold, expec
 
 
 def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
-    monkeypatch.setattr(native_resolution, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
+    monkeypatch.setattr(metrics, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
     logits = torch.randn(3, 16, 20)
     whole = WholeLogits(logits, (45, 50))
     bands = list(whole.bands())
@@ -37,10 +225,3 @@ def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
     np.testing.assert_allclose(torch.cat([band.logits for band in bands], 1), expected, atol=1e-5)
     np.testing.assert_array_equal(all_ids(whole), expected.argmax(0))
     np.testing.assert_allclose(all_probabilities(whole), expected.softmax(0).permute(1, 2, 0), atol=1e-5)
-
-
-def test_logits_of_the_image_s_size_are_one_band():
-    (band,) = WholeLogits(TWO, (1, 3)).bands()
-    assert isinstance(band, Band)
-    assert band.rows == slice(0, 1)
-    assert band.logits is TWO

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
+import io
+import json
+import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,22 +16,19 @@ from PIL import Image
 from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.images import image_readers
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.georeference import read_georeference
 from unet_trainer.images.image_files import COLOUR, read_image, read_mask
-from unet_trainer.images.image_readers import ArrayReader
 from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.tiff_files import Georeference
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.polygon_files import CocoFile, write_geojson
 from unet_trainer.inference.prediction_files import (
+    CocoFile,
     ImageFiles,
     Kinds,
     PredictionFolder,
     Rows,
-    class_folder,
     value_table,
-    write_image,
+    write_geojson,
 )
 
 RANDOM = np.random.default_rng(0)
@@ -87,14 +88,6 @@ def test_all_kinds_at_once_are_where_they_are_announced(tmp_path, image):
     assert not folder.is_done("sub/a")
 
 
-def test_probabilities_of_each_class_are_16_bit(tmp_path, image):
-    shares = probabilities(3, np.uint16)
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="png"))
-    write(folder, image, shares=shares)
-    for class_id, path in enumerate(folder.probability_files("sub/a")):
-        np.testing.assert_array_equal(np.array(Image.open(path)), shares[class_id])
-
-
 def test_of_two_ids_the_foreground_s_probability_is_stored(tmp_path, image):
     ids = np.minimum(IDS, 1)
     for kind, dtype in (("png", np.uint16), ("npy", np.float32)):
@@ -102,12 +95,6 @@ def test_of_two_ids_the_foreground_s_probability_is_stored(tmp_path, image):
         write(PredictionFolder(tmp_path / "out", BINARY, Kinds(probabilities=kind)), image, ids, shares)
     np.testing.assert_array_equal(np.array(Image.open(tmp_path / "out/probabilities/sub/a.png")), probabilities(1, np.uint16)[0])
     np.testing.assert_array_equal(np.load(tmp_path / "out/probabilities/sub/a.npy"), probabilities(1, np.float32)[0])
-
-
-def test_an_array_of_probabilities_has_the_classes_last(tmp_path, image):
-    shares = probabilities(3, np.float32)
-    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="npy")), image, shares=shares)
-    np.testing.assert_array_equal(np.load(tmp_path / "out/probabilities/sub/a.npy"), np.moveaxis(shares, 0, 2))
 
 
 CODINGS = {
@@ -131,10 +118,8 @@ def test_values_are_those_of_the_dataset_and_read_back_as_the_same_ids(name, tmp
     ("coding", "expected"),
     [
         (MaskCoding(None, 0), [0, 255]),
-        (MaskCoding(None, 127), [0, 255]),
         (MaskCoding(None, 127, ignore_value=255), [0, 254]),
         (MaskCoding(None, 127, ignore_value=0), [1, 255]),
-        (MaskCoding(None, 255), [0, 65535]),
         (MaskCoding(None, 30000, ignore_value=65535), [0, 65534]),
     ],
 )
@@ -142,11 +127,6 @@ def test_a_threshold_s_values_lie_on_their_sides_of_it_and_are_not_ignored(codin
     table = value_table(coding, 2)
     assert table.tolist() == expected
     assert coding.encode(table[None]).tolist() == [[0, 1]]
-
-
-def test_values_that_no_file_can_hold_are_refused():
-    with pytest.raises(UserError, match="--values: the dataset's masks have both colours and 16-bit values"):
-        value_table(MaskCoding((0, 300, COLOUR + 1)), 3)
 
 
 def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
@@ -177,35 +157,11 @@ def test_an_overlay_of_16_bit_is_scaled_by_the_whole_image(tmp_path):
     assert np.all(np.diff(shown.ravel().astype(int)) >= 0)  # no part has a scale of its own
 
 
-def test_an_overlay_of_a_large_image_is_read_by_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff_bytes(PIXELS, tile=(16, 16)))
-    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True)), Input(path, "a"), np.zeros_like(IDS))
-    np.testing.assert_array_equal(read_image(tmp_path / "out/overlays/a.png"), PIXELS)
-
-
-def test_an_overlay_of_an_image_in_memory_reads_no_file(tmp_path):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True))
-    write(folder, Input(tmp_path / "gone.png", "a"), np.zeros_like(IDS), picture=ArrayReader(PIXELS))
-    np.testing.assert_array_equal(read_image(tmp_path / "out/overlays/a.png"), PIXELS)
-
-
 def test_an_image_that_is_gone_leaves_no_file(tmp_path):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True, values=True))
     with pytest.raises(ReadError, match="No such file"):
         ImageFiles(folder, Input(tmp_path / "gone.png", "a"), IDS.shape)
     assert files_in(tmp_path / "out") == []
-
-
-def test_discarded_files_leave_the_old_ones_and_nothing_else(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    write(folder, image)
-    before = {name: (tmp_path / "out" / name).read_bytes() for name in files_in(tmp_path / "out")}
-    files = ImageFiles(folder, image, IDS.shape)
-    files.write(Rows(IDS[:20] * 0, None))
-    files.discard()
-    assert {name: (tmp_path / "out" / name).read_bytes() for name in files_in(tmp_path / "out")} == before
 
 
 def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):
@@ -228,7 +184,7 @@ def test_results_of_a_geotiff_are_geotiffs_too(tmp_path):
     path = tmp_path / "a.tif"
     path.write_bytes(tiff_bytes(PIXELS, extratags=GEO_TAGS))
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    write(folder, Input(path, "a"), georeference=read_georeference(path))
+    write(folder, Input(path, "a"))
     assert files_in(tmp_path / "out") == ["a.png", "a.tif", "values/a.png", "values/a.tif"]
     with rasterio.open(tmp_path / "out/a.tif") as file:
         np.testing.assert_array_equal(file.read(1), IDS)
@@ -270,63 +226,96 @@ def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
     PredictionFolder(out, SPEC, Kinds()).refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
 
 
-def test_files_of_a_run_that_was_killed_before_the_mask_are_replaced(tmp_path):
-    """The mask gets its name last: its GeoTIFF and polygons may be there without it."""
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff_bytes(PIXELS, extratags=GEO_TAGS))
-    georeference = read_georeference(path)
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, polygons=True))
-    write(folder, Input(path, "a"), georeference=georeference)
-    write_geojson(tmp_path / "out/a.geojson", IDS, SPEC, georeference)
-    coco = CocoFile(tmp_path / "out/polygons.json", SPEC, 1)
-    coco.add(0, "b.png", IDS.shape, IDS)
+# Polygons
+
+
+RINGS = np.zeros((12, 10), np.uint8)
+RINGS[1:8, 1:8] = 1
+RINGS[3:6, 3:6] = 0
+RINGS[10, 0:3] = 2
+PLACE = Georeference((), (0.5, 0.0, 100.0, 0.0, -0.5, 200.0), 32633)
+
+
+def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp_path):
+    coco = CocoFile(tmp_path / "polygons.json", SPEC, 2)
+    coco.add(0, "sub/a.jpg", RINGS.shape, RINGS)
+    coco.add(1, "b.jpg", (3, 4), np.zeros((3, 4), np.uint8))
     coco.finish()
-    for written in (tmp_path / "out").rglob("*.png"):
-        written.unlink()
-    folder.refuse_overwriting([Input(path, "a")])
+    content = json.loads((tmp_path / "polygons.json").read_text())
+    assert content["categories"] == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]
+    assert content["images"] == [
+        {"id": 1, "file_name": "sub/a.jpg", "width": 10, "height": 12},
+        {"id": 2, "file_name": "b.jpg", "width": 4, "height": 3},
+    ]
+    ring, bar = content["annotations"]
+    assert (ring["area"], ring["bbox"], ring["category_id"], ring["image_id"]) == (40, [1, 1, 7, 7], 1, 1)
+    assert (bar["area"], bar["bbox"], bar["category_id"], bar["id"]) == (3, [0, 10, 3, 1], 2, 2)
+    assert sorted(zip(bar["segmentation"][0][::2], bar["segmentation"][0][1::2], strict=True)) == [
+        (0, 10),
+        (0, 11),
+        (3, 10),
+        (3, 11),
+    ]
+    assert list(tmp_path.iterdir()) == [tmp_path / "polygons.json"]
 
 
-def test_results_of_an_earlier_run_are_replaced(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    write(folder, image)
-    folder.refuse_overwriting([image])
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools with numpy 2
+def test_the_coco_tools_read_the_masks_with_their_holes(tmp_path):
+    tools = pytest.importorskip("pycocotools.coco", reason="compares with the COCO tools")
+    coco = CocoFile(tmp_path / "polygons.json", SPEC, 1)
+    coco.add(0, "a.jpg", RINGS.shape, RINGS)
+    coco.finish()
+    with contextlib.redirect_stdout(io.StringIO()):
+        read = tools.COCO(str(tmp_path / "polygons.json"))
+    masks = np.zeros_like(RINGS)
+    for annotation in read.loadAnns(read.getAnnIds(imgIds=1)):
+        masks += read.annToMask(annotation) * np.uint8(annotation["category_id"])
+    np.testing.assert_array_equal(masks, RINGS)
 
 
-def test_a_result_that_another_image_writes_too_is_refused(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    other = Input(tmp_path / "b.png", "values/sub/a")
-    with pytest.raises(UserError, match=r"images/a.png and .*b.png: both would write .*values/sub/a.png"):
-        folder.refuse_overwriting([image, other])
+def test_the_file_has_the_order_of_the_inputs_whichever_is_done_first(tmp_path):
+    texts = []
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+        coco = CocoFile(tmp_path / "polygons.json", SPEC, 4)
+        threads = [
+            threading.Thread(target=coco.leave_out, args=(2,)) if index == 2
+            else threading.Thread(target=coco.add, args=(index, f"{index}.jpg", RINGS.shape, np.roll(RINGS, index)))
+            for index in order
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+            thread.join()
+        coco.finish()
+        texts.append((tmp_path / "polygons.json").read_text())
+    assert texts[0] == texts[1]
+    assert [image["id"] for image in json.loads(texts[0])["images"]] == [1, 2, 4]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("a/b: c", "1-a_b_c"), ("Zelle", "1-Zelle"), ("???", "1"), ("核", "1-核")])
-def test_folders_of_classes_have_names_that_file_systems_take(name, expected):
-    assert class_folder(1, name) == expected
+def test_geojson_has_closed_rings_in_the_coordinates_of_the_image(tmp_path):
+    write_geojson(tmp_path / "a.geojson", RINGS, SPEC, PLACE)
+    content = json.loads((tmp_path / "a.geojson").read_text())
+    assert content["crs"]["properties"]["name"] == "urn:ogc:def:crs:EPSG::32633"
+    ring, bar = content["features"]
+    assert ring["properties"] == {"class_id": 1, "class": "class 1", "pixels": 40}
+    outer, hole = ring["geometry"]["coordinates"]
+    assert outer[0] == outer[-1]
+    assert sorted(map(tuple, outer[1:])) == [(100.5, 196.0), (100.5, 199.5), (104.0, 196.0), (104.0, 199.5)]
+    assert sorted(map(tuple, hole[1:])) == [(101.5, 197.0), (101.5, 198.5), (103.0, 197.0), (103.0, 198.5)]
+    assert (turns_left(outer), turns_left(hole)) == (True, False)  # as RFC 7946 asks
+    assert len(bar["geometry"]["coordinates"]) == 1
 
 
-def test_what_a_killed_process_left_of_an_image_is_deleted(tmp_path):
-    """All of its temporary files, and none of another image or another process."""
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff_bytes(np.zeros((4, 6, 3), np.uint8), extratags=GEO_TAGS))
-    folder = PredictionFolder(tmp_path / "out", make_spec(), Kinds(values=True, overlay=True, probabilities="npy"))
-    for name in ("sub/a", "sub/b"):
-        for draft in ImageFiles(folder, Input(path, name), (4, 6), read_georeference(path)).drafts:
-            draft.file.close()
-    drafts = list((tmp_path / "out").rglob("*.tmp"))
-    assert len(drafts) == 2 * 6  # values and mask twice each
-    folder.discard_drafts("sub/a", os.getpid() + 1)
-    assert all(found.exists() for found in drafts)
-    folder.discard_drafts("sub/a", os.getpid())
-    left = [found.name for found in (tmp_path / "out").rglob("*.tmp")]
-    assert len(left) == 6
-    assert all(name.startswith(".b.") for name in left)
+def turns_left(ring):
+    """Whether a closed ring runs anticlockwise, with y upwards."""
+    return sum(x * next_y - next_x * y for (x, y), (next_x, next_y) in pairwise(ring)) > 0
 
 
-def test_an_image_whose_rows_are_all_there_is_written_at_once(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "out", make_spec(), Kinds())
-    rows = Rows(np.array([[0, 1, 1], [1, 0, 0]], np.uint8), None)
-    write_image(folder, Input(tmp_path / "a.png", "a"), rows)
-    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "out/a.png")), rows.ids)
-    with pytest.raises(ReadError):
-        write_image(PredictionFolder(tmp_path / "out", make_spec(), Kinds(overlay=True)), Input(tmp_path / "gone.png", "b"), rows)
-    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["a.png"]
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of rasterio's own use of affine
+def test_gdal_paints_the_polygons_back_to_the_mask(tmp_path):
+    rasterio = pytest.importorskip("rasterio", reason="paints polygons")
+    from rasterio.features import rasterize
+
+    write_geojson(tmp_path / "a.geojson", RINGS, SPEC, PLACE)
+    features = json.loads((tmp_path / "a.geojson").read_text())["features"]
+    shapes = [(feature["geometry"], feature["properties"]["class_id"]) for feature in features]
+    np.testing.assert_array_equal(rasterize(shapes, RINGS.shape, transform=rasterio.Affine(*PLACE.transform)), RINGS)

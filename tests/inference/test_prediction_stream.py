@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 
 import cv2
 import numpy as np
@@ -17,12 +19,14 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_readers
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.inference import prediction_stream
+from unet_trainer.inference import prediction_stream, prediction_timing
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.loaded_model import load
-from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
-from unet_trainer.inference.prediction_stream import PredictionStream
+from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
+from unet_trainer.inference.prediction_stream import MIN_IMAGES, PredictionStream, WriterProcesses, start_writers
+from unet_trainer.inference.prediction_timing import measure_rates
 from unet_trainer.inference.predictor import Predictor
+from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.system.atomic_files import Draft
 
 SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
@@ -59,11 +63,11 @@ def inputs_of(tmp_path, names, suffix=".png"):
     return [Input(tmp_path / f"images/{name}{suffix}", name) for name in names]
 
 
-def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", **predictor):
-    engine = engine or BrightnessEngine(spec or make_spec(fit="crop"))
+def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", processes=None, **predictor):
+    engine = engine or BrightnessEngine(spec or make_spec(fit="crop", image_size=(8, 8), tile=(64, 64)))
     folder = PredictionFolder(tmp_path / out, engine.card.spec, kinds or Kinds())
     folder.out.mkdir(exist_ok=True)
-    return PredictionStream(Predictor(engine, **predictor), folder, Progress(), threshold, batch_size)
+    return PredictionStream(Predictor(engine, **predictor), folder, Progress(), threshold, batch_size, processes)
 
 
 def mask(tmp_path, name):
@@ -84,20 +88,13 @@ def test_every_image_gets_its_own_mask(tmp_path, images):
     assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
 
 
-def test_images_of_one_shape_are_computed_together(tmp_path, images):
-    predicting = stream(tmp_path)
+def test_images_are_cut_into_tiles_that_are_computed_together(tmp_path, images):
+    """However small they are; those of one shape in one call."""
+    predicting = stream(tmp_path, spec=make_spec(fit="crop", image_size=(16, 16)))
     predicting.run(inputs_of(tmp_path, images))
-    assert predicting.predictor.engine.shapes == [(4, 20, 30, 3), (2, 24, 16, 3), (1, 33, 9, 3)]
-
-
-def test_images_do_not_wait_for_ever_for_others_of_their_shape(tmp_path, images):
-    """Memory would grow with the number of shapes."""
-    predicting = stream(tmp_path, batch_size=1)
-    waiting = []
-    compute = predicting._run_batch
-    predicting._run_batch = lambda group, batch: waiting.append(len(group)) or compute(group, batch)
-    predicting.run(inputs_of(tmp_path, images))
-    assert waiting == [1] * 7
+    for name, pixels in images.items():
+        np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
+    assert predicting.predictor.engine.shapes == [(4 * 6, 16, 16, 3), (2 * 2, 16, 16, 3), (4, 16, 16, 3)]
 
 
 def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
@@ -118,7 +115,7 @@ def load_like(predicting):
 
 def test_results_too_large_for_one_piece_are_written_in_bands(tmp_path, images, monkeypatch):
     monkeypatch.setattr(prediction_stream, "MAX_ELEMENTS", 100)
-    monkeypatch.setattr("unet_trainer.model.native_resolution.MAX_ELEMENTS", 100)
+    monkeypatch.setattr("unet_trainer.model.metrics.MAX_ELEMENTS", 100)
     predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)))
     predicting.run(inputs_of(tmp_path, images))
     model = load_like(predicting)
@@ -143,11 +140,6 @@ def test_probabilities_are_those_of_the_model(tmp_path, images, kind):
             stored = np.array(Image.open(tmp_path / f"out/probabilities/{name}.png"))
             assert stored.max() > 40000  # needs all 16 bits
             np.testing.assert_allclose(stored / 65535, expected, atol=1e-5)
-
-
-def test_a_threshold_decides_the_mask(tmp_path, images):
-    stream(tmp_path, threshold=1 / (1 + np.exp(-20))).run(inputs_of(tmp_path, images))
-    np.testing.assert_array_equal(mask(tmp_path, "0"), images["0"][:, :, 0] > 148)
 
 
 def test_bad_files_are_named_and_the_rest_is_done(tmp_path, images):
@@ -177,7 +169,7 @@ def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
     for name in ("a", "b"):
         (tmp_path / f"images/{name}.tif").write_bytes(tiff_bytes(pixels if name == "a" else 255 - pixels, tile=(32, 32)))
     spec = make_spec(fit=fit, image_size=(64, 64))
-    predicting = stream(tmp_path, Kinds(overlay=True), spec, tile=64, whole=100)
+    predicting = stream(tmp_path, Kinds(overlay=True), spec, tile=(64, 64), whole=100)
     assert predicting.run(inputs_of(tmp_path, "ab", ".tif")).num_written == 2
     expected = pixels[:, :, 0] > 128 if fit == "crop" else load_like(predicting)(pixels)
     assert (mask(tmp_path, "a") == expected).mean() > (0.999 if fit == "crop" else 0.98)
@@ -193,7 +185,7 @@ def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     data = tiff_bytes(np.zeros((640, 40, 3), np.uint8), rowsperstrip=8)
     (tmp_path / "images/a.tif").write_bytes(data[: len(data) // 2])
     (tmp_path / "images/b.tif").write_bytes(data)
-    outcome = stream(tmp_path, tile=64, whole=100).run(inputs_of(tmp_path, "ab", ".tif"))
+    outcome = stream(tmp_path, tile=(64, 64), whole=100).run(inputs_of(tmp_path, "ab", ".tif"))
     assert [(path.name, reason) for path, reason in outcome.failed] == [("a.tif", "the file is cut off")]
     assert files_in(tmp_path / "out") == ["b.png"]
 
@@ -216,11 +208,11 @@ def test_an_image_that_changes_before_its_overlay_counts_as_bad(tmp_path, images
 def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, is_large):
     if is_large:
         monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
-        suffix, given = ".tif", [Input(tmp_path / f"images/{name}.tif", name) for name in images]
+        given = [Input(tmp_path / f"images/{name}.tif", name) for name in images]
         for path, name in given:
             path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))
     else:
-        suffix, given = ".png", inputs_of(tmp_path, images)
+        given = inputs_of(tmp_path, images)
 
     class Interrupting(BrightnessEngine):
         def logits(self, images):
@@ -232,7 +224,7 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, 
         tmp_path,
         Kinds(overlay=True, polygons=True),
         engine=Interrupting(make_spec(fit="crop")),
-        tile=32,
+        tile=(32, 32),
         whole=10**6 if not is_large else 1,
     )
     with pytest.raises(KeyboardInterrupt):
@@ -247,7 +239,6 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, 
     again = stream(tmp_path, Kinds(overlay=True, polygons=True))
     is_done = [again.folder.is_done(name) for _, name in given]
     assert again.run(given, is_done).num_written == len(given) - len(masks)
-    assert suffix in (".tif", ".png")
 
 
 def test_a_second_start_goes_on_and_has_the_polygons_of_all(tmp_path, images):
@@ -305,35 +296,12 @@ def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, mo
     assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
 
 
-def test_the_size_of_a_batch_follows_its_pixels(tmp_path):
-    predicting = stream(tmp_path, batch_size=None)
-    assert predicting.batch_size_of((512, 512, 3)) == 2
-    assert predicting.batch_size_of((64, 64, 3)) == 64
-    assert predicting.batch_size_of((4096, 4096, 3)) == 1
-    assert stream(tmp_path, batch_size=5).batch_size_of((4096, 4096, 3)) == 5
-
-
-@pytest.mark.parametrize(
-    ("num_images", "batch_size"), [(1, 16), (512, 16), (513, 32), (1000, 32), (1025, 48), (2000, 64), (10**6, 64)]
-)
+@pytest.mark.parametrize(("num_images", "batch_size"), [(1, 16), (513, 32), (10**6, 64)])
 def test_of_few_images_batches_are_small_so_that_the_first_is_soon_there(num_images, batch_size, tmp_path):
     predicting = stream(tmp_path, batch_size=None)
     predicting.batch_pixels = 64 * 512**2
     predicting.num_images = num_images
     assert predicting.batch_size_of((512, 512, 3)) == batch_size
-
-
-def test_results_are_the_same_in_every_run(tmp_path, images):
-    path = write_model(tmp_path / "run/best.pt", fit="crop")
-    contents = []
-    for out in ("first", "second"):
-        engine = load(path, device="cpu").engine
-        stream(tmp_path, Kinds(overlay=True, probabilities="npy", polygons=True), engine=engine, out=out).run(
-            inputs_of(tmp_path, images)
-        )
-        contents.append({name: (tmp_path / out / name).read_bytes() for name in files_in(tmp_path / out)})
-    assert len(contents[0]) == 7 * 3 + 1
-    assert contents[0] == contents[1]
 
 
 @pytest.mark.gpu
@@ -349,11 +317,124 @@ def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
         np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
 
 
+# Processes that write
+
+
+needs_fork = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
+
+
+@pytest.fixture
+def with_geotiff(tmp_path, images):
+    """Inputs of all images in two folders, one of them a GeoTIFF."""
+    (tmp_path / "images/4.tif").write_bytes(tiff_bytes(images["4"], extratags=GEO_TAGS))
+    return [
+        Input(tmp_path / f"images/{name}.{'tif' if name == '4' else 'png'}", f"sub/{name}" if int(name) % 2 else name)
+        for name in images
+    ]
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in files_in(folder)}
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "kinds", [Kinds(values=True, overlay=True, probabilities="png"), Kinds(probabilities="npy"), Kinds(polygons=True)]
+)
+def test_processes_write_the_bytes_that_threads_write(tmp_path, with_geotiff, kinds):
+    assert stream(tmp_path, kinds, out="threads").run(with_geotiff).num_written == 7
+    with WriterProcesses(2) as processes:
+        predicting = stream(tmp_path, kinds, out="processes", processes=processes)
+        assert (predicting.run(with_geotiff).num_written, predicting.progress.num_done) == (7, 7)
+    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
+    assert {"0.png", "sub/1.png", "4.png", "4.tif"} <= set(files_in(tmp_path / "threads"))
+    assert not any(worker.is_alive() for worker in processes.workers)
+
+
+@needs_fork
+def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only(tmp_path, with_geotiff, monkeypatch):
+    parent, finish = os.getpid(), ImageFiles.finish
+
+    def finish_or_die(files):
+        if os.getpid() != parent and files.given.name == "sub/3":
+            for draft in files.drafts:
+                draft.file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(files)
+
+    monkeypatch.setattr(ImageFiles, "finish", finish_or_die)
+    with (
+        WriterProcesses(2) as processes,
+        pytest.raises(WorkerError, match=r"a process that writes results died.* while those of .*/0.png to .*/6.png were written"),
+    ):
+        stream(tmp_path, Kinds(values=True), processes=processes, batch_size=7).run(with_geotiff)
+    left = files_in(tmp_path / "out")
+    assert "sub/3.png" not in left
+    for name in left:
+        Image.open(tmp_path / "out" / name).load()
+    assert not any(worker.is_alive() for worker in processes.workers)
+
+
+@needs_fork
+def test_what_fails_in_a_process_is_raised_or_told_as_in_a_thread(tmp_path, images, monkeypatch):
+    given = inputs_of(tmp_path, images)
+
+    class Vandal(BrightnessEngine):
+        def logits(self, images):
+            given[0].path.unlink(missing_ok=True)
+            return super().logits(images)
+
+    with WriterProcesses(2) as processes:
+        engine = Vandal(make_spec(fit="crop"))
+        outcome = stream(tmp_path, Kinds(overlay=True), engine=engine, processes=processes).run(given)
+    assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
+    assert outcome.num_written == 6
+
+    def fail(self):
+        raise OSError(28, "No space left on device", "out/1.png")
+
+    monkeypatch.setattr(Draft, "keep", fail)
+    with WriterProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
+        stream(tmp_path, processes=processes, out="full").run(given[1:])
+    assert caught.value.filename == "out/1.png"
+    assert files_in(tmp_path / "full") == []
+
+
+def test_processes_start_for_many_images_on_a_gpu_only(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert start_writers(MIN_IMAGES, "auto") is None
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert start_writers(MIN_IMAGES, "cpu") is None
+    assert start_writers(MIN_IMAGES - 1, "auto") is None
+    monkeypatch.setattr(prediction_stream, "CAN_FORK", False)
+    assert start_writers(MIN_IMAGES, "cuda") is None
+
+
 @pytest.mark.gpu
-def test_a_gpu_is_warmed_up_for_the_last_batch_too(tmp_path):
-    engine = BrightnessEngine(make_spec(fit="resize", image_size=(32, 32)))
-    engine.device = torch.device("cuda")
-    stream(tmp_path, engine=engine, batch_size=4).warm_up(13)
-    assert engine.shapes == [(1, 32, 32, 3)]
-    stream(tmp_path, engine=engine, batch_size=4).warm_up(12)
-    assert engine.shapes == [(1, 32, 32, 3)]
+@pytest.mark.parametrize("fit", ["crop", "resize"])
+def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, with_geotiff, fit):
+    path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
+    many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in with_geotiff]
+    with WriterProcesses(4) as processes:
+        for out, used in (("threads", None), ("processes", processes)):
+            engine = load(path, device="cuda").engine
+            stream(tmp_path, Kinds(probabilities="png"), engine=engine, out=out, batch_size=8, processes=used).run(many)
+    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
+
+
+# What bounds the speed
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, num_classes, monkeypatch):
+    monkeypatch.setattr(prediction_timing, "FORWARD_SECONDS", 0.01)
+    path = write_model(tmp_path / "run/best.pt", fit="crop", num_classes=num_classes, image_size=(8, 8), tile=(64, 64))
+    model = load(path, device="cpu")
+    (tmp_path / "plain").mkdir()
+    rates = measure_rates(stream(tmp_path, engine=model.engine), inputs_of(tmp_path, images), tmp_path / "plain")
+    assert min(rates.reading, rates.forward, rates.plain) > 0
+    assert rates.bound == min(rates.reading, rates.forward)
+    for name, pixels in images.items():
+        written = cv2.imread(str(tmp_path / f"plain/{name}.png"), cv2.IMREAD_UNCHANGED)
+        assert (written == model(pixels)).mean() > 0.99

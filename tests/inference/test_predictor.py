@@ -8,12 +8,12 @@ import pytest
 from helpers.image_bytes import tiff_bytes
 from helpers.predicting import BrightnessEngine
 from helpers.steps import make_spec
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_readers import ArrayReader, open_reader
+from unet_trainer.images.image_readers import ImageReader, open_reader
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.inference.logits import WholeLogits, all_ids
-from unet_trainer.inference.predictor import Predictor, check_image
-from unet_trainer.inference.tiled import TiledLogits
+from unet_trainer.inference.logits import TiledLogits, WholeLogits, all_ids
+from unet_trainer.inference.predictor import Predictor, chosen_tile
 
 GREY_16BIT = ImageSpec(1, "uint16", (100.0,), (50.0,), 0.0, 1000.0)
 RANDOM = np.random.default_rng(0)
@@ -23,11 +23,51 @@ def predictor(image=RGB_8BIT, fit="crop", **options):
     return Predictor(BrightnessEngine(make_spec(image, fit=fit, image_size=(32, 32))), **options)
 
 
-def test_an_image_goes_through_the_network_at_its_own_size():
+@pytest.mark.parametrize(
+    ("size", "seen"),
+    [
+        ((40, 60), (6, 32, 32)),  # rows 0 and 8, columns 0, 14 and 28
+        ((32, 32), (1, 32, 32)),
+        ((20, 9), (1, 32, 32)),  # mirrored, as training's crops are
+        ((20, 60), (3, 32, 32)),
+    ],
+)
+def test_an_image_is_cut_into_tiles_of_the_size_that_the_model_was_trained_on_however_small_it_is(size, seen):
     found = predictor()
-    pixels = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
+    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
     np.testing.assert_array_equal(all_ids(found.predict_image(pixels)), pixels[:, :, 0] > 128)
-    assert found.engine.shapes == [(1, 40, 60, 3)]
+    assert found.engine.shapes == [(*seen, 3)]
+
+
+@pytest.mark.parametrize(
+    ("size", "seen"), [((64, 96), (1, 64, 96)), ((40, 50), (1, 40, 50)), ((20, 50), (1, 32, 50)), ((70, 50), (2, 64, 50))]
+)
+def test_an_image_that_is_no_larger_than_the_tile_of_its_spec_is_seen_whole(size, seen):
+    """The fast path: one call, and nothing is added up."""
+    engine = BrightnessEngine(make_spec(fit="crop", image_size=(32, 32), tile=(64, 96)))
+    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
+    np.testing.assert_array_equal(all_ids(Predictor(engine).predict_image(pixels)), pixels[:, :, 0] > 128)
+    assert engine.shapes == [(*seen, 3)]
+
+
+def test_a_tile_that_is_asked_for_comes_before_that_of_the_spec():
+    engine = BrightnessEngine(make_spec(fit="crop", image_size=(32, 32), tile=(64, 64)))
+    assert [Predictor(engine, tile).describe_tile() for tile in (None, (32, 32), (96, 96))] == [
+        "64×64 (the best on validation images)",
+        "32×32, as trained",
+        "96×96 (--tile)",
+    ]
+
+
+def test_the_side_of_a_tile_is_checked():
+    crop, resize = (make_spec(fit=fit, image_size=(32, 64)) for fit in ("crop", "resize"))
+    assert chosen_tile(None, resize) is None
+    assert chosen_tile("96", crop) == (96, 96)
+    for wrong in ("100", "0", "big", "8224"):
+        with pytest.raises(UserError, match=f"^tile: got {wrong}; need a multiple of 32 from 32 to 8192, e.g. 256$"):
+            chosen_tile(wrong, crop, "tile")
+    with pytest.raises(UserError, match=r"^--tile: got 64; the model sees whole images at 64×32 \(fit: resize\), not tiles; leave"):
+        chosen_tile(64, resize)
 
 
 def test_a_resizing_model_sees_its_own_size_and_gives_that_of_the_image():
@@ -40,18 +80,12 @@ def test_a_resizing_model_sees_its_own_size_and_gives_that_of_the_image():
 
 
 def test_a_large_image_is_tiled():
-    found = predictor(tile=64, whole=100 * 100)
+    found = predictor(tile=(64, 64), whole=100 * 100)
     pixels = RANDOM.integers(0, 256, (120, 130, 3), np.uint8)
     logits = found.predict_image(pixels)
     assert isinstance(logits, TiledLogits)
     np.testing.assert_array_equal(all_ids(logits), pixels[:, :, 0] > 128)
     assert isinstance(found.predict_image(pixels[:100, :100]), WholeLogits)
-
-
-def test_a_large_image_of_other_depths_is_tiled_too():
-    found = predictor(GREY_16BIT, tile=64, whole=1)
-    pixels = RANDOM.integers(0, 300, (120, 130), np.uint16)
-    np.testing.assert_array_equal(all_ids(found.predict_image(pixels)), pixels > 128)
 
 
 def test_wrong_images_are_refused_before_anything_is_computed():
@@ -69,16 +103,8 @@ def test_a_file_is_predicted_by_blocks(tmp_path):
     path = tmp_path / "a.tif"
     pixels = RANDOM.integers(0, 256, (120, 130, 3), np.uint8)
     path.write_bytes(tiff_bytes(pixels, tile=(32, 32)))
-    with open_reader(path) as reader:
-        np.testing.assert_array_equal(all_ids(predictor(tile=64).predict_large(reader)), pixels[:, :, 0] > 128)
-
-
-def test_a_resizing_model_reads_a_large_file_at_its_own_size():
-    found = predictor(fit="resize")
-    logits = found.predict_large(ArrayReader(np.full((200, 100, 3), 200, np.uint8)))
-    assert logits.size == (200, 100)
-    assert found.engine.shapes == [(1, 32, 32, 3)]
-    assert all_ids(logits).all()
+    with open_reader(path, RGB_8BIT) as reader:
+        np.testing.assert_array_equal(all_ids(predictor(tile=(64, 64)).predict_large(reader)), pixels[:, :, 0] > 128)
 
 
 def test_images_of_one_shape_are_one_batch():
@@ -90,14 +116,34 @@ def test_images_of_one_shape_are_one_batch():
     assert [int(one.max()) for one in ids] == [0, 1]
 
 
+@pytest.mark.parametrize("shape", [(120, 130), (20, 800)])
+def test_a_prepared_input_that_is_large_gives_its_own_size(shape):
+    """Its values are a batch's, no longer a file's, and part of it may be mirrored."""
+    found = predictor(GREY_16BIT, whole=100)
+    pixels = RANDOM.integers(0, 300, shape, np.uint16)
+    logits = found.predict_input(found.prepare(pixels))
+    assert isinstance(logits, TiledLogits)
+    np.testing.assert_array_equal(all_ids(logits), pixels > 128)
+
+
+def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
+    spec = make_spec(fit="resize", image_size=(32, 32), source_sides=(50.0, 100.0))
+    found = Predictor(BrightnessEngine(spec))
+    for height, width in ((400, 400), (13, 13), (100, 50)):  # four times as large, or a quarter, is not far
+        found.predict_image(np.zeros((height, width, 3), np.uint8))
+    assert found.take_scale_warning() is None
+    found.predict_image(np.zeros((800, 200, 3), np.uint8))
+    assert found.take_scale_warning() is None
+    found.predict_large(ImageReader(np.zeros((1600, 800, 3), np.uint8)))
+    found.predict_image(np.zeros((12, 12, 3), np.uint8))
+    assert found.take_scale_warning() == (
+        "2 images are seen at a scale far from training's: 800×1600 pixels become 32×32, scaled by 0.028; in training by 0.32 to "
+        "0.64. Unless their objects fill as much of the image as in training, results are poor: give parts of them of about "
+        "100×100 pixels, or train with fit=crop"
+    )
+    assert found.take_scale_warning() is None
+
+
 def test_a_jpeg_may_be_decoded_small_for_a_resizing_model_only():
     assert predictor(fit="resize").min_side == 64
     assert predictor().min_side is None
-
-
-def test_a_grey_image_is_repeated_for_a_colour_model():
-    assert check_image(np.zeros((4, 5), np.uint8), RGB_8BIT).shape == (4, 5, 3)
-
-
-def test_other_depths_become_float32():
-    assert check_image(np.zeros((4, 5), np.uint16), GREY_16BIT).dtype == np.float32

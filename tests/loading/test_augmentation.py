@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 
 import albumentations as A
 import numpy as np
@@ -64,12 +61,6 @@ def test_flips_are_independent_of_each_other():
     assert (abs(counts - 100) < 35).all()  # four standard deviations
 
 
-def test_why_not_a_seeded_compose_its_flips_go_together():
-    compose = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)], seed=7)
-    counts = joint_counts(int(compose(image=CORNERS)["image"][0, 0, 0]) for _ in range(400))
-    assert counts[0, 1] == counts[1, 0] == 0
-
-
 @pytest.mark.parametrize("name", ["default", "strong"])
 def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
     image, mask = pair()
@@ -79,14 +70,6 @@ def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
         again = used(image, mask, (42, 3, 1, index))
         assert again[0].tobytes() == expected[index][0].tobytes()
         assert again[1].tobytes() == expected[index][1].tobytes()
-
-
-@pytest.mark.parametrize("name", ["default", "strong"])
-def test_another_seed_epoch_or_index_gives_other_bytes(name):
-    image, mask = pair()
-    augment = build(name)
-    keys = [(seed, 3, epoch, index) for seed in (0, 1) for epoch in range(4) for index in range(4)]
-    assert len({augment(image, mask, key)[0].tobytes() for key in keys}) > 0.9 * len(keys)
 
 
 def test_the_global_random_state_is_neither_used_nor_changed():
@@ -138,17 +121,6 @@ def test_image_and_mask_move_together(name):
     assert min(agreements) > 0.9
 
 
-@pytest.mark.parametrize("name", ["default", "strong"])
-def test_a_named_pipeline_leaves_its_input_as_it_is(name):
-    image, mask = pair()
-    before = image.copy(), mask.copy()
-    augment = build(name)
-    for index in range(10):
-        augment(image, mask, (0, index))
-    assert np.array_equal(image, before[0])
-    assert np.array_equal(mask, before[1])
-
-
 def deep_pair(image_spec, side=64):
     rng = np.random.default_rng(5)
     image = rng.normal(image_spec.mean, image_spec.std, (side, side, image_spec.channels)).astype(np.float32)
@@ -156,7 +128,7 @@ def deep_pair(image_spec, side=64):
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])
-@pytest.mark.parametrize("channels", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("channels", [1, 4, 9])
 def test_8_bit_images_of_any_number_of_channels_are_augmented(name, channels):
     image_spec = ImageSpec(channels, "uint8", (128.0,) * channels, (70.0,) * channels, 0.0, 255.0)
     augment = build(name, image_spec=image_spec)
@@ -191,21 +163,6 @@ def test_images_in_their_own_units_stay_in_them(name, kind):
     assert np.std(moved) > 0.1  # brightness does vary
 
 
-@pytest.mark.parametrize("kind", DEEP)
-def test_images_in_their_own_units_depend_on_the_key_alone(kind):
-    image_spec = DEEP[kind]
-    image, mask = deep_pair(image_spec)
-    before = image.copy()
-    used, fresh = build("strong", image_spec=image_spec), build("strong", image_spec=image_spec)
-    expected = [fresh(image, mask, (42, 3, 1, index)) for index in range(6)]
-    for index in (3, 0, 2, 5, 2, 1, 4):
-        again = used(image, mask, (42, 3, 1, index))
-        assert again[0].tobytes() == expected[index][0].tobytes()
-        assert again[1].tobytes() == expected[index][1].tobytes()
-    assert len({part.tobytes() for part, _ in expected}) == 6
-    assert np.array_equal(image, before)
-
-
 def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     """Inverted there is 1 - x: the lowest value becomes the highest, in the file's own units."""
     image_spec = DEEP["16 bit"]
@@ -215,14 +172,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert inverted.dtype == np.float32
     assert inverted[:, :, 0] == pytest.approx(np.array([[35000, 32000], [34000, 33500]]), abs=0.1)
     assert mask.tolist() == [[0, 0], [0, 0]]
-
-
-def test_a_list_that_changes_no_value_returns_the_same_values():
-    image_spec = DEEP["signed"]
-    image, mask = deep_pair(image_spec)
-    flipped, flipped_mask = build([{"HorizontalFlip": {"p": 1.0}}], size=(64, 64), image_spec=image_spec)(image, mask, (0, 0))
-    assert np.abs(flipped - image[:, ::-1]).max() < 0.01
-    assert np.array_equal(flipped_mask, mask[:, ::-1])
 
 
 def test_a_list_of_colour_transforms_is_refused_for_images_that_are_not_rgb():
@@ -238,22 +187,6 @@ def test_none_and_an_empty_list_are_no_augmentation():
 
 
 # Lists from the config
-
-
-def test_a_list_of_names_and_parameters_is_built():
-    augment = build(["Transpose", {"HorizontalFlip": {"p": 1.0}}, {"VerticalFlip": None}])
-    flip = augment.compose.transforms[1]
-    assert [type(transform).__name__ for transform in augment.compose.transforms] == ["Transpose", *FLIPS]
-    assert flip.p == 1.0
-
-
-def test_groups_may_be_nested():
-    inner = {"OneOf": {"transforms": [{"GaussianBlur": {"blur_limit": [3, 5]}}, {"OneOf": {"transforms": FLIPS}}], "p": 0.5}}
-    augment = build([{"Sequential": {"transforms": ["Transpose", inner]}}])
-    one_of = augment.compose.transforms[0].transforms[1]
-    assert (type(one_of).__name__, one_of.p) == ("OneOf", 0.5)
-    assert [type(transform).__name__ for transform in one_of.transforms[1].transforms] == FLIPS
-    assert augment(*pair(), (0, 0))[0].shape == (64, 64, 3)
 
 
 def test_a_list_comes_through_the_config_and_its_yaml(tmp_path):
@@ -283,21 +216,10 @@ def test_the_message_about_a_misspelt_name_names_the_nearest(wrong, meant):
     assert refusal(wrong) == f"augmentation: unknown transform {wrong!r}; did you mean {meant}?"
 
 
-@pytest.mark.parametrize("name", ["os", "_private", "BasicTransform", "DualTransform", "ReplayCompose", "Zzz"])
-def test_what_is_no_transform_is_refused(name):
-    assert refusal(name).startswith(f"augmentation: unknown transform {name!r}; ")
-
-
 def test_a_misspelt_parameter_is_refused_by_name():
     message = refusal({"Affine": {"rotat": 15}})
     assert message.startswith("augmentation: Affine: ")
     assert "'rotat'" in message
-
-
-def test_a_parameter_out_of_range_is_refused_by_name():
-    message = refusal({"HorizontalFlip": {"p": 7}})
-    assert message.startswith("augmentation: HorizontalFlip: ")
-    assert "less than or equal to 1" in message
 
 
 @pytest.mark.parametrize("name", ["Normalize", "ToFloat", "ToTensorV2", "Lambda", "Compose"])
@@ -329,11 +251,6 @@ def test_all_problems_are_reported_at_once():
     ]
 
 
-def test_a_crop_that_fits_into_the_images_is_taken():
-    augment = build([{"RandomCrop": {"height": 256, "width": 128}}], size=(256, 256))
-    assert augment(*pair(256), (0, 0))[0].shape == (256, 128, 3)
-
-
 @pytest.mark.parametrize("probability", [1.0, 0.5, 0.1])
 def test_a_crop_larger_than_the_images_is_refused_before_the_first_step(probability):
     message = refusal({"RandomCrop": {"height": 256, "width": 256, "p": probability}}, size=(64, 96))
@@ -358,23 +275,6 @@ def test_albumentations_is_imported_in_one_module_only():
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             importers += [path.name for module in modules if module.split(".")[0] == "albumentations"]
     assert set(importers) == {"augmentation.py"}
-
-
-def test_the_update_check_is_off_before_albumentations_is_imported():
-    code = """
-import os, sys
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "albumentations":
-            sys.exit(f"imported with {os.environ.get('NO_ALBUMENTATIONS_UPDATE')}")
-
-sys.meta_path.insert(0, Watch())
-import unet_trainer.loading.augmentation
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stderr == "imported with 1\n"
 
 
 def hot_pixels(seed):

@@ -18,7 +18,7 @@ from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
-from unet_trainer.system.processes import Launch
+from unet_trainer.system.distributed import Launch
 
 
 def test_workers_give_the_same_bytes_as_this_process(tiny_data):
@@ -26,12 +26,6 @@ def test_workers_give_the_same_bytes_as_this_process(tiny_data):
     digests = [epoch_digest(alone, epoch) for epoch in (0, 1, 2)]
     assert [epoch_digest(pooled, epoch) for epoch in (0, 1, 2)] == digests
     assert len(set(digests)) == 3  # no two epochs alike
-
-
-def test_epochs_can_be_repeated_in_any_order(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 0, shuffle=True)
-    straight = [epoch_digest(loader, epoch) for epoch in (0, 1, 2)]
-    assert [epoch_digest(loader, epoch) for epoch in (2, 0, 1)] == [straight[2], straight[0], straight[1]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -98,15 +92,6 @@ def test_a_single_batch_can_be_read_and_its_files_named(tiny_data):
     assert all(torch.equal(loader.read(2, number).images, batch.images) for number, batch in enumerate(batches))
     assert [file.suffix for file in loader.files(2, 1)] == [".jpg", ".jpg"]
     assert len({file for number in range(len(loader)) for file in loader.files(2, number)}) == 10
-
-
-def test_an_epoch_that_was_left_early_does_not_change_the_next(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    straight = epoch_digest(make_loader(build_dataset(tiny_data), 2, 0, shuffle=True), 1)
-    batches = loader.epoch(0)
-    next(batches)
-    batches.close()
-    assert epoch_digest(loader, 1) == straight
 
 
 def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypatch):

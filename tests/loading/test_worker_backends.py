@@ -5,17 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.samples import build_dataset, epoch_digest, keep, make_loader
-from unet_trainer.loading import worker_backends
-from unet_trainer.loading.dataset import MAX_PIECES, SegmentationDataset
-from unet_trainer.loading.worker_backends import RESULT, TASK, WorkerError
-from unet_trainer.loading.worker_pool import MAX_OPEN_PIECES
+from unet_trainer.loading import worker_pool
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.worker_pool import WorkerError
 
 PIPE_BYTES = 65536  # capacity of a pipe on Linux
 
@@ -84,13 +83,6 @@ def state(worker):
         return "Z"
 
 
-def test_messages_fit_into_a_pipe():
-    """Two full pipes would block both ends for ever."""
-    assert MAX_OPEN_PIECES * max(TASK.size, RESULT.size) < PIPE_BYTES
-    assert MAX_PIECES * max(TASK.size, RESULT.size) < 4096  # capacity once a user has many pipes
-    assert max(TASK.size, RESULT.size) <= 4096 // 2  # written whole or not at all
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
 def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, monkeypatch):
     start, started = multiprocessing.context.ForkProcess.start, []
@@ -122,7 +114,7 @@ def test_a_worker_that_cannot_be_killed_does_not_block_the_exit(tiny_data, monke
     pid = worker.pid
     wait_until(lambda: loader.pool.buffers.in_progress[0, 0] >= 0)
     monkeypatch.setattr(type(worker), "kill", lambda self: None)
-    monkeypatch.setattr(worker_backends, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "JOIN_SECONDS", 0.1)
     loader.pool.close()
     assert worker not in multiprocessing.active_children()  # the interpreter would join it when it exits
     os.kill(pid, signal.SIGKILL)
@@ -133,16 +125,16 @@ def test_a_daemonic_process_uses_threads(tiny_data, monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
-    assert isinstance(loader.pool.backend, worker_backends.ThreadBackend)
+    assert isinstance(loader.pool.backend, worker_pool.ThreadBackend)
     loader.pool.close()
 
 
 def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, capfd):
     """The worker has this process's handler until it ignores signals."""
-    monkeypatch.setattr(worker_backends, "end_with", lambda parent: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(prctl=lambda *given: os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.signal(signal.SIGTERM, lambda *given: os.write(2, b"handled"))
     try:
-        backend = worker_backends.ForkBackend(1, lambda receive, send, number: send(b"12345678"), result=struct.Struct("8s"))
+        backend = worker_pool.ForkBackend(1, lambda receive, send, number: send(b"12345678"))
         assert backend.receive(60) == b"12345678"
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -150,20 +142,3 @@ def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, c
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capfd.readouterr().err == "handled"
-
-
-def test_messages_may_have_a_size_of_their_own():
-    task, result = struct.Struct("2q"), struct.Struct("q")
-
-    def add(receive, send, number):
-        while message := receive():
-            send(result.pack(sum(task.unpack(message))))
-
-    backend = worker_backends.ForkBackend(1, add, task, result)
-    assert backend.capacity == PIPE_BYTES // 16
-    backend.send(task.pack(1, 2) + task.pack(3, 4))
-    found = b""
-    while len(found) < 16:
-        found += backend.receive(60)
-    assert [number for (number,) in result.iter_unpack(found)] == [3, 7]
-    backend.close()

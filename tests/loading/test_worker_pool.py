@@ -9,7 +9,6 @@ import threading
 import time
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,8 +16,7 @@ from helpers.samples import build_dataset, epoch_digest, keep, make_loader
 from unet_trainer.loading import worker_pool
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.worker_backends import WorkerError
-from unet_trainer.loading.worker_pool import ERROR_BYTES, Failures, SharedBuffers, WorkerPool
+from unet_trainer.loading.worker_pool import ERROR_BYTES, Failures, SharedBuffers, WorkerError, WorkerPool
 
 FORK = multiprocessing.get_context("fork")  # its events and counters work in threads as well
 MAIN_PID = os.getpid()
@@ -140,27 +138,6 @@ def test_dropped_batches_are_not_read(tiny_data, with_threads, monkeypatch):
     loader.pool.close()
 
 
-def test_threads_that_are_closed_read_no_further(tiny_data, monkeypatch):
-    has_begun, may_go_on, indices = threading.Event(), threading.Event(), []
-
-    def note_and_wait(index):
-        indices.append(index)
-        has_begun.set()
-        may_go_on.wait(30)
-
-    patch_samples(monkeypatch, note_and_wait)
-    others = set(threading.enumerate())
-    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=True)
-    loader.prepare(0)
-    (worker,) = set(threading.enumerate()) - others
-    assert has_begun.wait(30)
-    loader.pool.close()
-    may_go_on.set()
-    worker.join(30)
-    assert not worker.is_alive()
-    assert len(indices) == 2  # the piece that it had begun
-
-
 def test_a_forgotten_epoch_does_not_disturb_the_next(tiny_data):
     loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
     forgotten = loader.epoch(0)
@@ -230,12 +207,6 @@ def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data,
     batches.close()
 
 
-def test_many_workers_with_small_pieces_do_not_block(tiny_data, monkeypatch):
-    monkeypatch.setattr(worker_pool, "MAX_OPEN_PIECES", 5)
-    loader = make_loader(build_dataset(tiny_data), 5, 4, shuffle=True)
-    assert epoch_digest(loader, 3) == expected_digest(loader.dataset, 5, 3)
-
-
 def test_small_pipes_are_never_filled(tiny_data):
     loader = make_loader(build_dataset(tiny_data), 5, 3, shuffle=True)
     loader.prepare(0)
@@ -277,18 +248,6 @@ def test_a_piece_that_a_worker_failed_to_fill_is_read_in_the_training_process(
     loader.pool.close()
 
 
-def test_failures_of_several_epochs_add_up(tiny_data, monkeypatch):
-    def fail(index):
-        if in_worker() and index == 4:
-            raise MemoryError("in a worker")
-
-    patch_samples(monkeypatch, fail)
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    for _ in range(3):
-        epoch_digest(loader, 0)
-    assert loader.pool.failures == Failures(3, "MemoryError: in a worker")
-
-
 @KINDS
 def test_an_error_that_occurs_in_the_training_process_too_is_raised_as_it_is(tiny_data, with_threads, monkeypatch):
     def fail(index):
@@ -320,16 +279,6 @@ def test_a_reason_is_cut_to_its_place_in_shared_memory(text):
     assert [buffers.take_error(worker) for worker in range(3)] == ["ValueError: another worker", "", ""]
 
 
-def test_a_reason_is_not_overwritten_before_it_was_read():
-    """The training process may be reading it."""
-    buffers = SharedBuffers(num_buffers=1, buffer_bytes=4096, num_workers=1)
-    buffers.write_error(0, OSError("first"))
-    buffers.write_error(0, OSError("second"))
-    assert buffers.take_error(0) == "OSError: first"
-    buffers.write_error(0, OSError("third"))
-    assert buffers.take_error(0) == "OSError: third"
-
-
 def test_a_dead_worker_is_reported_with_what_it_was_reading(tiny_data, monkeypatch):
     dataset = build_dataset(tiny_data)
 
@@ -348,17 +297,6 @@ def test_a_dead_worker_is_reported_with_what_it_was_reading(tiny_data, monkeypat
     assert str(caught.value).endswith(f"; it may have been reading {dataset.pairs[4].image}")
     assert not any(worker.is_alive() for worker in workers)
     assert epoch_digest(loader, 0) == expected_digest(dataset, 2, 0)  # new workers start when they are needed
-
-
-def test_it_is_reported_when_all_workers_are_dead(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    batches = loader.epoch(0)
-    next(batches)
-    for worker in loader.pool.backend.workers:
-        worker.kill()
-    batches.close()
-    with pytest.raises(WorkerError, match=r"worker process \d+ died \(SIGKILL\); it may have been reading .*\.jpg"):
-        list(loader.epoch(1))
 
 
 def test_a_dead_worker_is_reported_even_when_the_others_could_do_its_work(tiny_data):
@@ -390,25 +328,3 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
         epoch_digest(loader, 0)
     assert str(caught.value).endswith(f"perhaps in reading {dataset.pairs[victim].image}")
     assert not any(worker.is_alive() for worker in workers)
-
-
-def test_buffers_are_anonymous_memory_that_a_forked_process_shares():
-    buffers = SharedBuffers(num_buffers=2, buffer_bytes=4096, num_workers=1)
-    process = FORK.Process(target=lambda: np.copyto(buffers.arrays[1], 7))
-    process.start()
-    process.join(30)
-    assert (buffers.arrays[1] == 7).all()
-    assert not buffers.arrays[0].any()
-    assert buffers.memory[4096:].eq(7).all()
-
-
-def test_workers_can_be_started_before_anything_is_planned(tiny_data):
-    """A process that is to use NCCL forks first, and its workers are those that read later."""
-    pool = WorkerPool(1)
-    loader = Loader(build_dataset(tiny_data), 2, True, pool)
-    pool.start()
-    (worker,) = pool.backend.workers
-    assert worker.is_alive()
-    next(loader.epoch(0))
-    assert pool.backend.workers == [worker]
-    pool.close()

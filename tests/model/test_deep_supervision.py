@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from helpers.steps import FLOAT32, make_batch, make_spec, tiny_components
-from unet_trainer.model.deep_supervision import SHARES, STRIDES, add_auxiliary_heads, auxiliary_loss, forward_with_auxiliary
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import build_network
+from unet_trainer.model.network import SHARES, STRIDES, add_auxiliary_heads, auxiliary_loss, build_network, forward_with_auxiliary
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.step import build_train_forward
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from unet_trainer.config.schema import LOSSES
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.model.losses import TERMS, WeightedLoss
+from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.segmenter import class_logits
 
 # One class: the probability of foreground at each of 2×2 pixels, and the truth.
@@ -44,10 +44,6 @@ def random_case(num_classes, seed=0):
     masks = torch.randint(0, max(2, num_classes), (2, 4, 5), generator=generator)
     masks[torch.rand(2, 4, 5, generator=generator) < 0.33] = IGNORED
     return logits, masks
-
-
-def test_every_loss_of_the_config_is_a_term():
-    assert set(TERMS) == set(LOSSES)
 
 
 @pytest.mark.parametrize(
@@ -103,28 +99,12 @@ def test_the_class_weight_of_one_class_is_the_weight_of_foreground_pixels():
     assert torch.equal(loss_of("dice", binary_logits(), TRUTH, 1, [3.0]), loss_of("dice", binary_logits(), TRUTH))
 
 
-def test_the_loss_is_the_weighted_sum_of_its_terms():
-    total = WeightedLoss({"dice": 2.0, "bce": 0.5}, 1, None)(class_logits(binary_logits()), TRUTH)
-    expected = 2 * loss_of("dice", binary_logits(), TRUTH) + 0.5 * loss_of("bce", binary_logits(), TRUTH)
-    torch.testing.assert_close(total, expected)
-
-
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 3.0]])
 def test_cross_entropy_equals_torchs_with_weights_and_ignored_pixels(weights):
     logits, masks = random_case(3)
     per_class = None if weights is None else torch.tensor(weights)
     expected = F.cross_entropy(logits, masks, weight=per_class, ignore_index=IGNORED)
     torch.testing.assert_close(loss_of("cross_entropy", logits, masks, 3, weights), expected)
-
-
-@pytest.mark.parametrize("weight", [1.0, 4.0])
-def test_bce_equals_torchs_on_the_pixels_that_count(weight):
-    logits, masks = random_case(1)
-    counts = masks != IGNORED
-    truth = masks[counts].float()
-    pixel_weights = torch.where(truth == 1, weight, 1.0)
-    total = F.binary_cross_entropy_with_logits(logits.squeeze(1)[counts], truth, weight=pixel_weights, reduction="sum")
-    torch.testing.assert_close(loss_of("bce", logits, masks, 1, [weight]), total / pixel_weights.sum())
 
 
 @pytest.mark.parametrize(
@@ -141,20 +121,6 @@ def test_overlap_losses_equal_smps_when_every_class_is_present(name, theirs, num
     masks = torch.where(masks == IGNORED, 0, masks)
     expected = theirs("binary" if num_classes == 1 else "multiclass")(logits, masks)
     torch.testing.assert_close(loss_of(name, logits, masks, num_classes), expected)
-
-
-def test_focal_equals_smps_binary_focal():
-    logits, masks = random_case(1)
-    masks = torch.where(masks == IGNORED, 0, masks)
-    expected = smp.losses.FocalLoss("binary", gamma=2.0)(logits, masks.unsqueeze(1))
-    torch.testing.assert_close(loss_of("focal", logits, masks), expected)
-
-
-def test_lovasz_equals_smps_when_every_class_is_present():
-    logits, masks = random_case(3)
-    masks = torch.where(masks == IGNORED, 0, masks)
-    expected = smp.losses.LovaszLoss("multiclass", per_image=False)(logits, masks)
-    torch.testing.assert_close(loss_of("lovasz", logits, masks, 3), expected)
 
 
 @pytest.mark.parametrize("num_classes", [1, 3])
@@ -179,16 +145,7 @@ def test_lovasz_equals_the_integral_of_the_jaccard_loss_over_thresholds(num_clas
     assert loss_of("lovasz", logits, masks, num_classes).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_gradient_of_lovasz_equals_the_hand_computed_one():
-    """The Jaccard loss grows by 1/2, 1/6, 1/3 and 0 with errors of 0.4 (true), 0.2 (false), 0.1 (true) and 0.05 (false)."""
-    probabilities = torch.tensor([0.6, 0.2, 0.9, 0.05])
-    logits = torch.logit(probabilities).view(1, 1, 2, 2).requires_grad_()
-    loss_of("lovasz", logits, torch.tensor([[[1, 0], [1, 0]]])).backward()
-    expected = torch.tensor([-1 / 2, 1 / 6, -1 / 3, 0]) * probabilities * (1 - probabilities)
-    torch.testing.assert_close(logits.grad.flatten(), expected)
-
-
-@pytest.mark.parametrize("share", [0.3, 0.0])
+@pytest.mark.parametrize("share", [0.3])
 def test_the_gradient_of_lovasz_over_a_million_pixels_equals_that_in_float64(share):
     """From pixel to pixel the Jaccard loss grows by hardly more than float32 resolves near 1."""
     generator = torch.Generator().manual_seed(0)
@@ -202,24 +159,6 @@ def test_the_gradient_of_lovasz_over_a_million_pixels_equals_that_in_float64(sha
     (errors * torch.diff(jaccard, prepend=torch.zeros(1))).sum().backward()
     assert (single.grad - double.grad).norm() < 1e-3 * double.grad.norm()
     assert single.grad.count_nonzero() == double.grad.count_nonzero()
-
-
-def test_a_lone_logit_means_the_same_as_two_logits():
-    logits, masks = random_case(1)
-    two = class_logits(logits)
-    assert two.shape == (2, 2, 4, 5)
-    torch.testing.assert_close(two.softmax(1)[:, 1:], logits.sigmoid())
-    shifted = two + 1.7  # a softmax knows differences only
-    for name in ("cross_entropy", "focal"):
-        torch.testing.assert_close(loss_of(name, logits, masks, 1), loss_of(name, shifted, masks, 2))
-
-
-def test_with_one_class_overlap_losses_are_those_of_the_foreground_alone():
-    """Two classes average background and foreground; one class is the foreground half of that."""
-    logits = class_logits(binary_logits())
-    foreground = loss_of("dice", binary_logits(), TRUTH, 1)
-    background = loss_of("dice", -binary_logits(), 1 - TRUTH, 1)
-    torch.testing.assert_close(loss_of("dice", logits, TRUTH, 2), (foreground + background) / 2)
 
 
 @pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
@@ -243,15 +182,6 @@ def test_ignored_pixels_change_neither_loss_nor_gradient(name, num_classes):
     assert torch.equal(loss_of(name, other, masks, num_classes), loss.detach())
 
 
-@pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
-def test_a_batch_of_ignored_pixels_alone_has_a_finite_loss_and_no_gradient(name, num_classes):
-    logits = torch.randn(2, num_classes, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss = loss_of(name, logits, torch.full((2, 4, 4), IGNORED), num_classes)
-    loss.backward()
-    assert loss.isfinite()
-    assert logits.grad.eq(0).all()
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_false_positive_on_an_empty_mask_costs_something(name):
     empty = torch.zeros(1, 4, 4, dtype=torch.long)
@@ -272,26 +202,7 @@ def test_a_class_absent_from_the_batch_costs_when_it_is_predicted(name):
     assert loss_of(name, loud, masks, 3) > loss_of(name, quiet, masks, 3) + 0.1
 
 
-def test_why_not_smps_dice_a_false_positive_on_an_empty_mask_is_free_there():
-    empty = torch.zeros(1, 4, 4, dtype=torch.long)
-    logits = torch.full((1, 1, 4, 4), 9.0, requires_grad=True)
-    loss = smp.losses.DiceLoss("binary")(logits, empty)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert logits.grad.eq(0).all()
-    assert loss_of("dice", logits.detach(), empty) > 0.8
-
-
-def test_why_not_smps_bce_its_mean_counts_ignored_pixels():
-    logits = torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]]])
-    masks = torch.tensor([[[1, 0], [IGNORED, IGNORED]]])
-    theirs = smp.losses.SoftBCEWithLogitsLoss(ignore_index=IGNORED)(logits, masks.unsqueeze(1).float())
-    assert theirs.item() == pytest.approx(math.log(2) / 2)
-    assert loss_of("bce", logits, masks).item() == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "dtype"), [("dice", torch.float16), ("lovasz", torch.bfloat16), ("bce", torch.float16)])
 def test_16_bit_logits_are_summed_in_float32(name, dtype):
     assert torch.ones(512, 512, dtype=torch.float16).sum().isinf()  # the sum that must not happen in float16
     masks = torch.zeros(1, 512, 512, dtype=torch.uint8)
@@ -318,18 +229,6 @@ def test_extreme_logits_have_finite_losses_and_gradients(name, num_classes, size
     assert logits.grad.isfinite().all()
 
 
-def test_uint8_masks_give_what_int64_masks_give():
-    logits, masks = random_case(3)
-    for name in ("dice", "cross_entropy", "lovasz"):
-        assert torch.equal(loss_of(name, logits, masks.to(torch.uint8), 3), loss_of(name, logits, masks, 3))
-
-
-def test_class_weights_follow_the_device_and_stay_out_of_checkpoints():
-    loss = WeightedLoss({"dice": 1.0}, 1, [2.0])
-    assert loss.state_dict() == {}
-    assert loss.to("meta").class_weights.device.type == "meta"
-
-
 # Parts of a batch: gradients are summed over parts that fit into memory
 
 
@@ -350,13 +249,11 @@ def cut(lengths):
     return [slice(sum(lengths[:index]), sum(lengths[: index + 1])) for index in range(len(lengths))]
 
 
-WEIGHTED = [(name, 1, None) for name in LOSSES]
-WEIGHTED += [(name, 1, [3.0]) for name in LOSSES]
-WEIGHTED += [(name, 3, weights) for name in LOSSES if name != "bce" for weights in (None, [0.2, 5.0, 1.0])]
+WEIGHTED = [(name, 1, [3.0]) for name in LOSSES] + [(name, 3, [0.2, 5.0, 1.0]) for name in LOSSES if name != "bce"]
 PIXEL_MEANS = [case for case in WEIGHTED if case[0] in ("cross_entropy", "bce", "focal")]
 
 
-@pytest.mark.parametrize("lengths", [(6,), (2, 2, 2), (1, 5), (4, 1, 1)], ids=str)
+@pytest.mark.parametrize("lengths", [(2, 2, 2), (4, 1, 1)], ids=str)
 @pytest.mark.parametrize(("name", "num_classes", "class_weights"), PIXEL_MEANS)
 def test_means_over_pixels_of_the_parts_of_a_batch_add_up_to_that_of_the_batch(name, num_classes, class_weights, lengths):
     logits, masks = uneven_case(num_classes)
@@ -371,14 +268,6 @@ def test_means_over_pixels_of_the_parts_of_a_batch_add_up_to_that_of_the_batch(n
     torch.testing.assert_close(part_logits.grad, whole_logits.grad)
 
 
-def test_why_not_the_mean_of_the_parts_a_part_with_few_known_pixels_would_count_too_much():
-    logits, masks = uneven_case(1)
-    loss = WeightedLoss({"bce": 1.0}, 1, None)
-    whole = loss(class_logits(logits), masks)
-    means = torch.stack([loss(class_logits(logits[part]), masks[part]) for part in cut((2, 2, 2))]).mean()
-    assert abs(means - whole) > 0.05 * whole
-
-
 @pytest.mark.parametrize("name", ["dice", "iou", "tversky", "lovasz"])
 def test_other_losses_of_the_parts_add_up_to_the_mean_of_the_parts_own(name):
     logits, masks = uneven_case(3)
@@ -386,16 +275,6 @@ def test_other_losses_of_the_parts_add_up_to_the_mean_of_the_parts_own(name):
     own = [loss(logits[part], masks[part]) for part in cut((2, 2, 2))]
     found = [loss(logits[part], masks[part], masks) for part in cut((2, 2, 2))]
     torch.testing.assert_close(torch.stack(found).sum(), torch.stack(own).mean())
-
-
-def test_the_terms_of_a_sum_are_shared_out_each_in_its_own_way():
-    logits, masks = uneven_case(3)
-    total = WeightedLoss({"dice": 2.0, "cross_entropy": 0.5}, 3, [0.2, 5.0, 1.0])
-    dice, entropy = (WeightedLoss({name: 1.0}, 3, [0.2, 5.0, 1.0]) for name in ("dice", "cross_entropy"))
-    parts = cut((2, 2, 2))
-    found = torch.stack([total(logits[part], masks[part], masks) for part in parts]).sum()
-    dice_mean = torch.stack([dice(logits[part], masks[part]) for part in parts]).mean()
-    torch.testing.assert_close(found, 2 * dice_mean + 0.5 * entropy(logits, masks))
 
 
 # Validation: the loss of a whole set, from sums over its batches
@@ -444,17 +323,3 @@ def test_the_lovasz_loss_of_a_set_is_the_mean_over_its_images(num_classes, class
     assert len(images) == 5
     own = [loss(class_logits(logits[index : index + 1]), masks[index : index + 1]).item() for index in images]
     assert set_loss(loss, logits, masks, (3, 3)) == pytest.approx(sum(own) / 5, rel=1e-5)
-
-
-def test_why_not_the_mean_of_batch_losses_it_depends_on_the_batches():
-    logits, masks = uneven_case(3)
-    loss = WeightedLoss({"dice": 1.0, "cross_entropy": 1.0}, 3, None)
-    means = [sum(loss(logits[part], masks[part]).item() for part in cut(lengths)) / len(lengths) for lengths in ((6,), (1,) * 6)]
-    assert abs(means[0] - means[1]) > 0.05 * means[0]
-
-
-def test_a_set_of_ignored_pixels_alone_has_a_finite_loss():
-    for name in LOSSES:
-        loss = WeightedLoss({name: 1.0}, 1, None)
-        found = set_loss(loss, torch.randn(2, 1, 4, 5), torch.full((2, 4, 5), IGNORED), (1, 1))
-        assert found == pytest.approx(0.0, abs=1e-6)

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from helpers.project import TINY_MODEL
 from helpers.steps import make_spec
-from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.load import load_config
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.network import build_network, load_encoder_weights, set_training_mode
 
@@ -77,16 +76,10 @@ def test_the_network_has_the_classes_and_decoder_channels_of_the_spec():
     assert network.eval()(torch.zeros(2, 3, 64, 32)).shape == (2, 3, 64, 32)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-@pytest.mark.parametrize("name", ["tu-mobilenetv3_small_050", "resnet18"])
+@pytest.mark.parametrize(("channels", "name"), [(1, "tu-mobilenetv3_small_050"), (5, "resnet18")])
 def test_the_network_takes_images_of_as_many_channels_as_the_spec_has(channels, name):
     network = build(encoder=name, channels=channels)
     assert network.eval()(torch.zeros(1, channels, 32, 64)).shape == (1, 1, 32, 64)
-
-
-def test_without_decoder_channels_the_decoder_has_smps_own():
-    network = build(decoder_channels=None)
-    assert [block.conv1[0].out_channels for block in network.decoder.blocks] == [256, 128, 64, 32, 16]
 
 
 @pytest.mark.parametrize("architecture", ["unetplusplus", "fpn", "linknet"])
@@ -96,35 +89,16 @@ def test_other_architectures_are_built_by_name(architecture):
     assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1, 32, 32)
 
 
-def test_the_same_seed_gives_the_same_weights():
-    first, second = build(seed=3).state_dict(), build(seed=3).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
         ("resnet3", "resnet34"),
-        ("ResNet34", "resnet34"),
-        ("mobilenetv3_small_050", "tu-mobilenetv3_small_050"),
         ("tu-mobilenetv3_smal_050", "tu-mobilenetv3_small_050"),
         ("timm-regnetx_002", "tu-regnetx_002"),
     ],
 )
 def test_the_message_about_an_unknown_encoder_names_the_nearest(wrong, meant):
     assert refusal(build, encoder=wrong) == f"encoder: got {wrong!r}; did you mean {meant}?"
-
-
-@pytest.mark.parametrize("wrong", ["zzz", "timm-nonsense-of-mine"])
-def test_the_message_about_an_encoder_like_no_other_lists_some(wrong):
-    message = refusal(build, encoder=wrong)
-    assert message.startswith(f"encoder: got {wrong!r}; there are resnet18, resnet34")
-    assert message.endswith("and tu-NAME for any model of timm")
-
-
-def test_the_message_about_an_unknown_architecture_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"architecture: got 'unett'; need one of unet, .*; did you mean unet\?"):
-        load_config({"architecture": "unett"})
 
 
 def test_an_encoder_that_an_architecture_cannot_take_is_refused_with_the_reason():
@@ -142,20 +116,13 @@ def assert_same_encoder(encoder, state):
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
 
-def test_a_network_is_built_with_encoder_weights_from_a_file(tmp_path, fresh_encoder, encoder_state):
-    stem = "model.conv_stem.weight"
-    assert not torch.equal(fresh_encoder.state_dict()[stem], encoder_state[stem])
-    network = build(encoder_weights=str(save(encoder_state, tmp_path / "encoder.pt")))
-    assert_same_encoder(network.encoder, encoder_state)
-
-
 @pytest.mark.parametrize("name", ["encoder.pt", "encoder.pth", "encoder.safetensors"])
 def test_encoder_weights_are_read_from_files_of_each_kind(tmp_path, encoder, encoder_state, name):
     load_encoder_weights(encoder, save(encoder_state, tmp_path / name))
     assert_same_encoder(encoder, encoder_state)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "encoder.", "module._orig_mod.encoder.", "_orig_mod.module.encoder."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module.encoder."])
 def test_prefixes_of_other_tools_are_removed(tmp_path, encoder, encoder_state, prefix):
     renamed = {prefix + name: tensor for name, tensor in encoder_state.items()}
     load_encoder_weights(encoder, save(renamed, tmp_path / "encoder.pt"))
@@ -169,13 +136,6 @@ def test_a_file_with_timms_own_names_is_read(tmp_path, encoder, encoder_state):
     assert_same_encoder(encoder, encoder_state)
 
 
-def test_weights_of_smps_own_encoders_are_read(tmp_path):
-    first, second = (smp.encoders.get_encoder("resnet18") for _ in range(2))
-    assert not torch.equal(first.conv1.weight, second.conv1.weight)
-    load_encoder_weights(second, save(first.state_dict(), tmp_path / "resnet.pth"))
-    assert_same_encoder(second, first.state_dict())
-
-
 def test_the_encoder_is_taken_out_of_a_whole_network_and_the_decoder_is_left(tmp_path):
     whole = build(seed=1)
     path = save({"state_dict": whole.state_dict(), "epoch": 3}, tmp_path / "whole.pt")
@@ -183,12 +143,6 @@ def test_the_encoder_is_taken_out_of_a_whole_network_and_the_decoder_is_left(tmp
     assert_same_encoder(network.encoder, whole.encoder.state_dict())
     weight = "blocks.0.conv1.0.weight"
     assert not torch.equal(network.decoder.state_dict()[weight], whole.decoder.state_dict()[weight])
-
-
-def test_tensors_beyond_the_encoder_such_as_a_classifier_are_left(tmp_path, encoder, encoder_state):
-    path = save({**encoder_state, "classifier.weight": torch.zeros(1000, 8)}, tmp_path / "encoder.pt")
-    load_encoder_weights(encoder, path)
-    assert_same_encoder(encoder, encoder_state)
 
 
 def test_batch_counters_may_be_missing_from_the_file(tmp_path, encoder, encoder_state):
@@ -231,13 +185,7 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path):
     assert refusal(build, encoder_weights=str(path)) == f"encoder_weights: no file {path}"
 
 
-def test_a_folder_named_like_a_weights_file_is_refused(tmp_path):
-    (tmp_path / "folder.pt").mkdir()
-    assert refusal(build, encoder_weights=str(tmp_path / "folder.pt")) == f"encoder_weights: no file {tmp_path / 'folder.pt'}"
-
-
-@pytest.mark.parametrize("extension", [".pt", ".safetensors"])
-@pytest.mark.parametrize("content", [b"", b"hello, world\n", b"PK\x03\x04 and no more", b"\x80\x02u."])
+@pytest.mark.parametrize(("extension", "content"), [(".pt", b""), (".pt", b"\x80\x02u."), (".safetensors", b"hello, world\n")])
 def test_a_file_that_holds_no_weights_is_refused(tmp_path, fresh_encoder, extension, content):
     path = tmp_path / f"weights{extension}"
     path.write_bytes(content)
@@ -253,7 +201,7 @@ def test_a_cut_off_file_is_refused(tmp_path, fresh_encoder, encoder_state, exten
     assert message.startswith(f"encoder_weights: {path} is no file of plain tensors (")
 
 
-@pytest.mark.parametrize("content", [{}, {"epoch": 3}, {0: torch.zeros(2)}, [torch.zeros(2)], torch.zeros(2)])
+@pytest.mark.parametrize("content", [{"epoch": 3}, [torch.zeros(2)]])
 def test_a_file_without_named_tensors_is_refused(tmp_path, fresh_encoder, content):
     path = tmp_path / "weights.pt"
     torch.save(content, path)
@@ -309,23 +257,6 @@ def test_a_failed_download_is_one_line_with_both_ways_out(monkeypatch, error):
     )
 
 
-def test_a_failed_download_for_a_timm_encoder_is_the_same_line(monkeypatch):
-    error = RuntimeError("timm wraps the cause")
-    error.__cause__ = LocalEntryNotFoundError("offline")
-    monkeypatch.setattr(smp, "create_model", raises(error))
-    message = refusal(build, encoder_weights="imagenet")
-    assert message.startswith("encoder_weights: imagenet for tu-mobilenetv3_small_050 could not be downloaded")
-    assert message.endswith(WAYS_OUT)
-
-
-def test_timm_encoders_get_their_weights_when_imagenet_is_asked_for(monkeypatch):
-    seen = []
-    monkeypatch.setattr(smp, "create_model", lambda *args, **options: seen.append(args))
-    build(encoder_weights="imagenet")
-    build()
-    assert seen == [("unet", TINY["encoder"], True), ("unet", TINY["encoder"], None)]
-
-
 def test_nothing_is_downloaded_when_weights_are_null_or_a_file(monkeypatch, tmp_path, encoder_state):
     monkeypatch.setattr(smp.encoders, "hf_hub_download", raises(AssertionError("asked the network")))
     monkeypatch.setattr("timm.models._builder.load_pretrained", raises(AssertionError("asked the network")))
@@ -343,19 +274,6 @@ def test_a_misspelt_name_of_weights_is_refused_and_not_taken_for_imagenet(monkey
     assert refusal(build, encoder_weights="imagnet") == (
         "encoder_weights: got 'imagnet'; need imagenet, null or a file (.pt, .pth, .safetensors)"
     )
-
-
-def test_a_folder_called_imagenet_is_not_taken_for_a_file(monkeypatch, tmp_path):
-    (tmp_path / "imagenet").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(smp.encoders, "hf_hub_download", raises(ConnectionError()))
-    assert "could not be downloaded" in refusal(build, encoder="resnet18", encoder_weights="imagenet")
-
-
-def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(smp, "create_model", raises(ZeroDivisionError("a bug")))
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        build()
 
 
 # Freezing
@@ -395,11 +313,3 @@ def test_an_encoder_that_is_no_longer_frozen_learns():
     train_once(network)
     moved = changed(before, network.encoder)
     assert {"model.conv_stem.weight", "model.bn1.running_mean", "model.bn1.running_var"} <= set(moved)
-
-
-def test_freezing_drops_gradients_that_were_there():
-    network = build()
-    set_training_mode(network, encoder_frozen=False)
-    train_once(network)
-    set_training_mode(network, encoder_frozen=True)
-    assert all(parameter.grad is None for parameter in network.encoder.parameters())

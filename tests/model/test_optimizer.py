@@ -9,8 +9,7 @@ import torch
 
 from helpers.steps import SmallNetwork
 from unet_trainer.config.load import load_config
-from unet_trainer.model.network import parameter_groups
-from unet_trainer.model.optimizer import LearningRate, build_learning_rate, build_optimizer
+from unet_trainer.model.optimizer import LearningRate, build_optimizer, parameter_groups
 
 RATES = {"encoder_lr_factor": 1.0, "learning_rate": 1e-3, "weight_decay": 1e-4}
 
@@ -32,11 +31,6 @@ def test_a_warm_up_may_last_part_of_an_epoch():
     assert [rate.at(step) for step in range(6)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
-def test_without_a_warm_up_the_first_step_has_the_peak():
-    for scheduler in ("cosine", "poly", "plateau", "constant"):
-        assert LearningRate(0.3, scheduler, num_epochs=4, steps_per_epoch=5).at(0) == 0.3
-
-
 def test_cosine_halves_in_the_middle_and_ends_at_0():
     rate = LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=5, warmup_epochs=1)  # 20 steps after the warm-up
     assert rate.at(5 + 5) == pytest.approx(0.5 * (1 + math.sqrt(0.5)))
@@ -53,13 +47,6 @@ def test_poly_falls_with_the_power_0_9_and_ends_at_0():
     assert rate.at(15) == pytest.approx(2 * 0.25**0.9)
     assert rate.at(20) == 0.0
     assert rate.at(30) == 0.0
-
-
-def test_constant_does_not_depend_on_the_metric():
-    rate = LearningRate(0.1, "constant", num_epochs=50, steps_per_epoch=2, plateau_patience=1)
-    for epochs_since_best in range(20):
-        rate.end_epoch(epochs_since_best)
-    assert rate.at(99) == 0.1
 
 
 def plateau():
@@ -92,28 +79,6 @@ def test_plateau_goes_on_from_its_state_in_the_middle_of_a_wait():
     assert rates + rates_after(second, epochs[4:]) == whole
 
 
-def test_the_rate_is_a_function_of_the_step_so_a_resumed_run_needs_no_replay():
-    used, fresh = (LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=4, warmup_epochs=1) for _ in range(2))
-    rates = [used.at(step) for step in range(20)]
-    assert fresh.at(13) == rates[13]
-
-
-def test_the_schedule_takes_its_settings_from_the_config():
-    config = load_config(
-        {
-            "learning_rate": 0.02,
-            "scheduler": "plateau",
-            "num_epochs": 7,
-            "warmup_epochs": 2,
-            "plateau_patience": 3,
-            "plateau_factor": 0.25,
-        }
-    )
-    rate = build_learning_rate(config, steps_per_epoch=10)
-    assert (rate.peak, rate.scheduler, rate.num_steps, rate.num_warmup_steps) == (0.02, "plateau", 70, 20)
-    assert (rate.plateau_patience, rate.plateau_factor) == (3, 0.25)
-
-
 def test_biases_and_normalisation_have_no_weight_decay():
     model = small_network()
     decayed, plain = parameter_groups(model, 0.01)
@@ -123,12 +88,6 @@ def test_biases_and_normalisation_have_no_weight_decay():
         id(p) for p in (conv.bias, linear.bias, *norm.parameters(), *layer_norm.parameters())
     }
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.01, 0.0)
-
-
-def test_every_parameter_is_in_one_group():
-    model = small_network()
-    grouped = [id(parameter) for group in parameter_groups(model, 0.1) for parameter in group["params"]]
-    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
 
 
 def test_an_encoder_with_a_rate_of_its_own_has_groups_of_its_own():
@@ -144,11 +103,6 @@ def test_an_encoder_with_a_rate_of_its_own_has_groups_of_its_own():
     assert [group.get("lr_factor") for group in groups] == [0.2, 0.2, None, None]
 
 
-def test_with_one_rate_for_all_the_groups_are_what_they_were():
-    groups = parameter_groups(SmallNetwork(), 0.01, encoder_lr_factor=1.0)
-    assert [set(group) for group in groups] == [{"params", "weight_decay"}] * 2
-
-
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
 def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
     optimizer = build_optimizer(
@@ -156,11 +110,6 @@ def test_an_optimizer_is_built_by_name_with_rate_and_decay(name, kind):
     )
     assert type(optimizer) is kind
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.02, 0.3), (0.02, 0.0)]
-
-
-def test_sgd_has_nesterov_momentum():
-    optimizer = build_optimizer(load_config({**RATES, "optimizer": "sgd"}), small_network())
-    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.9, True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

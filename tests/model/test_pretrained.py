@@ -19,7 +19,7 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.model import pretrained
 from unet_trainer.model.network import build_network
-from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, is_here, offline, weight_files
+from unet_trainer.model.pretrained import UrlFile, choose_encoder_weights, is_here, weight_files
 
 TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
 ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
@@ -91,13 +91,6 @@ def test_weights_of_which_a_file_is_missing_are_not_on_this_machine(cache):
     assert (weights.is_here(), config.is_here(), is_here(SMP, "imagenet")) == (True, False, False)
 
 
-def test_timm_also_takes_weights_that_are_no_safetensors(cache):
-    (file,) = weight_files(TIMM, "imagenet")
-    assert not file.is_here()
-    hub.write_cached(cache, file.repo_id, None, "pytorch_model.bin", b"weights")
-    assert file.is_here()
-
-
 def test_weights_of_another_server_are_where_torch_keeps_them(tmp_path):
     (file,) = weight_files("tu-vit_huge_patch14_gap_224", "imagenet")
     path = tmp_path / "torch" / "hub" / "checkpoints" / "IN1K-vit.h.14-300e.pth.tar"
@@ -106,13 +99,6 @@ def test_weights_of_another_server_are_where_torch_keeps_them(tmp_path):
     path.parent.mkdir(parents=True)
     path.touch()
     assert file.is_here()
-
-
-def test_a_revision_in_the_name_of_a_repository_is_used(monkeypatch):
-    source = timm.get_pretrained_cfg("mobilenetv3_small_050")
-    monkeypatch.setattr(source, "hf_hub_id", "owner/repo@v1")
-    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: source)
-    assert weight_files(TIMM, "imagenet") == [HubFile("owner/repo", "v1", ("model.safetensors", "pytorch_model.bin"))]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"no/such/commit"])
@@ -142,12 +128,6 @@ def test_an_encoder_without_imagenet_weights_gets_random_ones(encoder):
     assert choose(encoder) == (None, f"{encoder} has no imagenet weights: random weights", [])
 
 
-def test_other_weights_of_an_encoder_are_looked_for_by_their_name():
-    assert [file.repo_id for file in weight_files("resnet18", "ssl")] == ["smp-hub/resnet18.ssl"] * 2
-    assert weight_files("resnet18", "imagnet") == []
-    assert not is_here("resnet18", "imagnet")
-
-
 # Fetching
 
 
@@ -174,43 +154,9 @@ def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monk
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
 
 
-def test_a_proxy_that_never_answers_gives_random_weights_at_the_time_limit(monkeypatch):
-    with hub.silent_server() as proxy:
-        monkeypatch.setenv("http_proxy", proxy)
-        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
-        assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
-
-
-def test_a_time_limit_in_which_not_even_the_process_starts_gives_random_weights():
-    assert choose(time_limit=0.001)[:2] == (None, f"not fetched within 0.001 s: {ADVICE}")
-
-
-def test_a_cache_that_cannot_be_written_gives_random_weights(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
-    with hub.serving(hub_contents(TIMM, trained_weights(TIMM))) as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        weights, reason, _ = choose()
-    assert weights is None
-    assert reason.startswith("the download failed (")
-    assert reason.endswith(f"): {ADVICE}")
-
-
 def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch, no_connection):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert choose() == (None, f"HF_HUB_OFFLINE is set: {ADVICE}", [])
-
-
-def test_a_process_that_cannot_be_started_gives_random_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(pretrained.sys, "executable", str(tmp_path / "no_python"))
-    assert choose()[:2] == (None, f"no process could be started to fetch them (No such file or directory): {ADVICE}")
-
-
-def test_a_process_that_dies_without_a_word_gives_random_weights(monkeypatch, tmp_path):
-    script = tmp_path / "dies.py"
-    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    monkeypatch.setattr(pretrained.fetch_weights, "__file__", str(script))
-    assert choose()[:2] == (None, f"the download failed (exit status -9): {ADVICE}")
 
 
 def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
@@ -230,9 +176,3 @@ def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
         choose()
     assert started[0].returncode == -15
     assert not Path(alive).exists()
-
-
-def test_the_hub_is_off_inside_only():
-    with offline():
-        assert constants.is_offline_mode()
-    assert not constants.is_offline_mode()

@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from helpers.project import TINY_MODEL
-from helpers.steps import make_settings, make_spec
+from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import (
     Segmenter,
     SegmenterSpec,
-    build_spec,
-    class_logits,
     load_network_weights,
     network_weights,
 )
@@ -62,16 +60,12 @@ def test_a_spec_is_the_same_after_it_was_saved_and_loaded(name):
     assert SegmenterSpec.from_dict(torch.load(file, weights_only=True)) == SPECS[name]
 
 
-def test_every_field_of_a_spec_is_saved():
-    assert set(SPECS["one class"].to_dict()) == {field.name for field in dataclasses.fields(SegmenterSpec)}
-
-
 def test_a_spec_without_one_of_its_values_is_an_error():
     for name in SPECS["one class"].to_dict():
         content = SPECS["one class"].to_dict()
         del content[name]
-        if name == "decoder_attention":  # models of earlier versions have none
-            assert SegmenterSpec.from_dict(content).decoder_attention == "none"
+        if name in ("decoder_attention", "tile", "source_sides"):  # models of earlier versions have none
+            assert getattr(SegmenterSpec.from_dict(content), name) == ("none" if name == "decoder_attention" else None)
             continue
         with pytest.raises(KeyError, match=name):
             SegmenterSpec.from_dict(content)
@@ -82,23 +76,15 @@ def test_a_spec_without_one_of_its_values_is_an_error():
     [
         ("image channels", 0, "channels or num_classes"),
         ("num_classes", 255, "channels or num_classes"),
-        ("num_classes", 2.0, "channels or num_classes"),
         ("image depth", None, "depth"),
-        ("image mean", [1.0, 2.0], "mean"),
         ("image mean", [1.0, 2.0, float("nan")], "mean"),
-        ("image mean", [1.0, 2.0, 10**400], "mean"),
         ("image std", [1.0, 2.0, 0.0], "std"),
-        ("image std", ["a", "b", "c"], "std"),
         ("image high", float("inf"), "low and high"),
-        ("coding values", [0], "coding"),
+        ("image nodata", ["-9999"], "nodata"),
         ("coding values", [0, 2**40], "coding"),
-        ("coding threshold", "127", "coding"),
         ("coding ignore_value", 1.5, "coding"),
         ("id_names", ["one"], "id_names"),
-        ("id_names", [1, 2], "id_names"),
         ("id_colours", [[0, 0, 0], [0, 0, 256]], "id_colours"),
-        ("id_colours", [[0, 0, 0], [0, 0]], "id_colours"),
-        ("image_size", [32], "image_size"),
         ("image_size", [32, 10**6], "image_size"),
         ("fit", "stretch", "fit"),
         ("architecture", 7, "architecture or encoder"),
@@ -116,30 +102,6 @@ def test_a_spec_with_a_value_that_no_run_can_have_is_an_error_that_names_it(path
         ValueError, match=f"^{named} of its spec cannot be right$|^channels or num_classes, .*of its spec cannot be right$"
     ):
         SegmenterSpec.from_dict(content)
-
-
-def test_a_spec_is_built_from_the_resolved_config():
-    settings = make_settings(
-        DEEP, num_classes=3, class_names=["sky", "cat", "dog"], image_size=[64, 96], fit="crop", architecture="unetplusplus"
-    )
-    spec = build_spec(settings.taken, DEEP, MaskCoding((0, 1, 2), 0, 255))
-    assert (spec.image, spec.coding, spec.num_classes) == (DEEP, MaskCoding((0, 1, 2), 0, 255), 3)
-    assert spec.id_names == ("sky", "cat", "dog")
-    assert len(set(spec.id_colours)) == 3
-    assert spec.has_background
-    sky = build_spec(settings.taken, DEEP, MaskCoding((0, 1, 2), 0, 255), has_background=False)
-    assert not sky.has_background
-    assert sky.id_colours[1:] == spec.id_colours[1:]
-    assert (spec.image_size, spec.fit) == ((64, 96), "crop")
-    assert (spec.architecture, spec.encoder) == ("unetplusplus", TINY_MODEL["encoder"])
-    assert spec.decoder_channels == tuple(TINY_MODEL["decoder_channels"])
-
-
-def test_with_one_class_there_are_two_ids_and_the_foreground_is_reported():
-    spec = make_spec()
-    assert (spec.num_ids, spec.class_names) == (2, ["foreground"])
-    spec = make_spec(num_classes=3)
-    assert (spec.num_ids, spec.class_names) == (3, ["class 0", "class 1", "class 2"])
 
 
 # The forward pass
@@ -170,13 +132,6 @@ def test_images_in_other_units_are_normalised_with_their_own_statistics():
     assert logits.shape == (1, 3, 32, 32)
 
 
-@pytest.mark.parametrize(("channels_last", "memory_format"), [(True, torch.channels_last), (False, torch.contiguous_format)])
-def test_the_network_gets_the_memory_format_that_was_asked_for(channels_last, memory_format):
-    network = Spy()
-    Segmenter(make_spec(), network, channels_last)(random_images(2, 32, 64, 3))
-    assert network.given.is_contiguous(memory_format=memory_format)
-
-
 @pytest.fixture(scope="module")
 def tiny_network():
     spec = make_spec(num_classes=3, encoder=TINY_MODEL["encoder"], decoder_channels=tuple(TINY_MODEL["decoder_channels"]))
@@ -188,23 +143,6 @@ def tiny_network():
 def test_a_unet_gives_logits_at_the_size_of_the_images(tiny_network, size):
     spec, network = tiny_network
     assert Segmenter(spec, network, channels_last=True)(random_images(1, *size, 3)).shape == (1, 3, *size)
-
-
-@torch.no_grad()
-def test_padding_is_not_needed_at_multiples_of_32_and_does_not_change_the_network(tiny_network):
-    spec, network = tiny_network
-    images = random_images(1, 64, 64, 3)
-    normalised = (images.float() - torch.tensor(spec.image.mean)) / torch.tensor(spec.image.std)
-    expected = network(normalised.permute(0, 3, 1, 2))
-    torch.testing.assert_close(Segmenter(spec, network, channels_last=False)(images), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_lone_logit_becomes_the_logits_of_two_classes_in_float32():
-    logits = class_logits(torch.tensor([[[[1.5]]]], dtype=torch.bfloat16))
-    assert logits.dtype == torch.float32
-    assert logits.flatten().tolist() == [0.0, 1.5]
-    three = torch.randn(1, 3, 2, 2)
-    assert torch.equal(class_logits(three), three)
 
 
 # Its weights
@@ -220,10 +158,7 @@ class Wrapper(torch.nn.Module):
 
 WRAPPED = {
     "bare": lambda network: network,
-    "compiled": torch.compile,
-    "distributed": Wrapper,
     "distributed and compiled": lambda network: Wrapper(torch.compile(network)),
-    "compiled and distributed": lambda network: torch.compile(Wrapper(network)),
 }
 
 
@@ -237,12 +172,6 @@ def test_weights_have_the_bare_names_of_the_network_whatever_wraps_it(wrapped):
     load_network_weights(segmenter, {"conv.weight": torch.full((1, 3, 3, 3), 2.0), "conv.bias": torch.full((1,), 3.0)})
     assert network.conv.weight.eq(2).all()
     assert network.conv.bias.item() == 3
-
-
-def test_weights_with_other_names_are_refused():
-    segmenter = Segmenter(make_spec(), Spy(), channels_last=True)
-    with pytest.raises(RuntimeError, match=r"Missing key.*conv.bias"):
-        load_network_weights(segmenter, {"conv.weight": torch.zeros(1, 3, 3, 3)})
 
 
 def test_mean_and_scale_follow_the_device_and_stay_out_of_checkpoints():

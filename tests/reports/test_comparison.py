@@ -1,53 +1,123 @@
-"""Runs beside each other: what is compared, and what is not."""
+"""Runs beside each other: what is compared, and what is not; scores of a set from the counts of its images, by hand."""
 
 from __future__ import annotations
 
+import json
+import re
+from html import unescape
+
+import numpy as np
 import pytest
 
-from helpers.report_runs import FOUR_IMAGES, write_run
-from unet_trainer.reports.comparison import compare_runs, different_settings, shown_names
-from unet_trainer.runs.run_summary import read_run_summary
+from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
+from unet_trainer.inference.evaluate import EvaluatedSet
+from unet_trainer.inference.scores import summarise
+from unet_trainer.reports.comparison import compare_runs, render_comparison
+from unet_trainer.reports.score_statistics import Difference, paired_difference, same_images, set_scores
+from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.val_scores import worst_first
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]  # all of the truth found
+SCORES = scores_of(FOUR_IMAGES)
+WHOLE = 46 / (60 + 52 - 46)  # hits 2 + 8 + 16 + 20 = 46, truth 60, prediction 52
 
 
 def summaries(*folders):
     return [read_run_summary(folder) for folder in folders]
 
 
-def test_scores_are_paired_where_the_images_are_the_same(tmp_path):
-    first, better = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.9,), images=PERFECT)
+def test_scores_are_paired_where_the_images_are_the_same_and_settings_that_differ_are_found(tmp_path):
+    first = write_run(tmp_path / "a", learning_rate=0.1, run_name="a", encoder="x")
+    better = write_run(tmp_path / "b", ious=(0.9,), images=PERFECT, learning_rate=0.2, run_name="b", image_size=64)
     found = compare_runs(summaries(first, better))
     assert found.runs[0].difference is None
-    assert found.runs[1].difference.iou == pytest.approx(1 - 46 / 66)
+    assert found.runs[1].difference.iou == pytest.approx(1 - WHOLE)
+    assert found.runs[1].verdict == "better"
     assert found.note == "Differences are to a, paired image by image."
     assert found.best.name == "b"
-    assert [(run.iou, run.seconds, run.memory_gib) for run in found.runs] == [(0.6, 30.0, 1.5), (0.9, 10.0, 1.5)]
+    assert found.settings == [("num_epochs", ["3", "1"]), ("learning_rate", ["0.1", "0.2"])]
 
 
-def test_another_split_is_said(tmp_path):
+def test_what_cannot_be_compared_is_said(tmp_path):
     first, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", images=FOUR_IMAGES[:3])
-    found = compare_runs(summaries(first, other))
-    assert found.runs[1].difference is None
-    assert found.note == "b was not validated on the same images as a: their scores cannot be compared."
+    none = write_run(tmp_path / "x/b", images=(), ious=())
+    found = compare_runs(summaries(first, other, none))
+    assert [run.name for run in found.runs] == ["a", f"{tmp_path.name}/b", "x/b"]
+    assert [run.difference for run in found.runs] == [None] * 3
+    assert f"Not validated on the same images as a, so not comparable: {tmp_path.name}/b." in found.note
+    assert "No scores of single images, so no interval: x/b." in found.note
+    assert compare_runs(summaries(none, none)).best is None
 
 
-def test_a_run_that_kept_no_scores_of_images_is_said(tmp_path):
-    found = compare_runs(summaries(write_run(tmp_path / "a"), write_run(tmp_path / "b", images=())))
-    assert found.runs[1].scores is None
-    assert found.note == "b keeps no scores of single images, so there is no interval."
+def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
+    ids = ("sky", "road", "cow")
+    folders = write_run(tmp_path / "a", ids), write_run(tmp_path / "b", ids, ious=(0.3, 0.7))
+    page = render_comparison(summaries(*folders))
+    data = [json.loads(unescape(found)) for found in re.findall(r'data-chart="([^"]*)"', page)]
+    by_epoch, by_time = data[0]["views"]
+    lines = [(line["name"], line["xs"], line["ys"]) for line in by_epoch["lines"]]
+    assert lines == [("a", [1, 2, 3], [0.4, 0.6, 0.5]), ("b", [1, 2], [0.3, 0.7])]
+    assert by_time["lines"][1]["xs"] == [0.1667, 0.3333]
+    for part in ("The highest IoU: b, 0.7000.", "no clear difference", "IoU of each class"):
+        assert part in page
+    assert "href=" not in page.partition("<main")[2]
+    assert 'href="run/1/"' in render_comparison(summaries(*folders), live="v", links=True)
+    assert "IoU of each class" not in render_comparison(summaries(folders[0], write_run(tmp_path / "c")))
 
 
-def test_settings_that_differ_are_found_and_names_of_runs_are_none(tmp_path):
-    first = write_run(tmp_path / "a", learning_rate=0.1, run_name="a", encoder="x")
-    other = write_run(tmp_path / "b", learning_rate=0.2, run_name="b", image_size=64)
-    assert different_settings(summaries(first, other)) == [("learning_rate", [0.1, 0.2])]
+def test_hostile_names_are_text(tmp_path):
+    page = render_comparison(summaries(write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x")))
+    assert "<img src=x" not in page
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
-    assert shown_names(summaries(write_run(tmp_path / "x/run"), write_run(tmp_path / "y/run"))) == ["x/run", "y/run"]
+def test_differences_are_told_with_their_interval_and_in_words():
+    assert str(Difference(0.01234, (-0.002, 0.025))) == "+0.0123 (-0.002 to +0.025)"
+    verdicts = [Difference(iou, ends).verdict for iou, ends in ((0.01, (-0.002, 0.025)), (0.1, (0.05, 0.2)), (-0.1, (-0.2, -0.05)))]
+    assert verdicts == ["no clear difference", "better", "worse"]
 
 
-def test_runs_without_an_epoch_can_be_compared(tmp_path):
-    found = compare_runs(summaries(write_run(tmp_path / "a", ious=(), images=()), write_run(tmp_path / "b", ious=(), images=())))
-    assert found.best is None
+def test_the_score_of_a_set_comes_from_all_counts_together_and_lies_in_its_interval():
+    found = set_scores(SCORES)
+    assert (found.num_images, found.iou) == (4, pytest.approx(WHOLE))
+    low, high = found.interval
+    assert 0.2 <= low < WHOLE < high <= 1.0
+    assert found.class_intervals["foreground"] == found.interval
+    images = [[[4, 8, 4], [2, 2, 6], [0, 0, 0]], [[4, 4, 4], [2, 2, 2], [0, 0, 0]]]
+    found = set_scores(scores_of(images, ("sky", "road", "cow")))
+    assert found.iou == pytest.approx((8 / 12 + 4 / 8) / 2)  # the mean of the classes that occur
+    assert found.class_intervals["cow"] is None
+    assert set_scores(SCORES[:1]).interval is None
+    assert set_scores([]) is None
+
+
+def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
+    """The table of a run lists its images worst first and without boundaries; an evaluation has them in the order of the files."""
+    hits = np.random.default_rng(0).integers(0, 100, 10).tolist()
+    scores = worst_first(scores_of([[[0, 900, 900], [number, 100, 100]] for number in hits]))
+    counts = np.zeros((10, 1, 5), np.int64)
+    counts[..., :3] = [[[number, 100, 100]] for number in hits]
+    evaluated = EvaluatedSet(counts, np.zeros((2, 2), np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64), [])
+    assert summarise(evaluated, ["foreground"]).intervals["iou"][:, -1].tolist() == list(set_scores(scores).interval)
+
+
+def test_a_difference_is_paired_by_the_names_of_the_images_in_any_order():
+    difference = paired_difference(scores_of(PERFECT)[::-1], SCORES)
+    assert difference.iou == pytest.approx(1 - WHOLE)
+    assert difference.interval[0] >= 0
+    assert paired_difference(SCORES, SCORES).interval == (0.0, 0.0)
+    assert paired_difference(SCORES, SCORES[:3]) is None
+
+
+def test_other_images_other_masks_and_other_classes_are_not_the_same():
+    assert same_images(SCORES, SCORES[::-1])
+    other_masks = [*FOUR_IMAGES[:3], [[80, 80, 80], [20, 21, 20]]]
+    for others in (
+        SCORES[:3],
+        scores_of(FOUR_IMAGES, prefix="elsewhere/"),
+        scores_of(FOUR_IMAGES, ("cell",)),
+        scores_of(other_masks),
+    ):
+        assert not same_images(SCORES, others)
+    assert not same_images([], [])

@@ -12,13 +12,15 @@ from PIL import Image
 from helpers.brightness_engine import bright_predictor
 from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.error_maps import ErrorKind
+from unet_trainer.images.drawing import ErrorKind
 from unet_trainer.images.image_files import write_image
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, error_layer, make_gallery
-from unet_trainer.runs.run_summary import read_run_summary
-from unet_trainer.runs.val_scores import image_score, worst_first
+from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.val_scores import image_score, worst_first
+
+pytestmark = pytest.mark.real_pictures
 
 SCORES = worst_first(scores_of(FOUR_IMAGES))
 GREEN = (0, 200, 120)
@@ -40,13 +42,10 @@ def test_the_worst_the_middle_and_the_best_are_chosen_and_take_turns():
     assert [group for _, group in chosen[:6]] == ["worst", "median", "best"] * 2
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 7, 21, 22, 24])
-def test_of_few_images_each_is_chosen_once(number):
-    chosen = [score.image for score, _ in choose_images(many(number))]
-    assert len(set(chosen)) == len(chosen) == min(number, 21)
-
-
-def test_an_image_without_an_iou_is_not_chosen():
+def test_of_few_images_each_is_chosen_once_and_none_without_an_iou():
+    for number in (0, 1, 2, 3, 7, 21, 22, 24):
+        chosen = [score.image for score, _ in choose_images(many(number))]
+        assert len(set(chosen)) == len(chosen) == min(number, 21)
     assert choose_images(scores_of([[[5, 5, 5], [0, 0, 0]]])) == []
 
 
@@ -67,16 +66,16 @@ def test_layers_show_truth_prediction_and_errors(tmp_path):
 
 
 def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (450, 800, 3), np.uint8)
     write_image(tmp_path / "a.png", noise)
     write_image(tmp_path / "m.png", (noise[:, :, 0] > 128).astype(np.uint8))
     pair = Pair("a", tmp_path / "a.png", tmp_path / "m.png")
     large = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=10**9)
     small = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=60_000)
-    assert large.shown == (576, 768)
+    assert large.shown == (432, 768)
     assert max(small.shown) == 256  # the smallest that there is, if need be
     assert small.num_bytes < large.num_bytes / 5
-    assert large.size == small.size == (900, 1200)
+    assert large.size == small.size == (450, 800)
 
 
 def test_many_classes_share_a_palette_and_ignored_pixels_are_grey():

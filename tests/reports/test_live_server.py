@@ -13,8 +13,8 @@ from helpers.try_page import ask, refusal
 from unet_trainer.reports import live_server
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.live_server import WatchServer
-from unet_trainer.runs.event_log import EventLog
-from unet_trainer.system.folder_lock import FolderLock
+from unet_trainer.system.locks import FolderLock
+from unet_trainer.training.event_log import EventLog
 
 IDS = ["background", "foreground"]
 
@@ -98,7 +98,7 @@ def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
         made.append((summary.folder, device))
         return Gallery(note="here they are")
 
-    monkeypatch.setattr(live_server, "gallery_or_reason", make)
+    monkeypatch.setattr(live_server, "make_gallery", make)
     with watching(folder) as server:
         assert "are being made …" in get(server, "")
         deadline = time.monotonic() + 60
@@ -111,7 +111,7 @@ def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
 
 
 def test_a_run_that_trains_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_server, "gallery_or_reason", lambda *_: pytest.fail("predicted beside a run"))
+    monkeypatch.setattr(live_server, "make_gallery", lambda *_: pytest.fail("predicted beside a run"))
     folder, lock = write_run(tmp_path / "run", end=None), FolderLock()
     with lock, watching(folder) as server:
         lock.acquire(folder, print)

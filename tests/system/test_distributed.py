@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 import time
 from unittest import mock
@@ -15,11 +14,9 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers.killed_runs import wait_until
 from helpers.ports import free_port
 from unet_trainer.system import distributed
-from unet_trainer.system.distributed import Job, choose_backend, decode, encode
-from unet_trainer.system.processes import Launch, PeerFailed, PeerLost
+from unet_trainer.system.distributed import Launch, PeerFailed, PeerLost, TorchrunJob, choose_backend, decode, encode
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def make_job(monkeypatch):
 
     def make(rank, world_size=2, local_world_size=None):
         local = local_world_size or world_size
-        job = Job(Launch(rank, world_size, rank % local, local, rank // local, True))
+        job = TorchrunJob(Launch(rank, world_size, rank % local, local, rank // local, True))
         made.append(job)
         return job
 
@@ -82,7 +79,7 @@ def test_what_rank_0_makes_is_everybodys_and_made_once(make_job):
         calls.append(1)
         return {"value": 7}
 
-    assert in_threads(*(lambda job=job: job.share("it", make) for job in jobs)) == [{"value": 7}] * 3
+    assert in_threads(*(lambda job=job: job.broadcast_made("it", make) for job in jobs)) == [{"value": 7}] * 3
     assert len(calls) == 1
 
 
@@ -90,7 +87,7 @@ def test_a_second_start_with_the_same_store_reads_nothing_of_the_first(make_job)
     """torchrun keeps the store when it restarts a job."""
     for value in ("first", "second"):
         jobs = [make_job(0), make_job(1)]
-        assert in_threads(*(lambda job=job, value=value: job.share("it", lambda: value) for job in jobs)) == [value] * 2
+        assert in_threads(*(lambda job=job, value=value: job.broadcast_made("it", lambda: value) for job in jobs)) == [value] * 2
 
 
 def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(make_job):
@@ -98,7 +95,7 @@ def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(m
     jobs = [make_job(rank, 4, 2) for rank in range(4)]
 
     def read(job):
-        with job.in_turn("dataset"):
+        with job.main_process_first("dataset"):
             time.sleep(0.05)
             order.append(job.launch.rank)
 
@@ -114,7 +111,7 @@ def test_who_waits_learns_that_another_has_failed_and_one_speaks(make_job):
         time.sleep(0.2)
         return first.report_failure("data_dir: nothing there", 2)
 
-    spoke, error = in_threads(fail, lambda: second.share("it", lambda: 0))
+    spoke, error = in_threads(fail, lambda: second.broadcast_made("it", lambda: 0))
     assert spoke is True
     assert isinstance(error, PeerFailed)
     assert (str(error), error.exit_code) == ("rank 0: data_dir: nothing there", 2)
@@ -150,23 +147,6 @@ def test_the_process_with_the_store_stays_until_the_others_have_looked_why_the_j
     assert order == (["first is gone", "second looks"] if is_in_torchrun else ["second looks", "first is gone"])
 
 
-def test_the_process_with_the_store_does_not_wait_for_ever(make_job, monkeypatch):
-    monkeypatch.setattr(distributed, "REPORT_SECONDS", 1)
-    first, second = make_job(0), make_job(1)
-    assert in_threads(lambda: first.report_failure("no", 2), second._connected_store)[0] is True
-
-
-def test_a_process_that_had_groups_waits_for_nobody_when_it_fails(make_job, monkeypatch):
-    """The others learn it from the groups; the one that is missing may be dead."""
-    monkeypatch.setattr(distributed, "REPORT_SECONDS", 600)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
-    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
-    first, second = make_job(0), make_job(1)
-    assert in_threads(*(lambda job=job: job.connect(torch.device("cpu"), 60) for job in (first, second))) == [None, None]
-    first.close()
-    assert in_threads(lambda: first.report_failure("rank 1 is gone", 3)) == [True]
-
-
 def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(distributed, "SILENT_SECONDS", 1)
     first, second = make_job(0), make_job(1)
@@ -175,22 +155,9 @@ def test_a_process_without_a_sign_of_life_is_not_waited_for(make_job, monkeypatc
         first._connected_store()
         first._is_closed.set()  # its thread stops, as in a process that was stopped
 
-    _, error = in_threads(stay_silent, lambda: second.share("it", lambda: 0))
+    _, error = in_threads(stay_silent, lambda: second.broadcast_made("it", lambda: 0))
     assert isinstance(error, PeerLost)
     assert str(error).startswith(f"no sign of life from rank 0 (process {os.getpid()} on ")
-
-
-def test_processes_show_signs_of_life_after_they_are_connected_too(make_job, monkeypatch):
-    """Rank 0 downloads pretrained weights then, which takes as long as the network does, and the others wait."""
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
-    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: None)
-
-    jobs = [make_job(rank) for rank in range(2)]
-    assert in_threads(*(lambda job=job: job.connect(torch.device("cpu"), 60) for job in jobs)) == [None, None]
-    for job in jobs:
-        name = f"beat/{job.launch.rank}"
-        before = int(job._store.get(name))
-        wait_until(lambda job=job, name=name, before=before: int(job._store.get(name)) > before + 1)
 
 
 def test_who_waits_for_others_to_start_says_so(make_job, monkeypatch, capsys):
@@ -220,17 +187,10 @@ def test_a_store_that_waits_for_others_in_vain_is_no_traceback(monkeypatch):
     monkeypatch.setattr(distributed, "START_SECONDS", 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
-    (error,) = in_threads(lambda: Job(Launch(0, 2, 0, 2, 0, True))._connected_store())
+    (error,) = in_threads(lambda: TorchrunJob(Launch(0, 2, 0, 2, 0, True))._connected_store())
     assert isinstance(error, PeerLost)
     assert str(error).startswith("not all 2 processes have started within 1 s (")
     assert str(error).endswith("; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment")
-
-
-def test_leaving_a_job_imports_nothing(monkeypatch):
-    """A signal may have come while torch was imported, which cannot be begun again."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    Job(Launch(0, 2, 0, 2, 0, True)).close()
 
 
 def test_a_job_that_never_becomes_complete_ends(make_job, monkeypatch):

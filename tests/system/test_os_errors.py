@@ -37,11 +37,6 @@ def test_an_error_of_the_machine_names_the_file_the_cause_and_what_to_do(number,
     assert sentence(made(number, b"/nowhere/a")) == f"/nowhere/a: {text}"
 
 
-def test_of_a_rename_the_file_that_it_was_to_become_is_named():
-    error = OSError(errno.EACCES, "Permission denied", "draft", None, "last.pt")
-    assert sentence(error) == "last.pt: Permission denied"
-
-
 @pytest.mark.skipif(os_errors.resource is None, reason="Windows has no such limits")
 @pytest.mark.parametrize(
     ("number", "limit", "command"), [(errno.EMFILE, "RLIMIT_NOFILE", "ulimit -n"), (errno.EAGAIN, "RLIMIT_NPROC", "ulimit -u")]

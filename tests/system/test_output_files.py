@@ -13,7 +13,7 @@ import pytest
 
 from helpers.project import ROOT
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.output_files import check_output, is_replaceable, write_output
+from unet_trainer.system.atomic_files import check_output, write_output
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 
@@ -106,16 +106,8 @@ def test_a_missing_folder_is_told_before_the_work(tmp_path):
         check_output("--json", tmp_path / "link")
 
 
-def test_only_a_file_with_content_to_lose_is_replaceable(tmp_path):
-    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
-    file.touch()
-    link.symlink_to(file)
-    os.mkfifo(pipe)
-    assert [is_replaceable(path) for path in (file, link, pipe, tmp_path / "none")] == [True, True, False, False]
-
-
 SAY = """
-import sys; from pathlib import Path; from unet_trainer.system.output_files import write_output
+import sys; from pathlib import Path; from unet_trainer.system.atomic_files import write_output
 print("before"); write_output("--json", Path(sys.argv[1]), "text\\n"); print("after")
 """
 
@@ -130,11 +122,3 @@ def test_standard_output_is_written_to_in_its_place_also_where_it_is_a_file(name
     assert path.read_text() == "before\ntext\nafter\n"
     done = subprocess.run([sys.executable, "-c", SAY, name], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
     assert done.stdout == "before\ntext\nafter\n"
-
-
-def test_commands_write_files_through_this_module_or_whole():
-    """Else a device or pipe that somebody names could be lost again. bench appends to a log in a folder that it has just made."""
-    ways = (".write_text(", ".write_bytes(", "write_image(", '.open("w', '.open("x', '.open("a')
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "unet_trainer" / "commands").glob("*.py")}
-    found = {(name, way) for name, source in sources.items() for way in ways if way in source}
-    assert found == {("bench.py", '.open("w')}

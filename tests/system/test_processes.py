@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unet_trainer.system.distributed import current
-from unet_trainer.system.processes import ALONE, Launch, read_launch, start_command
+from unet_trainer.system.distributed import ALONE, Launch, current, read_launch, start_command
 
 TORCHRUN = {
     "RANK": "5",
@@ -29,20 +28,15 @@ def test_a_process_that_torchrun_has_not_started_is_alone(missing):
     assert read_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == Launch()
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_variable_that_is_set_to_nothing_is_not_set(name):
-    assert read_launch({**TORCHRUN, name: ""}) == Launch()
-
-
 def test_one_process_agrees_with_itself_and_loads_nothing():
     tensor = torch.ones(2)
-    ALONE.average(tensor)
+    ALONE.all_reduce_mean(tensor)
     ALONE.connect(torch.device("cpu"), 1)
-    with ALONE.in_turn("dataset"):
-        assert ALONE.share("name", lambda: 3) == 3
+    with ALONE.main_process_first("dataset"):
+        assert ALONE.broadcast_made("name", lambda: 3) == 3
     assert (ALONE.is_main, ALONE.is_alone, ALONE.launch.world_size) == (True, True, 1)
-    assert (ALONE.agree(), ALONE.agree(True)) == (False, True)
-    assert (ALONE.gather(1), ALONE.meet(2), ALONE.broadcast(3)) == ([1], [2], 3)
+    assert (ALONE.any_rank(), ALONE.any_rank(True)) == (False, True)
+    assert (ALONE.all_gather(1), ALONE.all_gather_failed(2), ALONE.broadcast(3)) == ([1], [2], 3)
     assert ALONE.report_failure("a reason", 2)
     assert tensor.tolist() == [1, 1]
     assert not torch.distributed.is_initialized()

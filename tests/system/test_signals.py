@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 
 import pytest
 
 from helpers.project import ROOT
-from unet_trainer.system.signals import Interrupted, Signals
+from unet_trainer.system.signals import PARENT_VARIABLE, Interrupted, Signals, end_with_parent
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -34,13 +33,6 @@ def test_a_second_sigint_is_raised_at_once():
         assert signals.is_stopping()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_sigterm_after_sigint_still_lets_the_step_finish():
-    with Signals() as signals, signals.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.is_stopping()
 
 
 def test_handlers_of_the_caller_are_restored():
@@ -70,7 +62,7 @@ def test_another_thread_does_not_change_the_handlers():
 
 
 EXIT = """
-import atexit, sys, threading; from unet_trainer.system.background_writer import BackgroundWriter, Job
+import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.signals import exit_process
 writer, has_begun = BackgroundWriter(), threading.Event()
 def write(): has_begun.set(); sys.argv[1] == "stuck" and threading.Event().wait()
@@ -117,14 +109,6 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_signals_are_raised_at_once_again_after_the_deferred_block():
-    with Signals() as signals:
-        with signals.deferred():
-            pass
-        with pytest.raises(Interrupted):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 SWALLOWED = """
 import os, signal, sys, time; from unet_trainer.system.signals import Signals
 class Unlucky:
@@ -147,16 +131,6 @@ def test_an_interruption_inside_a_destructor_prints_nothing_and_counts(times, co
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
-def test_other_errors_inside_a_destructor_are_shown_as_ever(monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    with Signals() as signals:
-        signals._handle_unraisable(types.SimpleNamespace(exc_type=ValueError))
-        signals._handle_unraisable(types.SimpleNamespace(exc_type=KeyboardInterrupt))
-    assert [error.exc_type for error in seen] == [ValueError]
-    assert sys.unraisablehook == seen.append
-
-
 ENDING = """
 import os, signal, threading, time; from unet_trainer.system.signals import exit_process
 def interrupt():
@@ -169,3 +143,58 @@ exit_process(130)
 def test_ctrl_c_while_the_interpreter_ends_prints_nothing():
     done = subprocess.run([sys.executable, "-c", ENDING], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+# The end of the parent
+
+PARENT = """
+import os, subprocess, sys; from unet_trainer.system.signals import ending_with_this_process
+child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=ending_with_this_process(os.environ), start_new_session=True)
+child.wait()
+"""
+CHILD = """
+import os, signal, sys, time; from unet_trainer.system import signals
+signals.end_with_parent(is_torchrun=sys.argv[1] == "torchrun"); assert signals.PARENT_VARIABLE not in os.environ
+signal.signal(signal.SIGTERM, lambda number, frame: (print(signals.Interrupted(number), flush=True), os._exit(0)))
+print(signals.Interrupted(signal.SIGTERM), flush=True); time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+@pytest.mark.parametrize(("kind", "name"), [("torchrun", "torchrun"), ("bench", "the process that started it")])
+def test_a_child_ends_when_its_parent_is_killed_and_tells_why(kind, name):
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD, kind], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout.readline() == "SIGTERM\n"
+        parent.kill()
+        assert parent.stdout.read() == f"the end of {name} (was it killed?)\n"
+
+
+def test_a_process_that_others_started_is_left_alone(monkeypatch):
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+    before = set(threading.enumerate())
+    end_with_parent()
+    assert set(threading.enumerate()) == before
+
+
+# Closed standard streams
+
+OPEN = """
+import os, sys; from unet_trainer.system.signals import open_closed_streams
+open_closed_streams()
+with open(sys.argv[1], "w") as file:
+    assert file.fileno() > 2, file.fileno()
+    os.write(1, b"out"); os.write(2, b"err"); print("printed", flush=True); print("printed", file=sys.stderr, flush=True)
+    file.write("whole" + sys.stdin.read())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_what_is_printed_to_a_closed_stream_does_not_end_up_in_a_file(closed, tmp_path):
+    script, path = tmp_path / "script.py", tmp_path / "file"
+    script.write_text(OPEN)
+    command = f"PYTHONPATH={ROOT} exec {sys.executable} {script} {path} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", command], input="", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert path.read_text() == "whole"
+    assert done.stdout == ("" if " >&-" in closed else "outprinted\n")

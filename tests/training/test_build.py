@@ -5,30 +5,33 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from helpers import hub
 from helpers.project import FIXED_RECIPE
+from helpers.small_runs import make_run
 from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, make_spec, same, small_components
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.system.processes import Alone, Launch
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
     build_dataset,
     build_loaders,
-    fit_into_memory,
-    random_batches,
 )
+from unet_trainer.training.compilation import fit_into_memory
+from unet_trainer.training.errors import TrainingFailed
+from unet_trainer.training.evaluation import predict
 from unet_trainer.training.settings import build_settings
 
 A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
@@ -95,59 +98,6 @@ def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, co
     assert (batch.masks[2:] == 255).all()  # padding
 
 
-def test_validation_masks_keep_their_native_resolution(config, console):
-    dataset = build_dataset(config, console, None)
-    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
-    train, val = loaders.train.read(0, 0), loaders.val.read(0, 0)
-    assert (train.masks.shape, train.mask_sizes) == ((4, 32, 32), None)
-    assert (val.images.shape, val.masks.shape, val.mask_sizes) == ((4, 32, 32, 3), (4, 64, 64), ((64, 64),) * 2)
-
-
-def test_validation_is_as_training_where_all_masks_have_the_size_of_the_model(config, console):
-    config = dataclasses.replace(config, image_size=64)
-    dataset = build_dataset(config, console, None)
-    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
-    batch = loaders.val.read(0, 0)
-    assert (batch.masks.shape, batch.mask_sizes) == ((4, 64, 64), None)
-
-
-@pytest.mark.parametrize(
-    ("max_bytes", "expected"), [(2**28, 4), (4 * 64 * 64, 4), (4 * 64 * 64 - 1, 3), (2 * 64 * 64, 2), (64 * 64 - 1, 1), (1, 1)]
-)
-@pytest.mark.usefixtures("small_network")
-def test_large_masks_validate_in_smaller_batches_and_the_trial_is_as_large(max_bytes, expected, config, console, monkeypatch):
-    """32×32 images with masks of 64×64, in batches of 4."""
-    monkeypatch.setattr(build, "MAX_MASK_BYTES", max_bytes)
-    dataset = build_dataset(config, console, None)
-    settings = build_settings(config, CPU_FACTS, dataset, console)
-    loaders = build_loaders(settings.taken, dataset, CPU, console)
-    assert loaders.val.batches.batch_size == expected
-    components = make_components(console, batch_size=4)
-    train, evaluation = random_batches(settings.taken, components, loaders)
-    assert (train.images.shape, train.masks.shape, train.mask_sizes) == ((4, 32, 32, 3), (4, 32, 32), None)
-    real = loaders.val.read(0, 0)
-    assert (evaluation.images.shape, evaluation.masks.shape) == (real.images.shape, real.masks.shape)
-    assert evaluation.mask_sizes == ((64, 64),) * expected
-    metrics = components.eval_step.new_metrics()
-    components.eval_step(evaluation, metrics)
-    assert int(metrics.matrix.sum()) == expected * 64 * 64
-
-
-def test_masks_of_the_size_of_the_model_do_not_limit_the_batch(config, console, monkeypatch):
-    monkeypatch.setattr(build, "MAX_MASK_BYTES", 1)
-    config = dataclasses.replace(config, image_size=64)
-    dataset = build_dataset(config, console, None)
-    loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)
-    assert loaders.val.batches.batch_size == 4
-
-
-def test_a_gpu_validates_with_batches_of_twice_the_size(config, console):
-    dataset = build_dataset(config, console, None)
-    settings = build_settings(config, CPU_FACTS, dataset, console)
-    loaders = build_loaders(settings.taken, dataset, torch.device("cuda"), console)
-    assert (loaders.train.batches.batch_size, loaders.val.batches.batch_size) == (4, 8)
-
-
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cache_holds_every_pair_and_gives_the_same_batches(cache, config, console):
     dataset = build_dataset(config, console, None)
@@ -177,21 +127,6 @@ def make_components(console, image=RGB_8BIT, resumes=False, **changes):
     config = make_settings(image, **changes).taken
     spec = build_spec(config, image, MaskCoding(tuple(range(max(2, config.num_classes)))))
     return build_components(config, spec, CPU, 4, console, resumes)
-
-
-@pytest.mark.usefixtures("small_network")
-def test_the_same_seed_gives_the_same_weights(console):
-    one, two, other = (make_components(console, seed=seed) for seed in (1, 1, 2))
-    assert same(everything(one), everything(two))
-    assert not same(everything(one), everything(other))
-
-
-def test_the_model_and_its_batches_are_told(console):
-    make_components(console, accumulation_steps=3)
-    lines = said(console).splitlines()
-    assert lines[0].startswith("  Model:      unet, tu-mobilenetv3_small_050, ")
-    assert lines[0].endswith(" M parameters, random weights")
-    assert lines[1] == "  Batch:      2 × 3 = 6 effective, 4 batches an epoch"
 
 
 @pytest.mark.usefixtures("small_network")
@@ -233,55 +168,6 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
         build_with_weights(found_weights(encoder_weights="imagenet"), console)
 
 
-def test_without_the_weights_that_were_found_the_rate_is_that_of_random_ones(console, monkeypatch):
-    def build_network(spec, weights):
-        if weights is not None:
-            raise ValueError("no such file")
-        return SmallNetwork()
-
-    monkeypatch.setattr(build, "build_network", build_network)
-    settings = found_weights(encoder_weights="auto", learning_rate="auto", batch_size=16)
-    assert settings.taken.learning_rate == 1e-3
-    components = build_with_weights(settings, console)
-    assert settings.taken.learning_rate == components.state.learning_rate.peak == 2e-3
-    assert settings.decisions["learning_rate"].reason == "adamw, effective batch 16"
-
-
-def test_an_encoder_that_the_architecture_refuses_is_an_error_with_auto_too(console, monkeypatch, tmp_path):
-    cache = hub.isolate(monkeypatch, tmp_path)
-    for file in weight_files("densenet121", "imagenet"):
-        hub.write_cached(cache, file.repo_id, file.revision, file.names[0], b"damaged")
-    settings = found_weights(encoder_weights="auto", architecture="pan", encoder="densenet121", decoder_channels=None)
-    with pytest.raises(ConfigError, match="architecture: pan does not go with encoder: densenet121"):
-        build_with_weights(settings, console)
-    assert "Note" not in said(console)
-
-
-@pytest.mark.usefixtures("small_network")
-def test_settings_reach_the_steps(console):
-    components = make_components(
-        console, grad_clip=0.5, on_nan="stop", batch_parts=2, ema_decay=0.9, accumulation_steps=3, freeze_encoder_epochs=1
-    )
-    step = components.train_step
-    assert (step.grad_clip, step.max_bad_steps, step.num_parts, components.eval_step.num_parts) == (0.5, 1, 2, 2)
-    assert components.eval_step.segmenter is components.state.ema.segmenter
-    assert (components.accumulation_steps, components.freeze_encoder_epochs) == (3, 1)
-    assert components.state.learning_rate.steps_per_epoch == 2  # of 3 and 1 batches
-    assert make_components(console).train_step.max_bad_steps == 8
-
-
-@pytest.mark.usefixtures("small_network")
-def test_random_batches_are_like_the_images_of_the_dataset(console):
-    deep = ImageSpec(2, "uint16", (1000.0, 1000.0), (100.0, 100.0), low=500.0, high=1500.0)
-    settings = make_settings(deep, batch_size=3)
-    components = make_components(console, deep, batch_size=3)
-    train, evaluation = random_batches(settings.taken, components, None)
-    assert train.images.shape == evaluation.images.shape == (3, 32, 32, 2)
-    assert train.images.dtype == torch.float32
-    assert 500 <= train.images.min() < 600
-    assert 1400 < train.images.max() <= 1500
-
-
 @pytest.mark.usefixtures("small_network")
 def test_an_attempt_is_repeated_in_smaller_parts_until_it_fits(console):
     settings = make_settings(batch_size=8, on_oom="shrink")
@@ -316,7 +202,7 @@ def fail(error):
 # The processes of a job
 
 
-class Second(Alone):
+class Second(Job):
     launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
     is_alone = is_main = False
 
@@ -332,24 +218,9 @@ def test_processes_of_a_machine_divide_its_workers_and_the_samples(config, conso
     assert one.pool.num_workers == 1
 
 
-def test_a_batch_that_the_processes_cannot_fill_is_refused(config, console):
-    dataset = build_dataset(config, console, None)
-    settings = build_settings(dataclasses.replace(config, batch_size=6), CPU_FACTS, dataset, console)
-    with pytest.raises(UserError, match="batch_size: 6 is more than the 10 training images of 2 processes; need at most 5"):
-        build_loaders(settings.taken, dataset, CPU, console, Second())
-
-
 def build_in_job(console, launch, **changes):
     settings = make_settings(**changes)
     return build_components(settings.taken, make_spec(), CPU, 4, console, launch=launch)
-
-
-def test_the_effective_batch_and_the_scaled_rate_are_said(console, small_network):
-    launch = Launch(world_size=4, local_world_size=4, is_torchrun=True)
-    components = build_in_job(console, launch, batch_size=8, accumulation_steps=2, learning_rate=1e-3, scale_lr=True)
-    assert components.state.learning_rate.peak == pytest.approx(4e-3)
-    assert "8 × 2 × 4 = 64 effective (4 processes), 4 batches an epoch; learning rate 0.001 × 4 (scale_lr)" in said(console)
-    assert build_in_job(console, launch, learning_rate=1e-3).state.learning_rate.peak == 1e-3
 
 
 def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, small_network):
@@ -359,10 +230,10 @@ def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, 
 
 
 def test_memory_that_runs_out_elsewhere_shrinks_the_batch_here_too(console):
-    class Told(Alone):
+    class Told(Job):
         answers = iter([["CUDA out of memory", None], [None, None]])
 
-        def gather(self, value):
+        def all_gather(self, value):
             assert value is None
             return next(self.answers)
 
@@ -372,3 +243,28 @@ def test_memory_that_runs_out_elsewhere_shrinks_the_batch_here_too(console):
     fit_into_memory(lambda: attempts.append(1), settings, components, console, "nothing was begun", Told())
     assert len(attempts) == 2
     assert settings.taken.batch_parts == 2
+
+
+@pytest.fixture
+def run(tiny_data, tmp_path):
+    """10 images train and 2 validate; the encoder is frozen in the first two epochs."""
+    return make_run(tiny_data, tmp_path / "run", freeze_encoder_epochs=2)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_parts, run):
+    components, loaders = run.components, run.loaders
+    samples = loaders.samples
+    assert len(samples.inputs) == 2
+    ids = predict(components.state.eval_segmenter, torch.from_numpy(samples.inputs), components.numerics)
+    predicted = list(ids.to(torch.uint8).numpy())
+    expected = sample_sheet(samples.pictures, samples.truths, predicted, ("background", "foreground"), True)
+    sizes = []
+    components.state.eval_segmenter.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    components.set_num_parts(num_parts)
+    draw = components.draw_samples(loaders)
+    assert sizes == ([2] if num_parts == 1 else [1, 1])
+    with torch.no_grad():
+        for parameter in components.state.segmenter.parameters():  # training goes on meanwhile
+            parameter.zero_()
+    assert np.array_equal(draw(), expected)

@@ -18,9 +18,9 @@ from helpers.steps import (
     take_step,
     weights,
 )
-from unet_trainer.runs.errors import NonFinite
-from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard
+from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.step import FiniteGuard
 
 PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
 ONE = torch.ones(())
@@ -97,16 +97,6 @@ def test_after_a_bad_step_each_optimizer_goes_on_as_if_it_had_not_been(optimizer
     assert same(everything(components), everything(untouched))
 
 
-def test_one_bad_batch_spoils_its_whole_accumulation_group_and_no_other():
-    components = small_components(ema_decay=0.9)
-    step(components, batch(0))
-    before = everything(components)
-    step(components, spoil_loss(components, batch(1), math.nan), batch(2))
-    assert same(before, everything(components))
-    step(components, batch(1), batch(2))
-    assert not same(before, everything(components))
-
-
 @pytest.mark.parametrize(
     ("scale", "loss_weight", "num_nan"),
     [(2.0**127, 1e6, 0), (1.0, math.inf, 1), (1024.0, math.inf, 1)],
@@ -144,19 +134,9 @@ def test_too_many_bad_steps_in_a_row_are_an_error_that_names_the_first_of_them()
     guard.check()
 
 
-def test_bad_steps_are_found_without_waiting_for_the_device(monkeypatch):
-    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
-    guard = make_guard(max_bad_steps=1)
-    judge(guard, [1, 0])
-    guard.poll()  # the copy begins
-    with pytest.raises(NonFinite, match="a step was not finite") as caught:
-        guard.poll()
-    assert caught.value.batch_number == 1
-
-
 def test_bad_steps_from_before_a_rollback_do_not_end_a_run_that_recovered(monkeypatch):
     """A copy that was under way when the state was restored still holds the old count."""
-    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    monkeypatch.setattr("unet_trainer.training.async_device.READ_SECONDS", 0.0)
     guard = make_guard(max_bad_steps=2)
     judge(guard, [0, 0])
     guard.poll()  # the copy begins
@@ -170,53 +150,3 @@ def test_bad_steps_from_before_a_rollback_do_not_end_a_run_that_recovered(monkey
     with pytest.raises(NonFinite) as caught:
         guard.poll()
     assert caught.value.batch_number == 20
-
-
-def test_some_bad_steps_in_a_row_are_only_skipped():
-    guard = make_guard()
-    judge(guard, [0] * (MAX_BAD_STEPS - 1))
-    guard.check()
-    judge(guard, [0])
-    with pytest.raises(NonFinite):
-        guard.check()
-
-
-def test_buffers_that_changed_after_a_reset_are_those_that_a_bad_step_restores():
-    """A restored checkpoint brings other statistics; the guard must not bring back those of before."""
-    network = torch.nn.BatchNorm2d(2)
-    guard = FiniteGuard(network, CPU)
-    judge(guard, [1])
-    network.running_mean.fill_(5.0)
-    guard.reset()
-    guard.begin_step(0)
-    network.running_mean.fill_(math.nan)
-    guard.judge(ONE, ONE)
-    assert network.running_mean.tolist() == [5.0, 5.0]
-
-
-def test_a_network_without_buffers_is_judged_too():
-    guard = FiniteGuard(torch.nn.Conv2d(1, 1, 1), CPU, max_bad_steps=1)
-    judge(guard, [1])
-    guard.check()
-    judge(guard, [0])
-    with pytest.raises(NonFinite):
-        guard.check()
-
-
-def test_a_group_that_an_error_interrupted_can_be_begun_anew(monkeypatch):
-    """Memory may run out in the optimizer, when the gradients are unscaled already."""
-    segmenter = plain_segmenter()
-    one_step = make_step(segmenter, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
-
-    def fail(*arguments):
-        raise torch.OutOfMemoryError("out of memory")
-
-    with monkeypatch.context() as full:
-        full.setattr(type(one_step.optimizer), "step", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            take_step(one_step, make_batch(4))
-    one_step.abandon_group()
-    assert not one_step.mid_accumulation
-    before = weights(segmenter)
-    take_step(one_step, make_batch(4))
-    assert not torch.equal(weights(segmenter), before)

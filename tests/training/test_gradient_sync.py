@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from helpers.steps import make_batch, make_step, plain_segmenter, take_step
-from unet_trainer.system.processes import Alone, Launch, PeerLost
-from unet_trainer.training.gradient_sync import GradientSync
+from unet_trainer.system.distributed import Job, Launch, PeerLost
+from unet_trainer.training.step import GradientSync
 
 
-class Pair(Alone):
+class Pair(Job):
     """Two processes, of which the other one has these numbers in its buffer."""
 
     is_alone = False
@@ -20,11 +20,11 @@ class Pair(Alone):
         self.digest = digest
         self.num_averages = 0
 
-    def average(self, tensor):
+    def all_reduce_mean(self, tensor):
         self.num_averages += 1
         tensor.copy_((tensor + self.other) / 2)
 
-    def gather(self, value):
+    def all_gather(self, value):
         return [value, self.digest or value]
 
 
@@ -49,25 +49,6 @@ def test_a_step_takes_the_average_of_the_gradients(step):
         torch.testing.assert_close(half - start, (whole - start) / 2)
 
 
-def test_gradients_in_channels_last_are_averaged_element_by_element(step):
-    """The network is in channels_last: buffer views have the strides of the parameters."""
-    sync = GradientSync(Pair(other_buffer(step)), step.parameters)
-    weight = step.parameters[0]
-    weight.grad = torch.arange(weight.numel(), dtype=torch.float32).reshape(weight.shape).to(memory_format=torch.channels_last)
-    expected = weight.grad.clone() / 2
-    sync.pack(step.guard)
-    sync.average()
-    sync.unpack(step.guard)
-    assert torch.equal(weight.grad, expected)
-
-
-def test_accumulated_gradients_are_averaged_once_a_group(step):
-    pair = Pair(other_buffer(step))
-    step.sync = GradientSync(pair, step.parameters)
-    take_step(step, make_batch(2), make_batch(2, seed=1), make_batch(2, seed=2))
-    assert pair.num_averages == 1
-
-
 @pytest.mark.parametrize("faults", [(0.5, 0.0), (0.0, 0.5)], ids=["a loss", "a statistic"])
 def test_a_fault_of_another_process_skips_the_step_here(step, faults):
     """The average of a flag over two processes is a half."""
@@ -79,18 +60,6 @@ def test_a_fault_of_another_process_skips_the_step_here(step, faults):
     assert int(metrics.num_skipped) == 1
     step.sync.processes.other = other_buffer(step)  # and it is forgotten after the step
     assert int(take_step(step, make_batch(2)).num_skipped) == 0
-
-
-def test_gradients_of_another_process_that_are_not_finite_skip_the_step_here(step):
-    step.sync = GradientSync(Pair(other_buffer(step, float("nan"))), step.parameters)
-    assert int(take_step(step, make_batch(2)).num_skipped) == 1
-
-
-def test_a_frozen_parameter_has_no_gradient_and_gets_none(step):
-    step.parameters[0].requires_grad_(False)
-    step.sync = GradientSync(Pair(other_buffer(step, 1.0)), step.parameters)
-    take_step(step, make_batch(2))
-    assert step.parameters[0].grad is None
 
 
 def test_what_is_owed_is_given_once_and_with_a_fault(step):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.small_runs import make_run, said
-from helpers.steps import everything, same, take_step
+from helpers.steps import everything, make_batch, same, small_components, take_step
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.loading.worker_backends import WorkerError
-from unet_trainer.runs.checkpoint_file import read_last
-from unet_trainer.runs.errors import NonFinite, TrainingFailed
-from unet_trainer.runs.event_log import read_events
+from unet_trainer.loading.worker_pool import WorkerError
+from unet_trainer.model import losses
+from unet_trainer.system.distributed import Job, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
-from unet_trainer.training.recovery import Recovery
+from unet_trainer.training.checkpoint_file import read_last
+from unet_trainer.training.compilation import is_out_of_memory
+from unet_trainer.training.errors import NonFinite, TrainingFailed
+from unet_trainer.training.event_log import read_events
+from unet_trainer.training.recovery import FailureReport, Recovery, agree_on_failure
 
 
 @pytest.fixture
@@ -56,19 +60,8 @@ def saved(run):
     return read_last(run.checkpointer.folder / "last.pt")
 
 
-def is_anything_saved(run):
-    return (run.checkpointer.folder / "last.pt").exists()
-
-
 def same_weights(run, content):
     return same(run.state.segmenter.network.state_dict().values(), content["model"].values())
-
-
-def test_an_epoch_that_is_finished_needs_none(run):
-    with Recovery(run):
-        pass
-    assert (run.state.batch, said(run).count("Warning")) == (3, 0)
-    assert not is_anything_saved(run)
 
 
 def test_the_first_time_numbers_are_not_finite_the_run_goes_back_with_a_tenth_of_the_rate(run):
@@ -80,17 +73,6 @@ def test_the_first_time_numbers_are_not_finite_the_run_goes_back_with_a_tenth_of
     content = saved(run)  # so that a restart does not begin with the rate that failed
     assert (content["num_rollbacks"], content["learning_rate"]["factor"]) == (1, 0.1)
     assert not (run.checkpointer.folder / "config.yaml").exists()
-
-
-def test_it_goes_back_to_the_last_saved_state(run):
-    run.checkpointer.save_state()
-    before = everything(run.components)
-    take_step(run.components.train_step, run.loaders.train.read(0, 3))
-    run.state.batch = 4
-    recover(run, bad_steps())
-    assert run.state.batch == 3
-    assert same(everything(run.components), before)
-    assert "Going back to batch 3 of epoch 1" in said(run)
 
 
 @pytest.mark.parametrize(("on_nan", "num_rollbacks"), [("recover", 1), ("stop", 0)])
@@ -105,12 +87,6 @@ def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks
     assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start: nothing else was saved
 
 
-def test_a_lower_precision_is_one_of_the_things_to_try(run):
-    run.settings.change("a test", on_nan="stop", use_amp=True)
-    with pytest.raises(TrainingFailed, match=r"grad_clip=1\.0, use_amp=false; "):
-        recover(run, bad_steps())
-
-
 def test_the_files_and_the_layer_are_named(run):
     with torch.no_grad():
         run.state.segmenter.network.encoder[0].weight[0, 0, 0, 0] = math.nan
@@ -121,47 +97,6 @@ def test_the_files_and_the_layer_are_named(run):
         "the first layer whose output is not finite is encoder.0; "
     ) in said(run)
     assert f"(images of the batch: {names})" in said(run)
-
-
-def test_the_step_is_counted_in_groups_of_batches(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", accumulation_steps=2)
-    recover(run, bad_steps(5 + 2))  # the third batch of the second epoch
-    assert "from step 5 on (epoch 2, batch 3 of 5)" in said(run)  # an epoch has three steps
-
-
-def test_numbers_that_belong_to_no_batch_are_told_as_they_are(run):
-    recover(run, NonFinite("the weights (a) are not finite"))
-    assert "Warning: the weights (a) are not finite. Going back to" in said(run)
-
-
-def test_a_group_that_was_begun_is_dropped_with_its_gradients(run):
-    step = run.components.train_step
-    step.begin_group(2, 3)
-    step(run.loaders.train.read(0, 3), run.state.metrics)
-    recover(run, NonFinite("the weights (a) are not finite"))
-    assert not step.mid_accumulation
-    assert all(parameter.grad is None for parameter in step.parameters)
-
-
-def test_an_explanation_for_which_there_is_no_memory_is_left_out(run, monkeypatch):
-    monkeypatch.setattr(recovery, "explain", lambda *arguments: fail(out_of_memory()))
-    recover(run, NonFinite("a step was not finite", batch_number=1))
-    assert "a step was not finite from step 2 on (epoch 1, batch 2 of 5). Going back" in said(run)
-
-
-def test_a_run_that_recovered_is_not_ended_by_the_bad_steps_from_before(run, monkeypatch):
-    """The copy of their count is still under way when the state is restored."""
-    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
-    step = run.components.train_step
-    batch = run.loaders.train.read(0, 0)
-    bad = batch._replace(images=batch.images.float() * math.nan)
-    for _ in range(step.max_bad_steps):
-        take_step(step, bad)
-    step.guard.poll()
-    recover(run, bad_steps())
-    for _ in range(4):
-        run.between_steps()
-    step.guard.check()
 
 
 @pytest.mark.parametrize("error", [out_of_memory(), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
@@ -192,16 +127,6 @@ def test_with_on_oom_stop_the_state_is_saved_and_training_ends(run):
     with pytest.raises(TrainingFailed, match=r"^out of memory \(.*\)\. Try batch_size=1 .*; .*last\.pt is whole; to go on: "):
         recover(run, out_of_memory())
     assert saved(run)["batch"] == 3
-    assert same_weights(run, saved(run))
-
-
-def test_where_parts_cannot_get_smaller_the_state_is_saved_and_training_ends(run):
-    recover(run, out_of_memory())  # two parts of one image
-    take_step(run.components.train_step, run.loaders.train.read(0, 4))
-    run.state.batch = 5
-    with pytest.raises(TrainingFailed, match="or a smaller encoder"):
-        recover(run, out_of_memory())
-    assert saved(run)["batch"] == 5
     assert same_weights(run, saved(run))
 
 
@@ -254,12 +179,6 @@ def test_a_signal_ends_the_run_with_the_state_saved(run):
     assert saved(run)["batch"] == 3
 
 
-def test_a_file_that_became_unreadable_ends_the_run_with_the_state_saved(run):
-    with pytest.raises(UserError, match=r"^a\.png: changed since the run began; .*last\.pt is whole; to go on: "):
-        recover(run, DataError("a.png: changed since the run began"))
-    assert saved(run)["batch"] == 3
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), RuntimeError("shapes do not match"), OSError("a bug")])
 def test_a_bug_ends_the_run_with_the_state_saved(error, run):
     with pytest.raises(type(error)) as caught:
@@ -284,23 +203,6 @@ def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
     assert saved(run)["totals"]["num_images"] == 0
 
 
-def test_an_error_that_was_handled_where_it_was_raised_passes(run):
-    error = TrainingFailed("last.pt could not be written (out of memory)")
-    with pytest.raises(TrainingFailed) as caught:
-        recover(run, error)
-    assert caught.value is error
-    assert not is_anything_saved(run)
-    assert run.config.batch_parts == 1
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
-def test_a_second_ctrl_c_waits_for_nothing(error, run, monkeypatch):
-    monkeypatch.setattr(run.checkpointer, "save_on_failure", lambda state_is_whole: pytest.fail("it was saved"))
-    with pytest.raises(type(error)):
-        recover(run, error)
-    assert not is_anything_saved(run)
-
-
 def test_what_was_undone_is_among_the_events_with_the_state_that_it_goes_on_from(run):
     folder = run.checkpointer.folder
     run.events.open(folder)
@@ -312,3 +214,123 @@ def test_what_was_undone_is_among_the_events_with_the_state_that_it_goes_on_from
     assert rollback["text"].startswith("8 steps in a row were not finite from step 5 on")
     assert (shrink["epoch"], shrink["batch"], shrink["batch_parts"]) == (0, 3, 2)
     assert shrink["text"] == "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+class Meeting(Job):
+    """This is rank 0; the others have reported."""
+
+    is_alone = False
+
+    def __init__(self, *others):
+        self.launch = Launch(world_size=1 + len(others), is_torchrun=True)
+        self.others = list(others)
+        self.num_failed = 0
+
+    def announce_failure(self):
+        self.num_failed += 1
+
+    def all_gather_failed(self, value):
+        return [value, *map(dataclasses.asdict, self.others)]
+
+
+@pytest.fixture(scope="module")
+def components():
+    made = small_components()
+    take_step(made.train_step, make_batch(2))
+    return made
+
+
+def report(kind, text="", is_whole=True, position=(0, 0), **facts):
+    return FailureReport(1, kind, text, is_whole, position, **facts)
+
+
+def agree(error, components, *others):
+    components.train_step.mid_accumulation = False
+    meeting = Meeting(*others)
+    return agree_on_failure(error, meeting, components.train_step, components.state), meeting
+
+
+def test_who_fails_tells_the_others_and_who_hears_of_it_does_not(components):
+    own = ZeroDivisionError("a bug")
+    found, meeting = agree(own, components, report(None))
+    assert found is own
+    assert meeting.num_failed == 1
+    found, meeting = agree(PeerFailed("another", 3), components, report("user", "a.png: changed"))
+    assert meeting.num_failed == 0
+    assert isinstance(found, PeerFailed)
+    assert (str(found), found.exit_code) == ("rank 1: a.png: changed", 2)
+
+
+def test_what_can_be_handled_is_an_error_of_the_same_kind_everywhere(components):
+    heard = PeerFailed("another", 3)
+    stopped, _ = agree(heard, components, report("signal", signal_number=15))
+    assert isinstance(stopped, Interrupted)
+    assert stopped.signal_number == 15
+    full, _ = agree(heard, components, report("memory", "CUDA out of memory"))
+    assert is_out_of_memory(full)
+    bad, _ = agree(heard, components, report("non-finite", "8 steps in a row were not finite", batch_number=40))
+    assert isinstance(bad, NonFinite)
+    assert bad.batch_number == 40
+
+
+def test_the_gravest_of_several_errors_is_the_cause(components):
+    found, _ = agree(Interrupted(signal.SIGTERM), components, report("memory", "full"), report("bug", "division by zero"))
+    assert isinstance(found, PeerFailed)
+    assert (str(found), found.exit_code) == ("rank 1: division by zero", 1)
+    own = UserError("a.png: changed")
+    assert agree(own, components, report("signal", signal_number=15))[0] is own
+
+
+@pytest.mark.parametrize(("is_whole", "position"), [(False, (0, 0)), (True, (0, 3))], ids=["mid step", "elsewhere"])
+def test_the_state_is_whole_only_if_it_is_on_all_of_them(is_whole, position, components):
+    agree(PeerFailed("another", 3), components, report("signal", is_whole=True, signal_number=15))
+    assert not components.train_step.mid_accumulation
+    agree(PeerFailed("another", 3), components, report("signal", is_whole=is_whole, position=position, signal_number=15))
+    assert components.train_step.mid_accumulation
+
+
+FILES = [Path("images/a.tif"), Path("images/b.tif")]
+
+
+@pytest.fixture
+def explained():
+    return small_components(loss={"bce": 1.0, "dice": 1.0})
+
+
+def explain(explained, batch=None):
+    batch = batch or make_batch(2, side=32)
+    return recovery.explain(explained.state.segmenter, explained.loss, explained.numerics, batch, FILES)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_pixel_is_named_by_its_file(value, explained):
+    batch = make_batch(2, side=32)
+    images = batch.images.float()
+    images[1, 5, 6, 0] = value
+    assert explain(explained, batch._replace(images=images)) == (
+        "images/b.tif holds pixels that are NaN or infinite; the first layer whose output is not finite is encoder.0; "
+        "the loss term bce, dice is not finite"
+    )
+
+
+def test_the_first_layer_is_named_and_not_those_after_it(explained):
+    explained.state.segmenter.network.get_submodule("decoder.1").register_forward_hook(
+        lambda module, inputs, output: output * math.inf
+    )
+    assert explain(explained).startswith("the first layer whose output is not finite is decoder.1; the loss term ")
+
+
+def replace_dice(monkeypatch, value):
+    """`value` of the logits in place of the Dice loss."""
+    term = losses.TERMS["dice"]._replace(sums=lambda target: target.logits, value=lambda logits, *more: value(logits))
+    monkeypatch.setitem(losses.TERMS, "dice", term)
+
+
+def test_a_term_of_the_loss_is_named(monkeypatch, explained):
+    replace_dice(monkeypatch, lambda logits: logits.sum() * math.nan)
+    assert explain(explained) == "the loss term dice is not finite"
+
+
+def test_a_gradient_is_named_where_the_loss_is_finite(monkeypatch, explained):
+    replace_dice(monkeypatch, lambda logits: (logits.sum() * 0).sqrt())  # the square root has an infinite slope at 0
+    assert explain(explained) == "the loss is finite, the gradient of encoder.0.weight is not"

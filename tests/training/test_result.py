@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 import math
+import shlex
+import signal
 
 import pytest
 import torch
 
 from helpers.small_runs import ROW, make_run, said
+from helpers.steps import make_settings
+from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.system.console import Console
-from unet_trainer.training.early_stopping import EarlyStopping
-from unet_trainer.training.result import TrainResult, build_result, report, result_dict, say_result
+from unet_trainer.system.signals import Interrupted
+from unet_trainer.training.result import build_result, judge_model, report, say_result
 
 SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 
@@ -61,23 +64,6 @@ def test_without_a_best_epoch_the_result_is_that_of_the_last(tiny_data, tmp_path
     assert written["warnings"][0].startswith("val_iou was no number in any epoch")
 
 
-def test_a_run_that_stopped_early_says_so(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", num_epochs=9, early_stopping_patience=2)
-    finish_epochs(run, [0.5, 0.4, 0.4])
-    assert run.is_finished()
-    result = report(run)
-    assert (result.stopped_early, result.epochs) == (True, 3)
-    assert "Stopped early: no better val_iou in 2 epochs\n" in said(run)
-
-
-def test_epochs_that_did_not_count_are_told_apart(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", num_epochs=9, early_stopping_patience=2, scheduler="constant", warmup_epochs=3)
-    finish_epochs(run, [0.5, 0.4, 0.4, 0.4, 0.4])
-    assert run.is_finished()
-    report(run)
-    assert "Stopped early: no better val_iou in 4 epochs, 2 of which counted against early_stopping_patience\n" in said(run)
-
-
 def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", num_epochs=2)
     nothing_found = compute_scores(torch.tensor([[6, 0], [3, 0]]), 1)
@@ -93,23 +79,6 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     assert f"  foreground  0.0000\nWarning: {warning}\nTime: " in said(run)
     written = json.loads((run.checkpointer.folder / "result.json").read_text())
     assert (written["baseline_iou"], written["warnings"]) == (pytest.approx(1 / 3), [warning])
-
-
-def test_a_run_whose_best_epoch_an_earlier_version_trained_has_no_baseline(run):
-    run.state.confusion = []
-    result = report(run)
-    assert (result.baseline_iou, result.warnings) == (None, [])
-    assert "Best epoch: 2 of 3, val IoU 0.7500\n" in said(run)
-
-
-def test_result_json_has_everything_but_the_rows_and_the_folder(run):
-    result = report(run)
-    content = json.loads((run.checkpointer.folder / "result.json").read_text())
-    assert content == result_dict(result)
-    assert set(content) == {
-        *("best_epoch", "best_val_iou", "per_class_iou", "epochs", "stopped_early", "seconds", "images_per_second"),
-        *("unwritten", "number_format", "is_compiled", "baseline_iou", "missing", "warnings"),
-    }
 
 
 def test_the_last_lines_name_what_is_there_and_the_next_command(run):
@@ -129,28 +98,184 @@ def test_the_last_lines_name_what_is_there_and_the_next_command(run):
     )
 
 
-def test_a_result_that_cannot_be_written_does_not_end_a_run_that_goes_on_without_it(run):
-    run.settings.change("a test", on_save_error="continue")
-    (run.checkpointer.folder / "result.json").mkdir()
-    assert report(run).best_epoch == 2
-    assert "result.json could not be written" in said(run)
+def test_the_result_is_said_after_the_report_is_made_and_what_was_open_is_closed(run):
+    closed = []
+    result = report(run, close=lambda: closed.append(said(run)))
+    assert result.epochs == 3
+    assert (run.checkpointer.folder / "report.html").is_file()
+    assert closed[0].endswith("Making the report ...\n")
+    assert "Best epoch:" not in closed[0]
 
 
-def test_weights_that_could_not_be_written_are_not_promised(tmp_path):
-    result = TrainResult(tmp_path, 1, 0.5, {"a": 0.5}, 1, False, 1.0, 1.0, [ROW], unwritten=["best.pt", "last.pt"])
-    stream = io.StringIO()
-    say_result(result, "val_iou", EarlyStopping(True, best_epoch=1), None, "num_epochs=2", Console(stream))
-    assert stream.getvalue().splitlines()[-1] == (
-        f"Warning: {tmp_path / 'best.pt'} and {tmp_path / 'last.pt'} could not be written: "
+def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(run):
+    run.signals.received = signal.SIGTERM
+    with pytest.raises(Interrupted):
+        report(run)
+    assert "Making the report" not in said(run)
+    assert f"Weights: {run.checkpointer.folder / 'best.pt'} | curves: " in said(run)  # the report is not promised
+    assert "Next: python train_unet.py evaluate" in said(run)
+    assert run.events.has_ended
+    assert json.loads((run.checkpointer.folder / "result.json").read_text())["epochs"] == 3
+
+
+def test_weights_that_could_not_be_written_are_not_promised(run):
+    say_result(run, dataclasses.replace(build_result(run), unwritten=["best.pt", "last.pt"]))
+    folder = run.checkpointer.folder
+    assert said(run).splitlines()[-1] == (
+        f"Warning: {folder / 'best.pt'} and {folder / 'last.pt'} could not be written: "
         "what was trained since is lost, unless an older file there is of use"
     )
 
 
+# 30% foreground. Rows truth, columns prediction.
+GOOD = [[68, 2], [2, 28]]  # IoU 28 / 32
+ALL_FOREGROUND = [[0, 70], [0, 30]]  # IoU 0.3
+ALL_BACKGROUND = [[70, 0], [30, 0]]
+ENOUGH = 1000  # steps in an epoch
+
+
+def rows(train_iou, val_iou=None, train_loss=None, val_loss=None):
+    """A row for each value of train_iou; what is not given is that of ROW."""
+    columns = {"train_iou": train_iou, "val_iou": val_iou, "train_loss": train_loss, "val_loss": val_loss}
+    given = {name: values for name, values in columns.items() if values is not None}
+    return [{**ROW, "epoch": index + 1, **{name: given[name][index] for name in given}} for index in range(len(train_iou))]
+
+
+def judge(confusion, history, best_epoch=1, steps_per_epoch=ENOUGH, native_size=(4000, 6000), **settings):
+    resolved = make_settings(**{"image_size": 512, "augmentation": "default", **settings})
+    return judge_model(resolved, confusion, history, best_epoch, len(history) * steps_per_epoch, native_size)
+
+
+def advice_of(findings):
+    return "\n".join(line for finding in findings for line in finding.advice)
+
+
+def test_a_good_run_is_not_warned_about():
+    assert judge(GOOD, rows([0.5, 0.8, 0.9]), best_epoch=3) == []
+    three = [[68, 2, 0], [2, 18, 0], [1, 0, 9]]
+    assert judge(three, rows([0.5, 0.8, 0.9]), best_epoch=3, num_classes=3) == []
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({"use_amp": True}, ("bfloat16", False)), ({"use_amp": False, "compile_model": True}, ("float32", True))],
+    ("confusion", "warned"),
+    [
+        ([[0, 700], [0, 300]], True),
+        ([[20, 680], [0, 300]], True),  # 300 / 980 = 0.3061: less than 0.3 + 0.01 × 0.7
+        ([[27, 673], [0, 300]], False),  # 300 / 973 = 0.3083
+    ],
 )
-def test_the_result_says_what_was_computed_in(changes, expected, run):
-    run.settings.change("a test", **changes)
-    result = build_result(run)
-    assert (result.number_format, result.is_compiled) == expected
+def test_a_model_needs_a_hundredth_of_what_is_left_above_the_baseline(confusion, warned):
+    assert bool(judge(confusion, rows([0.3]))) is warned
+
+
+def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
+    (finding,) = judge(ALL_FOREGROUND, rows([0.2, 0.32]), best_epoch=2, steps_per_epoch=10, num_epochs=2, data_dir="my data")
+    assert finding.problem == (
+        "this model is of no use: its val IoU is 0.3000, and all foreground everywhere gives 0.3000. "
+        "Training did not learn either (train IoU 0.3200 at best)"
+    )
+    assert finding.advice == [
+        "20 optimizer steps may be too few: num_epochs=100",
+        "masks may not match their images, or be read with the wrong mask_values: python train_unet.py check 'data_dir=my data'",
+        "the learning rate may be too high for these data: learning_rate=0.0001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"learning_rate": 1e-9}, "learning_rate: 1e-09 is low for adamw: learning_rate=0.001"),
+        ({"learning_rate": 1.0}, "learning_rate: 1 is high for adamw: learning_rate=0.001"),
+        ({"learning_rate": 1e-5, "optimizer": "sgd"}, "learning_rate: 1e-05 is low for sgd: learning_rate=0.01"),
+        ({"learning_rate": 3e-4}, "too high for these data: learning_rate=3.0e-05"),
+    ],
+)
+def test_the_rate_to_try_depends_on_the_one_that_was_tried(settings, expected):
+    assert expected in advice_of(judge(ALL_FOREGROUND, rows([0.3]), **settings))
+
+
+def test_training_that_learned_points_to_overfitting_and_the_split():
+    (finding,) = judge(ALL_FOREGROUND, rows([0.5, 0.9]), best_epoch=2)
+    assert finding.problem.endswith("Training did learn (train IoU 0.9000): the model knows its training images only")
+    assert finding.advice[0] == "overfitting: augmentation=strong, encoder_weights=imagenet, more training images"
+    assert "another kind" in finding.advice[1]
+    assert "learning_rate" not in advice_of([finding])
+
+
+def test_a_foreground_that_is_never_predicted_is_told_and_if_it_is_rare_how_to_find_it():
+    (common,) = judge(ALL_BACKGROUND, rows([0.0]))
+    assert "No validation pixel is predicted as foreground" in common.problem
+    assert "class_weights" not in advice_of([common])  # 30% is not rare
+    (rare,) = judge([[990, 0], [10, 0]], rows([0.0]))
+    assert rare.advice[-3:] == [
+        "small objects vanish when images are made smaller: image_size=1024, or fit=crop rare_class_crops=0.5",
+        "a rare class weighs little in the loss: 'class_weights=[5.0]'",
+        "a loss for rare classes: 'loss={dice: 1, focal: 1}'",
+    ]
+
+
+def test_every_setting_that_is_advised_can_be_given_on_the_command_line():
+    confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6, [0.3] * 6, [1.0, *[0.1] * 5])
+    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=1, ema_decay=0.9, image_size=[64, 32]))
+    lines += "\n" + advice_of(judge(confusion, rows([0.3]), num_classes=3, data_dir="some where"))
+    settings = [word.rstrip(",") for line in lines.splitlines() for word in shlex.split(line.replace(", or ", " ")) if "=" in word]
+    names = [word.partition("=")[0] for word in settings]
+    assert set(names) == {
+        *("num_epochs", "image_size", "fit", "rare_class_crops", "class_weights", "loss", "ema_decay", "learning_rate"),
+        *("augmentation", "encoder_weights", "data_dir"),
+    }
+    for setting in settings:
+        load_config({"num_classes": 3}, [setting])
+
+
+def test_classes_that_are_not_found_are_named_with_what_they_are_taken_for():
+    confusion = [
+        [5000, 0, 0, 0, 0],
+        [0, 3000, 0, 0, 0],
+        [180, 20, 0, 0, 0],  # 200 of 10000 pixels, never predicted
+        [0, 1779, 0, 21, 0],  # 21 / 1800 = 0.0117
+        [0, 0, 0, 0, 0],  # does not occur
+    ]
+    (finding,) = judge(confusion, rows([0.5]), num_classes=5, class_names=["sky", "road", "cow", "sea", "sand"])
+    assert finding.problem == (
+        "classes that the model hardly finds: "
+        "cow (2.00% of the validation pixels, 90% of them taken for sky; never predicted), "
+        "sea (18.00% of the validation pixels, 99% of them taken for road; IoU 0.0117, 1.2% of them found)"
+    )
+    assert "'class_weights=[1.0, 1.0, 2.5, 2.5, 1.0]'" in advice_of([finding])  # auto has decided on none
+
+
+def test_advice_is_given_once():
+    confusion = [[100, 0, 0], [10, 0, 0], [10, 0, 0]]
+    findings = judge(confusion, rows([0.3]), num_classes=3, steps_per_epoch=1)
+    assert len(findings) == 2
+    assert advice_of(findings).count("optimizer step") == 1
+
+
+@pytest.mark.parametrize(
+    ("confusion", "num_classes", "name"),
+    [([[70, 0], [0, 0]], 1, "background"), ([[0, 0], [3, 9]], 1, "foreground"), ([[0, 0], [0, 9]], 2, "class 1")],
+)
+def test_validation_with_one_class_only_says_nothing_about_the_model(confusion, num_classes, name):
+    (finding,) = judge(confusion, rows([0.9]), num_classes=num_classes)
+    assert finding.problem == f"every validation pixel is {name}: val IoU says nothing about the model"
+    assert "val_fraction" in advice_of([finding])
+
+
+# The best epoch was an early one
+
+
+def test_an_early_best_epoch_is_told_if_training_went_on_to_learn():
+    history = rows([0.5, 0.6, 0.7, 0.9, 0.95], [0.6, 0.5, 0.5, 0.5, 0.5], [1.0, 0.8, 0.6, 0.4, 0.2])
+    (finding,) = judge(GOOD, history, best_epoch=1)
+    assert finding.problem == (
+        "epoch 1 of 5 was the best by val_iou, while the training loss went on falling (1.0000 → 0.2000): "
+        "what was learned later did not help on validation images"
+    )
+    assert finding.advice[:2] == [
+        "a lower rate: learning_rate=0.0001",
+        "overfitting: augmentation=strong, encoder_weights=imagenet, more training images",
+    ]
+    assert judge(GOOD, history, best_epoch=1, ema_decay=0.999)[0].advice[0] == (
+        "the average of the weights may lag behind them: ema_decay=null"
+    )

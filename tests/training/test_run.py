@@ -14,12 +14,14 @@ from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.loading.wait_advice import EpochTimes
-from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.runs.checkpoint_file import read_checkpoint, read_last
-from unet_trainer.runs.errors import NonFinite
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import time_budget
+from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
+from unet_trainer.training.errors import NonFinite
+from unet_trainer.training.run import next_batch
+from unet_trainer.training.time_budget import is_out_of_time
 
 
 @pytest.fixture
@@ -40,25 +42,9 @@ def test_a_run_is_finished_after_its_last_epoch(run):
     assert finished == [False, False, False, True, True]
 
 
-def test_a_run_is_finished_when_patience_has_run_out(run):
-    run.settings.change("a test", early_stopping_patience=2)
-    finished = []
-    for epoch, value in enumerate((0.5, 0.4, 0.4), start=1):
-        run.state.early_stopping.update(value, epoch)
-        finished.append(run.is_finished())
-    assert finished == [False, False, True]
-
-
-def test_the_next_batch_comes_from_the_loader(run):
-    batches = run.loaders.train.epoch(0)
-    for index in range(2):
-        batch, expected = run.next_batch(batches, index), run.loaders.train.read(0, index)
-        assert torch.equal(batch.images, expected.images)
-
-
 def test_workers_that_fail_end_the_run_between_two_groups(run):
     with pytest.raises(WorkerError, match="died"):
-        run.next_batch(batches_that_fail(WorkerError("died")), 0)
+        next_batch(run, batches_that_fail(WorkerError("died")), 0)
 
 
 def test_a_group_is_finished_without_the_workers_when_they_fail(run):
@@ -66,7 +52,7 @@ def test_a_group_is_finished_without_the_workers_when_they_fail(run):
     expected = [run.loaders.train.read(0, index) for index in (1, 2)]
     batches = batches_that_fail(WorkerError("died"))
     for index, batch in zip((1, 2), expected, strict=True):
-        assert torch.equal(run.next_batch(batches, index).images, batch.images)
+        assert torch.equal(next_batch(run, batches, index).images, batch.images)
     run.components.train_step.abandon_group()
     with pytest.raises(WorkerError, match="died"):
         run.between_steps()
@@ -76,31 +62,15 @@ def test_a_group_is_finished_without_the_workers_after_a_signal(run):
     """They may be dead: Ctrl-C goes to every process of the terminal."""
     run.components.train_step.begin_group(2, 0)
     run.signals.received = signal.SIGINT
-    batch = run.next_batch(batches_that_fail(AssertionError("the workers were asked")), 1)
+    batch = next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 1)
     assert torch.equal(batch.images, run.loaders.train.read(0, 1).images)
     run.components.train_step.abandon_group()
     with pytest.raises(Interrupted):
-        run.next_batch(batches_that_fail(AssertionError("the workers were asked")), 2)
-
-
-def test_a_loader_that_ends_early_because_of_a_signal_is_no_end_of_the_epoch(run):
-    def stopped():
-        run.signals.received = signal.SIGTERM
-        yield from ()
-
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        run.next_batch(stopped(), 0)
-
-
-def test_between_steps_a_signal_ends_the_run(run):
-    run.between_steps()
-    run.signals.received = signal.SIGTERM
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        run.between_steps()
+        next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 2)
 
 
 def test_between_steps_bad_steps_are_found(run, monkeypatch):
-    monkeypatch.setattr("unet_trainer.training.async_reader.READ_SECONDS", 0.0)
+    monkeypatch.setattr("unet_trainer.training.async_device.READ_SECONDS", 0.0)
     batch = run.loaders.train.read(0, 0)
     for _ in range(run.components.train_step.max_bad_steps):
         take_step(run.components.train_step, batch._replace(images=batch.images.float() * math.nan))
@@ -131,13 +101,6 @@ def test_after_an_epoch_the_state_is_complete(run):
     assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
 
 
-def test_the_monitored_metric_decides_which_epoch_is_best(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", monitor="val_loss")
-    assert run.judge({**ROW, "val_loss": 0.5, "val_iou": 0.9}, SCORES)
-    assert run.judge({**ROW, "val_loss": 0.4, "val_iou": 0.1}, SCORES)
-    assert not run.judge({**ROW, "val_loss": 0.45, "val_iou": 0.95}, SCORES)
-
-
 def finished_after(run, train_losses):
     """The number of epochs after which a run ends whose first epoch was the best."""
     for epoch, train_loss in enumerate(train_losses, start=1):
@@ -163,11 +126,6 @@ def test_patience_waits_for_the_warm_up_and_while_a_high_rate_still_improves_tra
     assert finished_after(run, [1 / epoch for epoch in range(1, 21)]) == expected
 
 
-def test_patience_does_not_wait_for_training_that_stands_still(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=2)
-    assert finished_after(run, [1.0] * 20) == 3
-
-
 # A budget of time
 
 
@@ -178,16 +136,6 @@ def budgeted_run(data_dir, folder, monkeypatch, budget="100s", **settings):
     run = make_run(data_dir, folder, num_epochs="auto", time_budget=budget, repeats=1, **settings)
     assert run.config.num_epochs == 20
     return run
-
-
-def test_a_plan_that_holds_is_kept(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    for epoch in range(1, 21):
-        assert not run.is_finished()
-        epochs_of(run, 5.0)
-        assert (run.state.epoch, run.config.num_epochs) == (epoch, 20)
-    assert run.is_finished()
-    assert "time_budget" not in said(run)
 
 
 def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monkeypatch):
@@ -205,39 +153,6 @@ def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monk
     assert run.is_finished()
 
 
-def test_fast_epochs_lengthen_the_plan(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 1.0)
-    assert run.config.num_epochs == run.state.learning_rate.num_epochs == 100
-
-
-def test_a_plan_is_not_longer_than_what_the_data_need(tiny_data, tmp_path, monkeypatch):
-    """96,000 augmented images: 9,600 epochs of 10."""
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 1e-4)
-    assert run.config.num_epochs == 9600
-
-
-def test_what_the_data_need_counts_repeated_images(tiny_data, tmp_path, monkeypatch):
-    KnownCosts(None).install(monkeypatch)
-    run = make_run(tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=4)
-    epochs_of(run, 1e-4)
-    assert run.config.num_epochs == 2400
-
-
-def test_a_plan_is_never_shorter_than_what_is_done(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 5.0, 5.0, 1000.0)
-    assert (run.config.num_epochs, run.is_finished()) == (3, True)
-
-
-def test_the_time_before_the_first_epoch_counts(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    run.budget.now = 50.0
-    epochs_of(run, 5.0)
-    assert run.config.num_epochs == 10  # 45 s are left
-
-
 def test_the_first_epoch_does_not_tell_the_time_of_the_next_ones(tiny_data, tmp_path, monkeypatch):
     """It starts the workers, and the device is warming up."""
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
@@ -247,38 +162,12 @@ def test_the_first_epoch_does_not_tell_the_time_of_the_next_ones(tiny_data, tmp_
     assert run.config.num_epochs == 16
 
 
-def test_the_last_five_epochs_tell_the_time_of_the_next_ones(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    assert run.config.num_epochs == 8 + 89
-
-
-def test_small_differences_change_the_plan_in_its_last_epochs_alone(tiny_data, tmp_path, monkeypatch):
-    """100 epochs of a second: 2% more time than planned."""
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 1.0)
-    assert run.config.num_epochs == 100
-    epochs_of(run, *[1.02] * 96)
-    assert (run.state.epoch, run.config.num_epochs) == (97, 100)
-    epochs_of(run, 1.02)  # of 100 s, 0.06 are left
-    assert (run.config.num_epochs, run.is_finished()) == (98, True)
-    assert said(run).count("were planned") == 1  # the first change alone was worth a line
-
-
-def test_an_epoch_of_a_share_of_the_images_counts_as_that(tiny_data, tmp_path, monkeypatch):
-    KnownCosts(None).install(monkeypatch)
-    run = make_run(tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=0.5)
-    assert len(run.loaders.train) == 2  # of 5 images
-    epochs_of(run, 1e-4)
-    assert run.config.num_epochs == 19200
-
-
 def train_batches(run, num_batches, seconds=1.0):
     """As the loop of an epoch, with steps that take so long; returns the number of batches that were trained."""
     for batch in range(run.state.batch + 1, num_batches + 1):
         run.budget.now += seconds
         run.state.batch, run.state.train_seconds = batch, batch * seconds
-        if run.is_out_of_time():
+        if is_out_of_time(run):
             return batch
     return num_batches
 
@@ -292,7 +181,7 @@ def long_epoch(tiny_data, tmp_path, monkeypatch):
         tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=40, learning_rate=0.5, warmup_epochs=0
     )
     assert len(run.loaders.train) == 200
-    run.val_seconds = 20.0
+    run.budget.val_seconds = 20.0
     return run
 
 
@@ -317,36 +206,10 @@ def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epo
     assert rate.num_steps == rate.num_epochs * 200
 
 
-def test_before_the_first_validation_its_time_is_estimated(long_epoch):
-    """2 images at 0.3 of the time of a training sample, of which a batch has 2."""
-    long_epoch.val_seconds = None
-    assert len(long_epoch.loaders.val.dataset) == 2
-    assert train_batches(long_epoch, 200) == 100
-
-
-def test_a_slow_first_batch_does_not_end_the_epoch(long_epoch):
-    """It waits for the workers. By its 20 s a validation would take 6, and 5 are left."""
-    long_epoch.val_seconds = None
-    long_epoch.budget.now = 75.0
-    assert train_batches(long_epoch, 1, seconds=20.0) == 1
-    assert "ends after" not in said(long_epoch)
-    long_epoch.budget.now = 101.0  # all of the time is gone
-    assert train_batches(long_epoch, 5, seconds=0.1) == 2
-
-
 def test_time_for_the_report_is_kept(long_epoch, monkeypatch):
     """21 pictures at the time of a validation image, 10 s each; but no more than a tenth of the time."""
     monkeypatch.setattr(time_budget, "END_SHARE", 0.1)
     assert train_batches(long_epoch, 200) == 70
-
-
-@pytest.mark.parametrize("seconds", [0.1, 0.2])
-def test_an_epoch_that_there_is_time_for_is_whole(long_epoch, seconds):
-    rate = long_epoch.state.learning_rate
-    planned = rate.num_steps
-    assert train_batches(long_epoch, 200, seconds) == 200
-    assert rate.num_steps == planned
-    assert "ends after" not in said(long_epoch)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +222,7 @@ def test_an_epoch_that_there_is_time_for_is_whole(long_epoch, seconds):
 )
 def test_the_last_epoch_may_be_a_part_of_one(tiny_data, tmp_path, monkeypatch, val_seconds, num_epochs, num_steps):
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    run.val_seconds = val_seconds
+    run.budget.val_seconds = val_seconds
     epochs_of(run, 40.0)
     assert (run.config.num_epochs, run.state.learning_rate.num_steps) == (num_epochs, num_steps)
     train_batches(run, 5, seconds=1.0)  # an epoch that is whole keeps the plan
@@ -375,13 +238,13 @@ def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, t
     assert train_batches(long_epoch, 200) == 200
 
 
-def test_pictures_of_the_report_take_no_more_than_what_is_left(long_epoch, monkeypatch):
+def test_pictures_of_the_report_take_no_more_than_what_is_left(long_epoch):
     asked = []
-    monkeypatch.setattr("unet_trainer.training.run.write_report", lambda folder, *given, **named: asked.append((*given, named)))
+    long_epoch.make_report = lambda folder, *given, **named: asked.append((*given, named))
     for now, with_pictures, seconds in ((30.0, True, 60.0), (97.0, True, 3.0), (120.0, False, -20.0)):
         long_epoch.budget.now, long_epoch.has_report = now, False
         long_epoch.write_report(with_pictures=True)
-        assert asked.pop() == (with_pictures, "cpu", {"max_seconds": seconds})
+        assert asked.pop() == (with_pictures, "cpu", {"max_seconds": seconds, "console": long_epoch.console})
 
 
 OPEN = {"early_stopping_patience": "auto", "warmup_epochs": "auto", "ema_decay": "auto"}
@@ -394,47 +257,6 @@ def test_what_is_open_follows_another_plan(tiny_data, tmp_path, monkeypatch):
     assert (run.config.early_stopping_patience, run.config.warmup_epochs, run.config.ema_decay) == (5, 0.3, 0.8)
     assert (run.state.ema.decay, run.state.learning_rate.num_warmup_steps) == (0.8, 2)
     assert "\nema_decay: 0.8  # decided: " in (run.checkpointer.folder / "config.yaml").read_text()
-
-
-def test_what_is_set_follows_no_plan(tiny_data, tmp_path, monkeypatch):
-    settings = {"early_stopping_patience": 7, "warmup_epochs": 1.0, "ema_decay": 0.95}
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **settings)
-    epochs_of(run, 10.0)
-    assert run.config.num_epochs == 10
-    assert {name: getattr(run.config, name) for name in settings} == settings
-    assert (run.state.ema.decay, run.state.learning_rate.num_warmup_steps) == (0.95, 5)
-
-
-def test_a_plan_that_changes_little_changes_nothing_else(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **OPEN)
-    epochs_of(run, 5.5)  # 94.5 s are left
-    assert (run.config.num_epochs, run.config.early_stopping_patience, run.state.ema.decay) == (18, 6, 0.9)
-
-
-def test_without_a_budget_epochs_are_as_many_as_planned(run, tiny_data, tmp_path, monkeypatch):
-    epochs_of(run, 1e6)
-    assert run.config.num_epochs == 3
-    KnownCosts(StepCost(100.0, 0.0, 0)).install(monkeypatch)
-    planned = make_run(tiny_data, tmp_path / "planned", num_epochs="auto", repeats=1)
-    assert planned.config.num_epochs == 7  # 36 steps of 100 s in the hour that a CPU has
-    epochs_of(planned, 1e6)
-    assert planned.config.num_epochs == 7
-
-
-def test_a_plateau_counts_epochs_of_the_warm_up_too(tiny_data, tmp_path):
-    """Its own patience is not that of early stopping."""
-    settings = {"scheduler": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "learning_rate": 0.1, "warmup_epochs": 4}
-    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=3, **settings)
-    for value in (0.5, 0.4, 0.4):
-        run.judge({**ROW, "val_iou": value}, SCORES)
-    assert (run.state.learning_rate.num_drops, run.state.early_stopping.patience_used) == (1, 0)
-
-
-def test_a_plateau_lowers_the_rate_after_an_epoch(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", scheduler="plateau", plateau_patience=1, plateau_factor=0.5, learning_rate=0.1)
-    for value in (0.5, 0.4):
-        run.judge({**ROW, "val_iou": value}, SCORES)
-    assert run.state.learning_rate.at(100) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("improved", [False, True])
@@ -478,11 +300,3 @@ def test_advice_about_waiting_is_given_once_and_not_after_the_first_epoch(run):
         run.state.epoch = epoch
         run.say_epoch(dict(ROW), improved=False)
         assert said(run).count("the model waits for data in 50% of the time") == (epoch > 1)
-
-
-def test_no_advice_is_given_where_nothing_waits(run):
-    run.state.epoch = 2
-    run.say_epoch(dict(ROW), improved=False)
-    run.times = EpochTimes(images_per_second=10.0, data_wait=0.05, read_seconds=0.01, augment_seconds=0.0, num_workers=0)
-    run.say_epoch(dict(ROW), improved=False)
-    assert "waits for data" not in said(run)

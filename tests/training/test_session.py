@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.runs.event_log import read_events
-from unet_trainer.system.processes import Alone
+from unet_trainer.system.distributed import Job
 from unet_trainer.system.signals import Interrupted
+from unet_trainer.training.errors import TrainingFailed
+from unet_trainer.training.event_log import read_events
 from unet_trainer.training.session import Session
 
 
@@ -45,28 +45,6 @@ def test_what_was_opened_last_is_closed_first_and_lock_and_signals_at_the_end(tm
     assert signal.getsignal(signal.SIGINT) == before
 
 
-@pytest.mark.parametrize("error", [TrainingFailed("no"), UserError("no"), ZeroDivisionError(), KeyboardInterrupt()])
-def test_everything_is_closed_however_the_run_ends(error, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    closed = []
-    with pytest.raises(type(error)) as caught:
-        run_session(tmp_path, error, exits=[lambda: closed.append(1)])
-    assert caught.value is error
-    assert closed == [1]
-    assert not (tmp_path / ".lock").exists()
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_part_that_cannot_be_closed_does_not_keep_others_from_it(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    closed = []
-    with pytest.raises(ZeroDivisionError):
-        run_session(tmp_path, exits=[lambda: closed.append(1), lambda: 1 / 0])
-    assert closed == [1]
-    assert not (tmp_path / ".lock").exists()
-    assert signal.getsignal(signal.SIGINT) == before
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -82,13 +60,6 @@ def test_the_error_that_ends_a_run_is_in_its_log_and_is_shown_by_whoever_catches
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_before_there_is_a_log_is_only_raised(tmp_path, capsys):
-    with pytest.raises(TrainingFailed):
-        run_session(tmp_path, TrainingFailed("no"), with_log=False)
-    assert capsys.readouterr().out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), KeyboardInterrupt()])
 @pytest.mark.parametrize("name", ["last.pt", "previous.pt"])
 def test_an_interruption_is_told_with_the_command_to_go_on(error, name, tmp_path, capsys):
@@ -102,22 +73,21 @@ def test_an_interruption_is_told_with_the_command_to_go_on(error, name, tmp_path
     assert (folder / "train.log").read_text() == line
 
 
-@pytest.mark.parametrize("with_log", [False, True])
-def test_an_interruption_before_anything_was_saved_is_told(with_log, tmp_path, capsys):
-    with pytest.raises(Interrupted):
-        run_session(tmp_path, Interrupted(signal.SIGINT), with_log)
-    assert capsys.readouterr().out == "Interrupted before anything was saved\n"
+def test_an_interruption_after_the_end_says_that_the_run_is_finished_and_what_is_missing(tmp_path, capsys):
+    (tmp_path / "last.pt").touch()
 
+    def end(error):
+        with Session() as session:
+            session.console.log_to(tmp_path / "train.log")
+            session.events.add("end", how="finished")
+            raise error
 
-def test_a_run_that_ends_well_says_nothing(tmp_path, capsys):
-    run_session(tmp_path)
-    assert capsys.readouterr().out == ""
-    assert (tmp_path / "train.log").read_text() == ""
-
-
-def test_a_signal_during_the_run_is_raised_where_it_is_not_deferred(tmp_path):
-    with pytest.raises(Interrupted, match="SIGTERM"), Session():
-        signal.raise_signal(signal.SIGTERM)
+    with_note = Interrupted(signal.SIGTERM)
+    with_note.add_note("its report is missing")
+    for error in (with_note, KeyboardInterrupt()):
+        with pytest.raises(KeyboardInterrupt):
+            end(error)
+    assert capsys.readouterr().out == "Interrupted. The run is finished; its report is missing\nInterrupted. The run is finished\n"
 
 
 @pytest.mark.parametrize(
@@ -134,19 +104,6 @@ def test_how_a_run_ended_is_the_last_of_its_events(error, how, text, tmp_path):
         run_session(tmp_path, error)
     last = read_events(tmp_path)[-1]
     assert (last["kind"], last["how"], last["text"]) == ("end", how, text)
-
-
-def test_every_warning_and_note_is_an_event(tmp_path):
-    with Session() as session:
-        session.console.warn("before the folder is there")
-        session.events.open(tmp_path)
-        session.console.note("a note")
-        session.console.say("only said")
-    assert [(event["kind"], event.get("text")) for event in read_events(tmp_path)] == [
-        ("start", None),
-        ("warning", "before the folder is there"),
-        ("note", "a note"),
-    ]
 
 
 def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):
@@ -173,7 +130,7 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
     monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
-    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob() if not is_alone else Alone())
+    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob() if not is_alone else Job())
     imported = []
 
     def begin():
@@ -186,24 +143,5 @@ def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_
     assert imported == ([] if is_alone else ["torch"])
 
 
-class InJob(Alone):
+class InJob(Job):
     is_alone = False
-
-
-def test_a_signal_that_comes_to_a_process_after_the_job_has_agreed_to_end_takes_no_message_away(monkeypatch, capsys):
-    """torchrun signals all, or each sees that torchrun is gone: the first one ends the job, and the others have theirs later."""
-    monkeypatch.setattr("unet_trainer.training.session.current", LateSignal)
-
-    def end():
-        with Session():
-            raise Interrupted(signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        end()
-    assert capsys.readouterr().out == "Interrupted before anything was saved\n"
-
-
-class LateSignal(InJob):
-    def report_failure(self, text, exit_code):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return False

@@ -9,15 +9,17 @@ import pytest
 
 from helpers.steps import CPU_FACTS
 from unet_trainer.config import training_choices
-from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import resolve
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import (
     build_dataset,
 )
-from unet_trainer.training.settings import build_hardware, build_settings
+from unet_trainer.training.settings import CHECKS, build_hardware, build_settings, review
 
-A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
-TESLA_T4 = dataclasses.replace(A100, name="Tesla T4", has_bfloat16=False)
+GPU = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
+TESLA_T4 = dataclasses.replace(GPU, name="Tesla T4", has_bfloat16=False)
 TESLA_K80 = dataclasses.replace(TESLA_T4, name="Tesla K80", has_float16=False)
 
 
@@ -25,18 +27,11 @@ def said(console):
     return console.stream.getvalue()
 
 
-def test_the_device_is_told(config, console):
-    hardware = build_hardware(config, console)
-    assert (hardware.device, hardware.kind) == ("cpu", "cpu")
-    assert hardware.free_memory == hardware.host_memory > 0
-    assert said(console).startswith(f"  Device:     cpu ({hardware.name}, {hardware.num_cores} core")
-
-
 @pytest.mark.parametrize(
     ("hardware", "changes", "expected"),
     [
         (
-            A100,
+            GPU,
             {"use_amp": True},
             "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16: NVIDIA A100 takes it; no loss scaling needed\n",
         ),
@@ -55,13 +50,13 @@ def test_the_device_is_told(config, console):
             "float32 instead)\n",
         ),
         (
-            A100,
+            GPU,
             {"allow_tf32": False},
             "Mixed Precision Training: off, float32 (use_amp is false)\n",
         ),
         (CPU_FACTS, {}, "Mixed Precision Training: off, float32 (use_amp is false)\n"),
         (
-            A100,
+            GPU,
             {"use_amp": "auto"},
             "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16: NVIDIA A100 takes it; no loss scaling needed\n",
         ),
@@ -101,29 +96,6 @@ def test_decisions_are_told(config, console, monkeypatch):
     assert settings.decisions["crops_per_image"].source == "decided"
 
 
-def test_where_everything_is_set_nothing_is_decided(config, console):
-    config = dataclasses.replace(config, num_classes=1, crops_per_image=1, repeats=1, encoder_lr_factor=1.0)
-    build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
-    assert "Decided" not in said(console)
-    assert "Trying the step" not in said(console)
-
-
-def test_a_long_value_is_cut_where_decisions_are_told(config, console):
-    config = dataclasses.replace(config, augmentation="auto")
-    settings = build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
-    (line,) = [line for line in said(console).splitlines() if line.startswith("  augmentation: ")]
-    assert line.startswith("  augmentation: [{HorizontalFlip: {p: 0.5}}, ")
-    assert line.index("…") == len("  augmentation: ") + 60
-    assert line.endswith(f"({settings.decisions['augmentation'].reason})")
-    assert "  Found: " not in said(console)
-
-
-def test_what_was_measured_is_told_where_the_augmentation_is_set(config, console):
-    config = dataclasses.replace(config, fit="auto", augmentation="none")
-    build_settings(config, CPU_FACTS, build_dataset(config, console, None), console)
-    assert "  Found:      images " in said(console)
-
-
 def test_settings_that_do_nothing_are_told(config, console):
     dataset = build_dataset(config, console, None)
     build_settings(dataclasses.replace(config, crops_per_image=3), CPU_FACTS, dataset, console)
@@ -132,24 +104,152 @@ def test_settings_that_do_nothing_are_told(config, console):
     assert "Note: crops_per_image and rare_class_crops are for fit: crop; " in said(console)
 
 
-def test_weights_of_auto_are_looked_for_once_and_told_where_there_are_none(config, console, monkeypatch):
-    asked = []
-    answers = [("imagenet", "on this machine"), (None, "no network: random weights")]
-    monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights",
-        lambda encoder, say, limit: asked.append((encoder, limit)) or answers[len(asked) - 1],
+GIB = 2**30
+A100 = HardwareFacts(
+    "cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8, free_memory=40 * GIB, host_memory=64 * GIB
+)
+CPU = HardwareFacts("cpu", "a CPU", has_bfloat16=True, has_float16=False, num_cores=2, free_memory=8 * GIB, host_memory=8 * GIB)
+SYMMETRIC = Measurements(
+    num_pairs=100,
+    structure=40,
+    relative_structure=0.1,
+    thickness=8.0,
+    size_spread=2.0,
+    brightness_spread=0.1,
+    has_colour=True,
+    told={"horizontal_flip": 0.5, "vertical_flip": 0.5, "quarter_turn": 0.5},
+    told_in_views={"horizontal_flip": 0.5, "vertical_flip": 0.5, "quarter_turn": 0.5},
+    has_sides=False,
+    chance=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
+    chance_in_views=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
+)
+UPRIGHT = dataclasses.replace(
+    SYMMETRIC,
+    told={"horizontal_flip": 0.5, "vertical_flip": 0.95, "quarter_turn": 0.97},
+    told_in_views={"horizontal_flip": 0.5, "vertical_flip": 0.95, "quarter_turn": 0.97},
+)
+DATA = DatasetFacts(
+    channels=3,
+    mean=(1.0, 2.0, 3.0),
+    std=(4.0, 5.0, 6.0),
+    statistics_reason="of the training images",
+    mask_values=(0, 255),
+    ignore_value=None,
+    mask_reason="all masks hold 0 and 255",
+    class_shares=[0.8, 0.2],
+    train_sizes=[(512, 512)] * 800,
+    val_sizes=[(512, 512)] * 200,
+    measurements=SYMMETRIC,
+)
+COST = StepCost(seconds=0.1, eval_seconds=0.001, memory=4 * GIB)
+LONG = {"num_epochs": 100, "batch_size": 16, "image_size": 512, "fit": "resize"}  # 5,000 steps
+
+
+def found(hardware=A100, facts=DATA, cost=COST, failure="", compile_failure="", **values):
+    settings = resolve(load_config({"data_dir": "data/mine", **values}), hardware, facts, lambda config: cost)
+    return review(settings, hardware, facts, cost, failure, compile_failure)
+
+
+def fixes(*arguments, **values):
+    return [(finding.title, finding.fix) for finding in found(*arguments, **values)]
+
+
+@pytest.mark.parametrize("hardware", [A100, CPU], ids=["GPU", "CPU"])
+@pytest.mark.parametrize("facts", [DATA, dataclasses.replace(DATA, measurements=UPRIGHT)], ids=["symmetric", "upright"])
+def test_a_config_that_leaves_things_open_has_no_findings(hardware, facts):
+    assert found(hardware, facts) == []
+    assert found(hardware, facts, time_budget="10m", seed=7, learning_rate=1e-3, encoder="resnet18") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "fix"),
+    [
+        ({"use_amp": False}, ("use_amp", "use_amp: true")),
+        ({"use_amp": True, "amp_dtype": "float16"}, ("amp_dtype", "amp_dtype: bfloat16")),
+        ({"compile_model": False}, ("compile_model", "compile_model: true")),  # saves 0.5 × 0.1 s × 5,000 steps
+        ({"compile_model": True, "cost": StepCost(0.01, 0.001, GIB)}, ("compile_model", "compile_model: false")),
+        ({"num_workers": 9}, ("num_workers", "num_workers: 7")),
+        ({"image_size": 1024}, ("image_size", "image_size: [512, 512]")),
+        ({"image_size": 128}, ("image_size", "fit: crop with image_size: auto")),  # 8 pixels thin become 2
+        ({"ema_decay": 0.9999}, ("ema_decay", "ema_decay: 0.998")),  # 10,000 steps of 5,000
+        ({"cache": "none"}, ("cache", "cache: ram")),
+        ({"num_epochs": 19}, ("num_epochs", "num_epochs: auto")),  # 950 steps
+        ({"cost": StepCost(0.1, 0.001, 39 * GIB)}, ("batch_size", "batch_size: 8 with accumulation_steps: 2, or batch_parts: 2")),
+        ({"deterministic": True}, ("deterministic", "deterministic: false, unless the bits must be the same")),
+    ],
+    ids=lambda case: str(case) if isinstance(case, dict) else "",
+)
+def test_a_bad_value_has_one_finding_with_the_line_to_change(values, fix):
+    assert fixes(**{**LONG, **values}) == [fix]
+
+
+def test_thin_structures_in_large_objects_ask_for_a_larger_size():
+    facts = dataclasses.replace(DATA, measurements=dataclasses.replace(SYMMETRIC, relative_structure=0.5))
+    assert fixes(facts=facts, **{**LONG, "image_size": 128}) == [("image_size", "image_size: [256, 256]")]
+    (finding,) = found(facts=facts, **{**LONG, "image_size": 128})
+    assert finding.detail == (
+        "[128, 128]: structures 8.0 pixels thin in images of 512×512 shrink to 2.0 pixels, and below 4 the model loses them"
     )
-    auto = dataclasses.replace(config, encoder_weights="auto")
-    dataset = build_dataset(config, Console(io.StringIO()), None)
 
-    def found_by(config):
-        settings = build_settings(config, CPU_FACTS, dataset, console)
-        return settings.taken.encoder_weights, settings.decisions["encoder_weights"].reason
 
-    assert found_by(config) == (None, "")
-    assert asked == []
-    assert found_by(auto) == ("imagenet", "on this machine")
-    assert "Note: encoder_weights" not in said(console)
-    assert found_by(dataclasses.replace(auto, num_epochs="auto", time_budget="2m")) == (None, "no network: random weights")
-    assert "  encoder_weights: null  (no network: random weights)\n" in said(console)
-    assert asked == [(config.encoder, 60.0), (config.encoder, 12.0)]  # a tenth of the time
+@pytest.mark.parametrize(
+    ("transforms", "named"),
+    [
+        (["HorizontalFlip"], None),
+        (["VerticalFlip"], "VerticalFlip"),
+        ([{"HorizontalFlip": {"p": 0.5}}, {"OneOf": {"transforms": [{"RandomRotate90": {}}, "D4"]}}], "RandomRotate90, D4"),
+        ([{"Affine": {"rotate": [-10, 10]}}], None),
+        ([{"Affine": {"rotate": [-180, 180]}}], "Affine"),
+        ([{"Rotate": {"limit": 15}}], None),
+        (["Rotate"], "Rotate"),  # turns by up to 90 degrees unless told otherwise
+    ],
+    ids=str,
+)
+def test_turns_that_the_data_do_not_have_are_named(transforms, named):
+    upright = dataclasses.replace(DATA, measurements=UPRIGHT)
+    findings = found(facts=upright, **LONG, augmentation=transforms)
+    start = f"{named} makes images unlike this data: images have an up (95% are told from their vertical mirror image)"
+    assert [(finding.title, finding.fix) for finding in findings] == ([("augmentation", "augmentation: auto")] if named else [])
+    assert all(finding.detail.startswith(start) for finding in findings)
+    assert found(**LONG, augmentation=transforms) == []  # of data that look alike upside down
+
+
+def test_a_step_that_could_not_be_taken_is_a_problem():
+    (finding,) = found(cost=None, failure="OutOfMemoryError: CUDA out of memory", **LONG)
+    assert finding.level == "problem"
+    assert finding.detail == "a step of 16 could not be taken (OutOfMemoryError: CUDA out of memory)"
+
+
+def test_a_step_that_could_not_be_compiled_is_a_warning_and_says_what_training_would_do():
+    (finding,) = found(compile_failure="RuntimeError: no compiler", **LONG)
+    assert (finding.level, finding.title, finding.fix) == ("warning", "compile_model", "compile_model: false")
+    assert finding.detail == "the step cannot be compiled here (RuntimeError: no compiler): training would go on uncompiled"
+
+
+def test_findings_worth_most_come_first():
+    values = {**LONG, "use_amp": False, "cache": "none", "num_epochs": 15, "ema_decay": 0.9999, "deterministic": True}
+    titles = ["use_amp", "num_epochs", "ema_decay", "cache", "deterministic"]
+    assert [finding.title for finding in found(**values)] == titles
+    assert len(CHECKS) == len(set(CHECKS)) == 13
+
+
+# In training
+
+
+def notes_of(config, resumes=False):
+    console = Console(io.StringIO())
+    hardware = build_hardware(config, console)
+    build_settings(config, hardware, build_dataset(config, console, None), console, resumes)
+    return [line for line in console.stream.getvalue().splitlines() if line.startswith("Note: ")]
+
+
+def test_training_says_the_three_hints_that_are_worth_most(tiny_config):
+    bad = {**tiny_config, "image_size": 256, "num_workers": 50, "cache": "none", "num_epochs": 20}
+    notes = notes_of(load_config({**bad, "ema_decay": 0.9999}))
+    assert [note.split()[1] for note in notes] == ["num_epochs:", "ema_decay:", "image_size:"]
+    assert notes[0] == ("Note: num_epochs: 20 epochs are 40 optimizer steps, too few to learn much → num_epochs: auto")
+
+
+def test_training_says_nothing_of_a_config_without_bad_values_or_of_a_run_that_goes_on(tiny_config):
+    assert notes_of(load_config({**tiny_config, "num_epochs": 5000, "cache": "ram"})) == []
+    assert notes_of(load_config(tiny_config), resumes=True) == []

@@ -11,7 +11,6 @@ from helpers.steps import (
     CPU,
     FLOAT32,
     make_batch,
-    make_spec,
     make_step,
     plain_segmenter,
     small_components,
@@ -19,14 +18,11 @@ from helpers.steps import (
     tiny_components,
     weights,
 )
-from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.evaluation import predict
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import TrainStep, accumulation_groups, build_train_forward, micro_batches
+from unet_trainer.training.step import TrainStep, build_train_forward
 
 
 def split_batch(batch, size):
@@ -40,40 +36,6 @@ def test_accumulation_equals_the_big_batch():
     take_step(make_step(parts), *split_batch(batch, 2), learning_rate=0.5)
     assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
     assert not torch.allclose(weights(whole), weights(plain_segmenter()), atol=1e-3)
-
-
-def test_weights_wait_for_the_end_of_the_group():
-    segmenter = plain_segmenter()
-    before = weights(segmenter)
-    step, metrics = make_step(segmenter), EpochMetrics(1, CPU)
-    assert not step.mid_accumulation
-    step.begin_group(2, 0)
-    for seed in range(2):
-        step(make_batch(2, seed), metrics)
-        assert torch.equal(weights(segmenter), before)
-        assert step.mid_accumulation
-    step.optimizer_step(metrics, 0.5)
-    assert not step.mid_accumulation
-    assert not torch.equal(weights(segmenter), before)
-
-
-def test_a_group_that_is_abandoned_leaves_no_gradients_to_the_next():
-    segmenter, untouched = plain_segmenter(), plain_segmenter()
-    step = make_step(segmenter)
-    step.begin_group(2, 0)
-    step(make_batch(2, seed=9), EpochMetrics(1, CPU))
-    step.abandon_group()
-    assert not step.mid_accumulation
-    for batches in ([make_batch(2, 0), make_batch(2, 1)], [make_batch(2, 2)]):
-        take_step(step, *batches)
-        take_step(make_step(untouched), *batches)
-    assert torch.equal(weights(segmenter), weights(untouched))
-
-
-def test_batches_are_grouped_from_where_the_epoch_stands_and_the_last_group_may_be_short():
-    assert [list(group) for group in accumulation_groups(0, 7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert [list(group) for group in accumulation_groups(3, 7, 3)] == [[3, 4, 5], [6]]
-    assert list(accumulation_groups(7, 7, 3)) == []
 
 
 def encoder_and_decoder(components):
@@ -98,19 +60,6 @@ def test_the_encoder_moves_by_its_factor_and_the_decoder_by_the_whole():
     assert torch.equal(same_decoder, decoder)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_an_encoder_with_a_rate_of_its_own_can_be_frozen_and_thawed(optimizer):
-    components = small_components(optimizer=optimizer, encoder_lr_factor=0.25, freeze_encoder_epochs=1)
-    start = encoder_and_decoder(components)
-    take_step(components.train_step, make_batch(4))
-    frozen = encoder_and_decoder(components)
-    components.set_training_mode(1)
-    take_step(components.train_step, make_batch(4))
-    thawed = encoder_and_decoder(components)
-    assert [torch.equal(*pair) for pair in zip(start, frozen, strict=True)] == [True, False]
-    assert [torch.equal(*pair) for pair in zip(frozen, thawed, strict=True)] == [False, False]
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
 def test_gradients_are_clipped_after_unscaling(scale):
     """The length of an SGD step is learning rate × clipped norm, whatever the loss scale."""
@@ -119,18 +68,6 @@ def test_gradients_are_clipped_after_unscaling(scale):
     step = make_step(segmenter, scaler=torch.amp.GradScaler("cpu", init_scale=scale), grad_clip=0.01)
     take_step(step, make_batch(4), learning_rate=1.0)
     assert (weights(segmenter) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
-
-
-def test_a_step_with_infinite_gradients_is_skipped_and_counted():
-    segmenter = plain_segmenter()
-    before = weights(segmenter)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    step = make_step(segmenter, scaler=scaler, loss_weight=1e6)  # 1e6 × 2^127 overflows float32
-    metrics = take_step(step, make_batch(4), learning_rate=1.0)
-    assert torch.equal(weights(segmenter), before)
-    assert int(metrics.num_skipped) == 1
-    assert scaler.get_scale() == 2.0**126
-    assert math.isfinite(metrics.loss())
 
 
 @pytest.mark.parametrize("amp_dtype", ["float32", "bfloat16"])
@@ -172,25 +109,6 @@ def test_gradients_reach_every_layer_and_padding_counts_nowhere_at_any_size():
     assert not torch.equal(weights(segmenter), before)
 
 
-def test_images_of_five_channels_in_their_own_units_are_trained_on():
-    image = ImageSpec(5, "uint16", (33000.0,) * 5, (200.0,) * 5, low=32000.0, high=34000.0)
-    components = tiny_components(image)
-    images = torch.randn(2, 32, 32, 5, generator=torch.Generator().manual_seed(0)) * 200 + 33000
-    batch = Batch(images, (images[..., 4] > 33000).to(torch.uint8), 2)
-    losses = [take_step(components.train_step, batch).loss() for _ in range(12)]
-    assert losses[-1] < 0.8 * losses[0]
-    assert predict(components.state.segmenter, images, components.numerics).shape == (2, 32, 32)
-
-
-def test_the_average_follows_each_step_of_the_optimizer():
-    components = small_components(ema_decay=0.99, accumulation_steps=2)
-    for seed in range(2):
-        take_step(components.train_step, make_batch(2, seed, side=32), make_batch(2, seed + 5, side=32))
-    assert components.state.ema.num_updates == 2
-    assert components.eval_step.segmenter is components.state.ema.segmenter
-    assert not torch.equal(weights(components.state.ema.segmenter), weights(components.state.segmenter))
-
-
 def ignoring(batch, num_ignored):
     """The first pixels of each image are ignored, a number for each image."""
     masks = batch.masks.clone()
@@ -208,7 +126,7 @@ def make_weighted_step(segmenter, loss, num_parts=1, class_weights=None):
     return TrainStep(forward, segmenter, optimizer, torch.amp.GradScaler("cpu", enabled=False), CPU, num_parts=num_parts)
 
 
-@pytest.mark.parametrize("num_parts", [2, 3, 8])
+@pytest.mark.parametrize("num_parts", [3])
 @pytest.mark.parametrize("num_ignored", [[0] * 8, UNEVEN], ids=["all pixels count", "unevenly ignored"])
 @pytest.mark.parametrize(
     ("loss", "class_weights"), [("bce", None), ("cross_entropy", [3.0]), ("focal", None)], ids=["bce", "weighted", "focal"]
@@ -226,23 +144,6 @@ def test_a_batch_in_parts_has_the_gradient_and_the_loss_of_the_whole(num_parts, 
     assert metrics.num_images == 8
 
 
-def test_a_batch_of_several_classes_in_parts_has_the_gradient_of_the_whole():
-    def make():
-        torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, padding=1))
-        return Segmenter(make_spec(num_classes=3), network, channels_last=True)
-
-    batch = make_batch(6)
-    masks = (batch.images[..., 0] // 100).to(torch.uint8)
-    masks[:2, :12] = 255
-    whole, parts = make(), make()
-    for segmenter, num_parts in ((whole, 1), (parts, 3)):
-        step = make_weighted_step(segmenter, {"cross_entropy": 1.0}, num_parts, [1.0, 2.0, 0.5])
-        take_step(step, batch._replace(masks=masks), metrics=EpochMetrics(3, CPU), learning_rate=0.5)
-    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
-    assert not torch.allclose(weights(whole), weights(make()), atol=1e-3)
-
-
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_pieces_of_other_images_are_trained_on_with_their_masks(num_parts):
     """CutMix takes them from the whole batch, whatever the parts that it goes through the model in."""
@@ -255,61 +156,3 @@ def test_pieces_of_other_images_are_trained_on_with_their_masks(num_parts):
     known = take_step(make_step(expected, num_parts=num_parts), batch._replace(images=images, masks=masks), learning_rate=0.5)
     assert torch.equal(weights(mixed), weights(expected))
     assert torch.equal(found.matrix, known.matrix)
-
-
-def test_overlap_losses_of_a_batch_in_parts_are_the_mean_of_the_parts():
-    batch = make_batch(4)
-    one = plain_segmenter()
-    losses = [take_step(make_weighted_step(plain_segmenter(), {"dice": 1.0}), part).loss() for part in split_batch(batch, 2)]
-    metrics = take_step(make_weighted_step(one, {"dice": 1.0}, num_parts=2), batch)
-    assert metrics.loss() == pytest.approx(sum(losses) / 2, rel=1e-6)
-
-
-def test_accumulation_over_batches_in_parts_equals_the_big_batch():
-    whole, parts = plain_segmenter(), plain_segmenter()
-    batch = make_batch(8)
-    take_step(make_step(whole), batch, learning_rate=0.5)
-    take_step(make_step(parts, num_parts=2), *split_batch(batch, 4), learning_rate=0.5)
-    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
-
-
-def test_padding_lies_in_the_last_parts():
-    batch = make_batch(8)._replace(num_images=5)
-    assert [part.num_images for part in micro_batches(batch, 4)] == [2, 2, 1, 0]
-    assert [part.num_images for part in micro_batches(batch, 3)] == [3, 2, 0]
-    assert torch.equal(torch.cat([part.images for part in micro_batches(batch, 3)]), batch.images)
-    assert torch.equal(torch.cat([part.masks for part in micro_batches(batch, 3)]), batch.masks)
-
-
-def test_the_parts_of_a_batch_have_the_sizes_of_their_own_masks():
-    sizes = tuple((8 + index, 16) for index in range(5))
-    batch = make_batch(8)._replace(num_images=5, mask_sizes=sizes)
-    assert [part.mask_sizes for part in micro_batches(batch, 3)] == [sizes[:3], sizes[3:], ()]
-    assert [part.mask_sizes for part in micro_batches(make_batch(8), 3)] == [None] * 3
-
-
-def test_gradients_that_add_up_keep_their_memory_and_a_single_batch_needs_none():
-    """A CUDA graph overwrites the gradients of its last replay: sums need memory of their own."""
-    components = small_components()
-    step, parameter, metrics = components.train_step, components.train_step.parameters[0], EpochMetrics(1, CPU)
-    batch = make_batch(2, side=32)
-    step.begin_group(2, 0)
-    step(batch, metrics)
-    address, first = parameter.grad.data_ptr(), parameter.grad.clone()
-    step(batch, metrics)
-    step.optimizer_step(metrics, 0.0)
-    assert parameter.grad.data_ptr() == address
-    assert not parameter.grad.any()
-    assert first.any()
-    take_step(step, batch, batch)
-    assert parameter.grad.data_ptr() == address
-    take_step(step, batch)
-    assert parameter.grad is None
-
-
-def test_the_numbers_of_a_bad_group_are_those_of_its_first_batch():
-    step = make_step(plain_segmenter(), loss_weight=math.nan, max_bad_steps=1)
-    take_step(step, make_batch(2), make_batch(2), first_batch=42)
-    with pytest.raises(RuntimeError, match="a step was not finite") as caught:
-        step.guard.check()
-    assert caught.value.batch_number == 42

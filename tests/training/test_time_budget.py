@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from helpers.small_runs import stopped_budget
-from unet_trainer.training.time_budget import TimeBudget
+from helpers.steps import make_settings
+from unet_trainer.config.facts import StepCost
+from unet_trainer.training.time_budget import SampleCost, TimeBudget, forecast, with_loading
 
 
 def test_the_time_since_the_command_and_of_earlier_starts_is_spent():
@@ -39,3 +42,56 @@ def test_a_trial_may_take_a_share_of_the_time_and_has_none_where_that_is_short(t
 )
 def test_the_end_takes_as_long_as_its_pictures_within_a_share_of_the_time(text, pictures, seconds):
     assert stopped_budget(text).end_seconds(pictures) == seconds
+
+
+COST = StepCost(seconds=0.5, eval_seconds=0.1, memory=7)
+FREE = SampleCost(0.0, 0.0, 0.0)
+SLOW = SampleCost(read_seconds=0.3, augment_seconds=0.1, val_seconds=0.2)
+
+
+def make_config(**values):
+    given = {"batch_size": 4, "num_epochs": 3, "num_workers": 2, "cache": "none", **values}
+    device, budget = given.pop("device", "cpu"), given.pop("time_budget", None)
+    return dataclasses.replace(make_settings(**given).taken, device=device, time_budget=budget)
+
+
+def test_a_run_is_its_epochs_and_what_comes_once():
+    found = forecast(make_config(device="cuda"), 41, 20, COST, FREE, num_cores=8, start_seconds=60.0)
+    assert found.seconds_per_epoch == pytest.approx(10 * 0.5 + 20 * 0.1)  # the last partial batch is dropped
+    assert found.seconds == pytest.approx(60 + 3 * 7)
+    assert (found.num_epochs, found.memory) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_workers", "num_cores", "seconds"),
+    [
+        ("cuda", 2, 8, 0.8),  # 1.6 s of loading by two workers, beside 0.5 s of the GPU
+        ("cuda:1", 4, 8, 0.5),  # hidden behind the GPU
+        ("cuda", 0, 8, 2.1),
+        ("cpu", 2, 8, 0.8),  # 0.5 + 1.6 / 8 = 0.7 is less than what two workers need
+        ("cpu", 4, 4, 0.9),  # the same cores do both
+        ("cpu", 0, 4, 2.1),
+    ],
+)
+def test_loading_is_hidden_by_workers_beside_a_gpu_and_shares_the_cores_of_a_cpu(device, num_workers, num_cores, seconds):
+    assert with_loading(0.5, 1.6, make_config(device=device, num_workers=num_workers), num_cores) == pytest.approx(seconds)
+
+
+def test_a_cache_spares_reading_but_not_augmenting():
+    uncached = forecast(make_config(num_workers=0), 40, 10, COST, SLOW, num_cores=4)
+    assert uncached.seconds_per_epoch == pytest.approx(10 * (0.5 + 4 * 0.4) + 10 * (0.1 + 0.2))
+    cached = forecast(make_config(num_workers=0, cache="ram"), 40, 10, COST, SLOW, num_cores=4)
+    assert cached.seconds_per_epoch == pytest.approx(10 * (0.5 + 4 * 0.1) + 10 * 0.1)
+
+
+def test_with_a_time_budget_the_epochs_are_those_that_there_is_time_for():
+    per_epoch = 10 * 0.5 + 20 * 0.1
+    found = forecast(make_config(device="cuda", time_budget="3m"), 40, 20, COST, FREE, num_cores=8, start_seconds=60.0)
+    assert found.num_epochs == 17  # 120 s / 7 s
+    assert found.seconds == pytest.approx(60 + 17 * per_epoch)
+    short = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8)
+    assert (short.num_epochs, short.seconds) == (1, 5.0)  # the epoch ends early
+    late = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8, start_seconds=60.0)
+    assert (late.num_epochs, late.seconds) == (1, pytest.approx(60.0 + 0.5 + 2.0))  # a step, and the validation
+    long = forecast(make_config(device="cuda", time_budget="300d"), 40, 20, COST, FREE, num_cores=8)
+    assert long.num_epochs == 2400  # 96,000 augmented images, which is enough

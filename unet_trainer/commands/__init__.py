@@ -14,3 +14,19 @@ COMMANDS = {
     "compare": "unet_trainer.commands.compare",
     "shard": "unet_trainer.commands.shard",
 }
+# What other tools call a command, the words that stand for it here, and those that a bare one needs.
+OTHER_TOOLS_COMMANDS = (
+    ("train fit run start", "{}", "CONFIG | data_dir=FOLDER"),
+    ("eval val validate score", "evaluate {}", "RUN"),
+    ("test", "evaluate {} --split test", "RUN"),
+    ("infer inference detect segment pred", "predict {} --out predictions", "RUN IMAGES"),
+    ("resume continue", "--resume {}", ""),
+    ("convert", "export {}", "RUN"),
+    ("serve app gui", "try {}", "RUN"),
+    ("list ls", "runs {}", ""),
+    ("benchmark profile", "bench {}", ""),
+    ("info env", "doctor {}", ""),
+    ("inspect lint", "check {}", "data_dir=FOLDER"),
+    ("help", "{} --help", ""),
+    ("version", "--version", ""),
+)

@@ -6,7 +6,6 @@ checkpoints included.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -19,19 +18,19 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
 from unet_trainer.config.dump import as_dict, to_yaml
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.config.training_choices import wanted_batch_size
-from unet_trainer.runs.history import read_metrics
-from unet_trainer.runs.run_folder import new_run_folder
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, Console
+from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
-from unet_trainer.system.parent_process import ending_with_this_process
-from unet_trainer.system.signals import Signals
+from unet_trainer.system.signals import ending_with_this_process
+from unet_trainer.training.history import read_metrics
+from unet_trainer.training.run_folder import new_run_folder
 
 LARGE = 4  # times batch_size, in the row that uses the memory that mixed precision saves
 IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is at most this much lower
@@ -64,16 +63,16 @@ class Outcome:
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser("train_unet.py bench", description="Trains in several precisions and compares them.")
+    parser = CommandParser("train_unet.py bench", description="Trains in several precisions and compares them.")
     add_config_words(parser)
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
     extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script)  # before torch, numpy and OpenCV are loaded, so that a typo is answered at once
+    config = read_config_words(given.words, script.config, "bench")
     console = Console()
     if given.step:
-        from unet_trainer.commands.step_timing import build_step, time_step
+        from unet_trainer.commands.step_timing import build_step, time_step  # torch: a typo is answered before it is loaded
 
         time_step(*build_step(config, console), console)
         return EXIT_DONE
@@ -110,22 +109,20 @@ def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool
 
 
 def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, console: Console) -> list[Outcome]:
-    """Runs every trial, prints the table, writes bench.json and bench.png; raises UserError when none could run."""
+    """Runs every trial, prints the table, writes bench.json and bench.png. Raises UserError where none could run."""
+    num_epochs = QUICK_EPOCHS if quick else NUM_EPOCHS
     try:
-        with Signals():
-            return _bench(config, trials, script, QUICK_EPOCHS if quick else NUM_EPOCHS, console)
+        folder = new_run_folder(Path(config.checkpoint_dir), "bench")
     except OSError as error:
         raise cannot(f"checkpoint_dir: {named_file(error) or config.checkpoint_dir}", "be written", error) from None
-
-
-def _bench(config: Config, trials: Sequence[Trial], script: Path, num_epochs: int, console: Console) -> list[Outcome]:
-    folder = new_run_folder(Path(config.checkpoint_dir), "bench")
     console.say(f"Bench: {len(trials)} runs of {num_epochs} epochs on {config.data_dir}, in {folder}")
     outcomes = []
     with console.bar("Training:", len(trials) * num_epochs) as bar:
         for trial in trials:
             outcomes.append(_run(trial, config, num_epochs, script, folder, bar.tick))
-            console.note(f"{trial.name}: {_summary(outcomes[-1])}")
+            found = outcomes[-1]
+            figures = f"{found.images_per_second:.0f} images/s, val IoU {found.val_iou:.4f}"
+            console.note(f"{trial.name}: {f'failed ({found.failure})' if found.failure else figures}")
     good = [outcome for outcome in outcomes if not outcome.failure]
     if not good:
         raise UserError(f"no run of the bench succeeded; see {folder} ({outcomes[0].failure})")
@@ -159,26 +156,23 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
     path = folder / f"{name}.yaml"
     write_text_atomically(path, to_yaml(load_config(settings), f"python train_unet.py {path}"))
     lines: list[str] = []
-    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
-        command = [sys.executable, str(script), str(path)]
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=ending_with_this_process(os.environ),
-        ) as child:
-            assert child.stdout is not None
-            try:
-                for line in child.stdout:
-                    log.write(line)
-                    lines.append(line.strip())
-                    if EPOCH_LINE.match(line):
-                        tick()
-            except BaseException:
-                _terminate(child)
-                raise
+    command, environment = [sys.executable, str(script), str(path)], ending_with_this_process(os.environ)
+    with (
+        (folder / f"{name}.log").open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        ) as child,
+    ):
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                log.write(line)
+                lines.append(line.strip())
+                if EPOCH_LINE.match(line):
+                    tick()
+        except BaseException:
+            _terminate(child)
+            raise
     if child.returncode != 0:
         errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
         return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
@@ -199,7 +193,7 @@ def _terminate(child: subprocess.Popen[str]) -> None:
 
 def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
     """Keys that the run could not follow, as when compiling failed: it went on, and its figures are not those of the row."""
-    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    result = read_json(run_dir / "result.json")
     taken = load_config(run_dir / "config.yaml")
     number_format = asked.amp_dtype if asked.use_amp else "float32"
     differs = {
@@ -235,51 +229,26 @@ def choose_winner(outcomes: Sequence[Outcome]) -> Outcome:
 def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
     first = next(outcome for outcome in outcomes if not outcome.failure)
     header = ("", "s/epoch", "images/s", "speed-up", "memory GiB", "reserved", "data wait", "val IoU")
-    rows = [header]
-    for outcome in outcomes:
-        if outcome.failure:
-            rows.append((outcome.trial.name, "–", "–", "–", "–", "–", "–", "–"))
-            continue
-        rows.append(
-            (
-                outcome.trial.name,
-                f"{outcome.seconds_per_epoch:.2f}",
-                f"{outcome.images_per_second:.0f}",
-                f"{outcome.images_per_second / first.images_per_second:.2f}×",
-                f"{outcome.allocated_gib:.2f}" if outcome.allocated_gib else "–",
-                f"{outcome.reserved_gib:.2f}" if outcome.reserved_gib else "–",
-                f"{outcome.data_wait:.0%}",
-                f"{outcome.val_iou:.4f}",
-            )
-        )
+    rows: list[Sequence[str]] = [header]
+    for one in outcomes:
+        figures = [f"{one.seconds_per_epoch:.2f}", f"{one.images_per_second:.0f}"]
+        figures.append(f"{one.images_per_second / first.images_per_second:.2f}×")
+        figures += [f"{gib:.2f}" if gib else "–" for gib in (one.allocated_gib, one.reserved_gib)]
+        figures += [f"{one.data_wait:.0%}", f"{one.val_iou:.4f}"]
+        rows.append((one.trial.name, *(["–"] * len(figures) if one.failure else figures)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     failures = [f"{outcome.trial.name}: {outcome.failure}" for outcome in outcomes if outcome.failure]
     return [*lines, *failures]
 
 
-def _summary(outcome: Outcome) -> str:
-    if outcome.failure:
-        return f"failed ({outcome.failure})"
-    return f"{outcome.images_per_second:.0f} images/s, val IoU {outcome.val_iou:.4f}"
-
-
 def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
+    from unet_trainer.images.drawing import bar_chart
     from unet_trainer.images.image_files import encode_image
-    from unet_trainer.images.overlays import bar_chart
 
-    rows = [
-        {**dataclasses.asdict(outcome), "trial": outcome.trial.name, "settings": dict(outcome.trial.settings)}
-        for outcome in outcomes
-    ]
-    report = {
-        "data_dir": config.data_dir,
-        "image_size": as_dict(config)["image_size"],
-        "batch_size": config.batch_size,
-        "encoder": config.encoder,
-        "rows": rows,
-        "winner": winner.trial.name,
-    }
+    rows = [{**dataclasses.asdict(one), "trial": one.trial.name, "settings": dict(one.trial.settings)} for one in outcomes]
+    settings = {name: as_dict(config)[name] for name in ("data_dir", "image_size", "batch_size", "encoder")}
+    report = {**settings, "rows": rows, "winner": winner.trial.name}
     write_text_atomically(folder / "bench.json", json.dumps(report, indent=2) + "\n")
     good = [outcome for outcome in outcomes if not outcome.failure]
     charts = [("images/s", [outcome.images_per_second for outcome in good])]

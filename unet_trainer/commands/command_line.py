@@ -8,39 +8,42 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, ParamSpec
 
-from unet_trainer.commands import COMMANDS
+from unet_trainer import __version__
+from unet_trainer.commands import COMMANDS, OTHER_TOOLS_COMMANDS
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, load_config
+from unet_trainer.config.optional_packages import check_url
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.runs.errors import CheckpointError, TrainingFailed
-from unet_trainer.runs.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
-from unet_trainer.system.console import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
-from unet_trainer.system.distributed import current
+from unet_trainer.system.atomic_files import check_output, is_replaceable
+from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
-from unet_trainer.system.parent_process import end_with_parent
-from unet_trainer.system.processes import PeerFailed, PeerLost
-from unet_trainer.system.signals import Interrupted, Signals
-from unet_trainer.system.standard_streams import open_closed_streams
+from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
+from unet_trainer.training.errors import CheckpointError, TrainingFailed
+from unet_trainer.training.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
+ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
 NEWEST = "\0newest"  # --resume without a name; no name can be this
 
 
-class Trained(Protocol):
-    """What the command line needs of the result of training."""
+class CommandParser(argparse.ArgumentParser):
+    """Answers a mistake with one message, like every other error, in place of the usage."""
 
-    @property
-    def unwritten(self) -> list[str]: ...
-
-    @property
-    def missing(self) -> list[str]: ...
+    def error(self, message: str) -> NoReturn:
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if unknown:
+            message = "; ".join(_unknown_option(word) for word in words.split() if word.startswith("-"))
+        raise UserError(f"{message} (python {self.prog} --help)")
 
 
 @dataclass(frozen=True)
@@ -48,47 +51,62 @@ class Script:
     """What the commands need of train_unet.py."""
 
     path: Path
-    description: str | None
-    config: Callable[[Sequence[str] | Mapping[str, Any]], Config]  # its own config, with overrides
-    train: Callable[[Config], Trained]
+    config: ScriptConfig
 
 
-def run_command_line(arguments: Sequence[str], script: Script) -> int:
-    """Trains, or runs the command that the first argument names; returns the exit code. Errors become messages here."""
-    open_closed_streams()
-    if current().launch.is_torchrun:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
-    end_with_parent(current().launch.is_torchrun)
-    try:
-        if sys.flags.optimize > 1:
-            raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
-        if arguments and arguments[0] in COMMANDS and not _is_file(arguments[0]):
-            if current().launch.world_size > 1:
-                raise UserError(f"{arguments[0]}: torchrun is for training; python train_unet.py {arguments[0]} needs one process")
-            with Signals():  # SIGTERM tidies up as Ctrl-C does
-                return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], script)
-        result = script.train(read_training_command(arguments, script))
-        return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
-    except UserError as error:
-        return _end(str(error), EXIT_USER_ERROR)
-    except (TrainingFailed, PeerLost) as error:
-        return _end(str(error), EXIT_TRAINING_FAILED)
-    except PeerFailed as error:  # that process says it, where it runs
-        launch = current().launch
-        if launch.rank == 0 and error.rank is not None and not launch.is_on_this_machine(error.rank):
-            show_error(str(error))
-        return error.exit_code
-    except Interrupted as interruption:
-        return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
-    except KeyboardInterrupt:
-        return _end("interrupted", EXIT_INTERRUPTED)
-    except (OSError, RuntimeError) as error:
-        if not is_of_the_machine(error):
-            raise
-        return _end(sentence(error), EXIT_USER_ERROR)
+Command = Callable[[Sequence[str], Script], int]
+Parameters = ParamSpec("Parameters")
+
+
+def find_command(words: Sequence[str]) -> Command | None:
+    """The command that the first word names; None to train. Raises UserError for what other tools call a command."""
+    if not words or _is_file(words[0]):
+        return None
+    if words[0] not in COMMANDS:
+        _refuse_command_of_other_tools(words[0], words[1:])
+        return None
+    if current().launch.world_size > 1:
+        raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
+    command: Command = importlib.import_module(COMMANDS[words[0]]).main
+    return command
+
+
+def exit_codes(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
+    """Makes a message and an exit code of each error that `main` raises."""
+
+    @wraps(main)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
+        open_closed_streams()
+        is_torchrun = current().launch.is_torchrun
+        if is_torchrun:
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
+        end_with_parent(is_torchrun)
+        try:
+            if sys.flags.optimize > 1:
+                raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
+            return main(*args, **kwargs)
+        except UserError as error:
+            return _end(str(error), EXIT_USER_ERROR)
+        except (TrainingFailed, PeerLost) as error:
+            return _end(str(error), EXIT_TRAINING_FAILED)
+        except PeerFailed as error:  # that process reports it, where it runs
+            launch = current().launch
+            if launch.rank == 0 and error.rank is not None and not launch.is_on_this_machine(error.rank):
+                show_error(str(error))
+            return error.exit_code
+        except Interrupted as interruption:
+            return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
+        except KeyboardInterrupt:
+            return _end("interrupted", EXIT_INTERRUPTED)
+        except (OSError, RuntimeError) as error:
+            if not is_of_the_machine(error):
+                raise
+            return _end(sentence(error), EXIT_USER_ERROR)
+
+    return run
 
 
 def _end(text: str, exit_code: int) -> int:
@@ -98,10 +116,26 @@ def _end(text: str, exit_code: int) -> int:
     return exit_code
 
 
-def read_training_command(arguments: Sequence[str], script: Script) -> Config:
+def _refuse_command_of_other_tools(name: str, words: Sequence[str]) -> None:
+    """Raises UserError with the command that is meant. A folder of that name, alone, is one that a user may mean."""
+    meant = next(((form, usual) for names, form, usual in OTHER_TOOLS_COMMANDS if name in names.split()), None)
+    if meant is None or (not words and Path(name).is_dir()):
+        return
+    form, usual = meant
+    if form == "{}":
+        words = [f"data_dir={word}" if Path(word).is_dir() else word for word in words]
+    if any(word.startswith("-") for word in words):  # the option of the form may be among them
+        form = form.partition(" --")[0]
+    line = " ".join(form.format(shlex.join(words) or usual).split())
+    setting = f" (the setting is given as {name}=VALUE)" if name in FIELDS else ""
+    raise UserError(f"{name}: unknown command; here it is: python train_unet.py {line}{setting}")
+
+
+def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:
     """The config that a training command names."""
-    parser = argparse.ArgumentParser(description=script.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser("train_unet.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_config_words(parser)
+    parser.add_argument("-V", "--version", action="version", version=f"U-Net trainer {__version__}")
     parser.add_argument("--config", metavar="FILE", action="append", help="the YAML file, if not given by position")
     parser.add_argument(
         "--resume",
@@ -111,20 +145,16 @@ def read_training_command(arguments: Sequence[str], script: Script) -> Config:
         metavar="RUN",
         help="go on with the newest run, or with a run's name, folder or .pt file",
     )
-    given, unknown = parser.parse_known_intermixed_args(arguments)
-    words = given.words + [word for word in unknown if not word.startswith("-")]  # left over after an unknown option
-    options = [word for word in unknown if word.startswith("-")]
-    resume, config = _only(given.resume, "--resume"), _only(given.config, "--config")
+    given = parser.parse_intermixed_args(arguments)
+    words, resume, config = given.words, _only(given.resume, "--resume"), _only(given.config, "--config")
     if resume is not None and resume != NEWEST and (is_override(resume) or Path(resume).suffix in CONFIG_SUFFIXES):
         words.append(resume)  # --resume key=value: the newest run, with an override
         resume = NEWEST
-    if options:
-        raise UserError("; ".join(_unknown_option(option) for option in options))
     words += [config] if config is not None else []
     if resume is None:
-        return read_config_words(words, script)
+        return read_config_words(words, script_config)
     files, overrides = _sort_words(words)
-    return load_config(*_resume_source(resume, files, overrides, script))
+    return load_config(*_resume_source(resume, files, overrides, script_config))
 
 
 def _only(values: Sequence[str] | None, option: str) -> str | None:
@@ -143,10 +173,15 @@ def add_config_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
 
 
-def read_config_words(words: Sequence[str], script: Script) -> Config:
+def read_config_words(words: Sequence[str], script_config: ScriptConfig, command: str = "") -> Config:
     """The config of a command: the file among the words, or else the script's own config, with the overrides."""
     files, overrides = _sort_words(words)
-    return load_config(Path(files[0]), overrides) if files else script.config(overrides)
+    if command and files and Path(files[0]).is_dir():
+        line = shlex.join([command, f"data_dir={files[0]}", *overrides])
+        raise UserError(f"{files[0]} is a folder; need a YAML file. To name the data: python train_unet.py {line}")
+    config = load_config(Path(files[0]), overrides) if files else script_config(overrides)
+    check_url("data_dir", config.data_dir)
+    return config
 
 
 def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -167,12 +202,12 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
-def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], script: Script) -> tuple[Path, list[str]]:
+def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], script_config: ScriptConfig) -> tuple[Path, list[str]]:
     """--resume: the named config, or else the run's own; and what to resume from."""
     own = dict(override.split("=", 1) for override in overrides)
     if "resume" in own:
         raise UserError(f"--resume and resume={own['resume']} say the same twice; leave one of them out")
-    named = load_config(Path(files[0])) if files else script.config(())
+    named = load_config(Path(files[0])) if files else script_config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
     found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
     folder = folder_of(found)
@@ -183,6 +218,25 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
             what = f"{own_file.parent} is no run's folder" if own_file.stat().st_size else f"{own_file} is empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
+
+
+def check_may_write(path: Path | None) -> None:
+    """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on measuring."""
+    if path is None:
+        return
+    check_output("--write", path)
+    if is_replaceable(path):
+        raise UserError(f"--write: {path} exists; name another file, or remove it")
+
+
+def train_command(path: Path) -> str:
+    """What trains with a config file."""
+    return f"python train_unet.py {shlex.quote(str(path))}"
+
+
+def file_header(path: Path, command: str, data_dir: str) -> str:
+    """The first lines of the file of --write, without the signs of a comment."""
+    return f"{train_command(path)}\nWritten by {command} for {' '.join(data_dir.split())}; edit it as you like."
 
 
 def _is_file(word: str) -> bool:
@@ -199,4 +253,4 @@ def is_override(word: str) -> bool:
 def _unknown_option(option: str) -> str:
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     name = OTHER_TOOLS_NAMES.get(name, name)
-    return f"{option}: unknown option" + (f"; settings are given as {name}=VALUE" if name else "")
+    return f"{option}: unknown option; settings are given as {name if name in FIELDS else 'key'}=VALUE"

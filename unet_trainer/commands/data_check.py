@@ -1,40 +1,64 @@
-"""The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it."""
+"""The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it.
+
+The settings are one block of YAML that trains when it is pasted into a config, or written as one.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.commands.config_file import file_header, train_command, write_config_file
-from unet_trainer.commands.data_pictures import draw_sheet
-from unet_trainer.commands.settings_block import block_lines, block_settings
-from unet_trainer.config.dump import to_plain
-from unet_trainer.config.schema import Config, id_names, is_demo_dir
-from unet_trainer.datasets.answered_report import AnsweredReport, build_answered_report
-from unet_trainer.datasets.class_statistics import absent_classes, class_ids, class_table, describe_classes, value_table
+import numpy as np
+
+from unet_trainer.commands.command_line import file_header, train_command
+from unet_trainer.config.dump import as_dict, to_plain
+from unet_trainer.config.schema import FIELDS, Config, as_shape, id_names, is_demo_dir
+from unet_trainer.datasets.answered_report import Answer, AnsweredReport, build_answered_report
+from unet_trainer.datasets.class_statistics import (
+    absent_classes,
+    class_ids,
+    class_shares,
+    class_table,
+    describe_ignored,
+    has_background,
+    ignored_share,
+    total_counts,
+    value_table,
+)
 from unet_trainer.datasets.dataset_report import DatasetReport, describe_sizes
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
-from unet_trainer.datasets.problems import Question, describe_problems
+from unet_trainer.datasets.problems import Question, describe_problems, setting_lines
+from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
+from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import encode_image, read_image, read_mask
 from unet_trainer.images.image_spec import depth_name
-from unet_trainer.images.mask_coding import as_written
-from unet_trainer.system.console import Console, counted
-from unet_trainer.system.names import json_text
-from unet_trainer.system.output_files import check_output, write_output
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written, given_coding, show_value
+from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system.atomic_files import check_output, write_bytes_atomically, write_output
+from unet_trainer.system.console import Console, counted, json_text
+from unet_trainer.system.os_errors import cannot
 
 IN_JSON = " (--json FILE lists them)"
+MAX_WIDTH = 15  # of the values of a class: those of a colour fit
 WRITES = "--write FILE writes them as a config"
+LARGE = 1.5  # times image_size: resizing would lose much of such an image
+GUESS = "GUESS"  # begins what the user is to confirm
+CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
+NUM_PICTURES = 24
 
 
 def check_data(config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None) -> bool:
-    """Prints the report and writes the contact sheet; returns whether the data can be trained on as it is. Raises UserError.
+    """Prints the report and writes the contact sheet; returns whether the settings that it ends with train. Raises UserError.
 
-    The settings that it ends with are written to `config_file`, and everything to `json_file`.
+    They are written to `config_file` if they do, and everything to `json_file`.
     """
     data_dir = Path(config.data_dir)
     if json_file is not None:
@@ -58,24 +82,26 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
         absent = absent_classes(report.masks, report.coding, id_names(report.decided(answered.config)))
         if absent:
             answered.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+    answered_keys = {name for guess in answered.guesses for name in guess.settings}
     for notice in answered.notices:
-        console.note(shorten(notice))
+        if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
+            console.note(shorten(notice))
     for problem in answered.problems:
         console.say()
         console.say(shorten(describe_problems([problem], where=IN_JSON)))
     for question in answered.questions:
         console.say()
-        console.say(shorten(question.text))
+        console.say(shorten("\n  ".join([question.text, *([] if _shows_values(report.coding) else question.table)])))
     lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
     console.say()
     console.say(_verdict(answered))
     for line in lines:
-        console.say(f"  {line}")
+        console.say(f"  {line}", "yellow" if f"# {GUESS}" in line else None)
     if config_file is not None:
         _write_config(config_file, answered, lines, console)
     if json_file is not None:
         _write_json(json_file, answered, sheet, lines)
-    return answered.is_trainable
+    return answered.is_settled
 
 
 def names_inside(data_dir: Path) -> Callable[[str], str]:
@@ -87,37 +113,25 @@ def names_inside(data_dir: Path) -> Callable[[str], str]:
 
 def _verdict(answered: AnsweredReport) -> str:
     """Whether the data can be trained on, as a heading for the settings."""
-    if answered.is_trainable:
-        return f"Nothing stands in the way of training. The settings for this data ({WRITES}):"
-    left = answered.report
-    num_files = sum(len(problem.lines) for problem in left.problems)
-    num_solved = sum(problem not in left.problems for problem in answered.problems)
-    num_answered = num_solved + len(answered.questions) - len(left.questions)
-    yours = f"{counted(num_answered, 'decision')} {_is(num_answered)} yours"
-    answers = f"the likely {'answer is' if num_answered == 1 else 'answers are'} taken in these settings, and in what is said above"
+    num_guesses = len(answered.guesses)
+    confirm = f", with {'one guess' if num_guesses == 1 else f'{num_guesses} guesses'} to confirm" if num_guesses else ""
     if answered.is_settled:
-        return f"This data cannot be trained on yet: {yours}; {answers}. They train as they are ({WRITES}):"
+        return f"Ready to train with these settings{confirm} ({WRITES}):"
     if not answered.is_settled_but_for_files:
-        return "This data cannot be trained on, and no settings change that."
-    what = f"This data cannot be trained on yet: {counted(num_files, 'problem')} with files"
-    if num_answered:
-        return f"{what}, and {yours}; {answers}. With the files mended, they train as they are ({WRITES}):"
-    return f"{what}. With the files mended, these settings train as they are ({WRITES}):"
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
+        return "Not ready to train: what is said above has to be solved first."
+    num_files = sum(len(problem.lines) for problem in answered.report.problems)
+    first = f"{counted(num_files, 'file')} {'has' if num_files == 1 else 'have'} to be mended first"
+    return f"Not ready to train: {first}. Then these settings train{confirm}:"
 
 
 def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], console: Console) -> None:
     console.say()
-    if not lines:
-        console.say("--write: nothing was written, since there are no settings for this data.")
+    if not answered.is_settled:
+        console.say("--write: nothing was written, because the data is not ready.")
         return
     header = [f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()]
-    write_config_file(path, "\n".join([*header, "", *lines, ""]))
-    when = "It trains as it is" if answered.is_settled else "Once the files are mended, it trains as it is"
-    console.say(f"Written. {when}: {train_command(path)}")
+    write_output("--write", path, "\n".join([*header, "", *lines, ""]))
+    console.say(f"Written. It trains as it is: {train_command(path)}")
 
 
 def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> None:
@@ -134,66 +148,219 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std))
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
     if report.coding is not None and report.classes is not None:
-        console.fact("Masks", describe_classes(report.masks, report.coding, id_names(config)))
-        if is_open:
-            console.fact("Classes", f"num_classes: {config.num_classes} ({report.classes.num_classes_reason})")
-        ids = [set(class_ids(mask, report.coding)) for mask in report.masks]
-        table = class_table(report.masks, report.coding, id_names(config))
-        width = max(len(name) for _, name, _ in table)
-        for class_id, (values, name, share) in enumerate(table):
-            holders = sum(class_id in held for held in ids)
-            console.say(f"      {name:<{width}}  {values:>8}  {share:8.3%} of pixels, in {holders} of {counted(len(ids), 'mask')}")
+        guess = next((guess.reason for guess in answered.guesses if "num_classes" in guess.settings), None)
+        why = f"{GUESS}: {guess}" if guess else report.classes.num_classes_reason if is_open else report.coding.reason
+        if report.coding.tolerance and not guess and is_open:
+            why += f"; {report.coding.reason}"
+        console.fact("Masks", f"num_classes: {config.num_classes}" + (f" ({why})" if why != "mask_values" else ""))
+        _say_classes(report, report.coding, id_names(config), console)
     if report.split is not None:
-        console.fact("Split", f"{describe_split(report.split)} ({report.split.rule})")
+        how = report.split.rule.removeprefix(report.found.rule).removeprefix("; ")
+        console.fact("Split", f"{describe_split(report.split)}{f' ({how})' if how else ''}")
 
 
-def _question_content(question: Question) -> dict[str, Any]:
-    choices = [{"meaning": choice.meaning, "settings": to_plain(dict(choice.settings))} for choice in question.choices]
-    return {"text": question.text, "choices": choices}
+def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str], console: Console) -> None:
+    """A line for each class, and one for what is ignored."""
+    ids = [class_ids(mask, coding) for mask in report.masks]
+    table = [
+        (class_id, name, values, f"{share:8.3%} of pixels")
+        for class_id, (values, name, share) in enumerate(class_table(report.masks, coding, names))
+    ]
+    if ignored := ignored_share(report.masks, coding):
+        table.append((IGNORED, "ignored", describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
+    name_width, value_width = max(len(name) for _, name, _, _ in table), min(MAX_WIDTH, max(len(row[2]) for row in table))
+    for class_id, name, values, share in table:
+        holders = sum(class_id in held for held in ids)
+        console.say(f"      {name:<{name_width}}  {values:>{value_width}}  {share}, in {holders} of {counted(len(ids), 'mask')}")
+
+
+def _shows_values(coding: MaskCoding | None) -> bool:
+    """Whether the lines of the classes show each value of the masks."""
+    return coding is not None and coding.values is not None and not coding.ignores_unknown
 
 
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
     report = answered.report
     config, split = report.decided(answered.config), report.split
+    sizes, spec = Counter(image.size for image in report.images), report.image_spec
+    classes = [] if report.coding is None else class_table(report.masks, report.coding, id_names(config))
     content = {
-        "ok": answered.is_trainable,
+        "ok": answered.is_settled,
         "data_dir": config.data_dir,
         "rule": report.found.rule,
         "num_pairs": len(report.found.pairs),
-        "num_train": None if split is None else len(split.train),
-        "num_val": None if split is None else len(split.val),
-        "num_test": None if split is None else len(split.test),
-        "sizes": [
-            [height, width, count] for (height, width), count in Counter(image.size for image in report.images).most_common()
-        ],
+        **{f"num_{name}": None if split is None else len(getattr(split, name)) for name in ("train", "val", "test")},
+        "sizes": [[height, width, count] for (height, width), count in sizes.most_common()],
         "dtypes": dict(Counter(image.dtype for image in report.images)),
         "channels": {str(count): number for count, number in Counter(image.channels for image in report.images).items()},
-        "mean": None if report.image_spec is None else list(report.image_spec.mean),
-        "std": None if report.image_spec is None else list(report.image_spec.std),
-        "classes": []
-        if report.coding is None
-        else [
-            {"values": values, "name": name, "share": share}
-            for values, name, share in class_table(report.masks, report.coding, id_names(config))
-        ],
+        "mean": None if spec is None else list(spec.mean),
+        "std": None if spec is None else list(spec.std),
+        "classes": [{"values": values, "name": name, "share": share} for values, name, share in classes],
         "values": [
             {"value": to_plain(as_written([row.value])), "share": row.share, "masks": row.num_masks}
             for row in value_table(report.masks)
         ],
         "problems": [
             {
-                "kind": problem.kind,
-                "title": problem.title,
+                **{name: getattr(problem, name) for name in ("kind", "title", "fix")},
                 "lines": list(problem.lines),
-                "fix": problem.fix,
                 "settings": to_plain(dict(problem.settings)),
             }
             for problem in answered.problems
         ],
-        "questions": [_question_content(question) for question in answered.questions],
+        "questions": [
+            {
+                "text": question.text,
+                "choices": [{"meaning": one.meaning, "settings": to_plain(dict(one.settings))} for one in question.choices],
+            }
+            for question in answered.questions
+        ],
+        "guesses": [{"reason": guess.reason, "settings": to_plain(dict(guess.settings))} for guess in answered.guesses],
         "notices": answered.notices,
         "contact_sheet": None if sheet is None else str(sheet),
         "settings": to_plain(block_settings(answered)) if lines else None,
         "config": list(lines),
     }
     write_output("--json", path, json_text(content, indent=2) + "\n")
+
+
+# The settings
+
+
+def block_settings(answered: AnsweredReport) -> dict[str, Any]:
+    """data_dir, the classes, and all that differs from the defaults."""
+    given, defaults = as_dict(answered.config), as_dict(Config())
+    values = {name: given[name] for name in FIELDS if given[name] != defaults[name] and name != "resume"}
+    advised = {name: value for answer in _advise_fit(answered) for name, value in answer.settings.items()}
+    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report), **advised}
+
+
+def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
+    """The block: what was answered stands with its reason, and with the other answers as comments.
+
+    `shorten` makes the reasons shorter.
+    """
+    values, answers = block_settings(answered), [*answered.answers, *_advise_fit(answered)]
+    groups = {name: answer for answer in answers for name in _keys_of(answer, values)}
+    lines: list[str] = []
+    for name in ("data_dir", *(name for name in FIELDS if name in values and name != "data_dir")):
+        names = _keys_of(groups[name], values) if name in groups else [name]
+        if name == names[0]:
+            group = {each: values[each] for each in names}
+            lines += _group_lines(group, groups[name], shorten) if name in groups else setting_lines(group)
+    return lines
+
+
+def _keys_of(answer: Answer, values: Mapping[str, Any]) -> list[str]:
+    """The settings of an answer, in the order of the config; with one about the classes go all settings of the classes."""
+    names = {*answer.settings, *(CLASS_KEYS if "num_classes" in answer.settings else ())}
+    return [name for name in FIELDS if name in names and name in values]
+
+
+def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[[str], str]) -> list[str]:
+    reason = shorten(" ".join(answer.reason.split()))
+    if answer.is_guess:
+        reason = f"{GUESS}: {reason}" if reason else GUESS
+    lines = setting_lines(settings)
+    if len(lines) == 1 and not answer.others:
+        return [f"{lines[0]}  # {reason}" if reason else lines[0]]
+    place = "its place" if len(lines) == 1 else "their place"
+    lines = [*([f"# {reason}"] if reason else []), *lines]
+    for other in answer.others:
+        lines += [
+            f"# or in {place}{': ' if other.meaning else ''}{other.meaning}",
+            *(f"#   {line}" for line in setting_lines(other.settings)),
+        ]
+    return lines
+
+
+def _class_settings(report: DatasetReport) -> dict[str, Any]:
+    """The classes that were found or given."""
+    if report.classes is None:
+        return {}
+    coding, names = report.classes.coding, report.classes.class_names
+    settings: dict[str, Any] = {"num_classes": report.classes.num_classes}
+    settings |= {"class_names": names} if names else {}
+    settings["mask_values"] = coding.mask_values
+    settings |= {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
+    settings |= {"unknown_values": "ignore"} if coding.ignores_unknown else {}
+    return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
+
+
+def _advise_fit(answered: AnsweredReport) -> list[Answer]:
+    """fit: crop for images that are far larger than the size that they are to be resized to."""
+    config, report = answered.config, answered.report
+    if config.fit != "resize" or config.image_size == "auto" or not report.images:
+        return []
+    height, width = as_shape(config.image_size)
+    middle = np.median([image.height * image.width for image in report.images])
+    if middle <= LARGE**2 * height * width:
+        return []
+    return [Answer({"fit": "crop"}, f"the images are larger than image_size: {width}×{height}", is_guess=False)]
+
+
+# The contact sheet
+
+
+def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
+    """Writes the sheet under checkpoint_dir. Where nobody knows what the values mean, each is drawn as a class of its own."""
+    if not report.pairs:
+        return None
+    if report.coding is not None:
+        coding, names = report.coding, id_names(report.decided(config))
+    else:
+        coding, names = _values_as_classes(report.masks)
+    is_background = has_background(names, class_shares(report.masks, coding, len(names)))
+    pictures, labels = [], []
+    for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:
+        pair = report.pairs[index]
+        image = to_display(read_image(pair.image))
+        ids = resize_mask(coding.encode(read_mask(pair.mask)), (image.shape[0], image.shape[1]))  # resize_masks
+        pictures.append((image, ids))
+        labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
+    path = Path(config.checkpoint_dir) / "check" / sheet_name(Path(config.data_dir))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet = contact_sheet(pictures, labels, names=names, has_background=is_background)
+        write_bytes_atomically(path, encode_image(sheet, ".png"))
+    except OSError as error:
+        raise cannot(f"checkpoint_dir: {path}", "be written", error, path) from None
+    return path
+
+
+def sheet_name(data_dir: Path) -> str:
+    """The name of the folder, and digits that differ for folders of the same name."""
+    folder = data_dir.resolve()
+    name = re.sub(r"[^\w.-]+", "_", folder.name, flags=re.ASCII) or "data"
+    return f"{name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}.png"
+
+
+def _values_as_classes(masks: Sequence[MaskFacts]) -> tuple[MaskCoding, list[str]]:
+    """The most frequent values, as many as there are colours; the others are drawn as ignored."""
+    values = sorted(value for value, _ in total_counts(masks).most_common(len(COLOURS)))
+    return given_coding([as_written([value]) for value in values], None, True), [show_value(value) for value in values]
+
+
+def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
+    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
+
+    Of each class, pairs with much of it and with little, spread over all that hold it.
+    """
+    held = [class_ids(mask, coding) for mask in masks]
+    shares = class_shares(masks, coding, num_ids)
+    classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
+    rare, queues = classes[:-1] or classes, []
+    for class_id in rare:
+        holders = [index for index, its in enumerate(held) if class_id in its]
+        holders.sort(key=lambda index: -held[index][class_id])
+        spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
+        holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
+        queues.append([(index, class_id) for index in holders])
+    chosen: dict[int, int] = {}
+    for turn in range(len(held)):
+        for queue in queues:
+            if turn < len(queue):
+                chosen.setdefault(*queue[turn])
+    for index in range(len(held)):
+        chosen.setdefault(index, IGNORED)
+    return list(chosen.items())

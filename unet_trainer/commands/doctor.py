@@ -5,7 +5,6 @@ Machine, data, the settings that a run would take with their reasons, its time a
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import json
@@ -16,24 +15,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
-from unet_trainer.commands.config_file import check_may_write, file_header, train_command, write_config_file
+from unet_trainer.commands.command_line import (
+    CommandParser,
+    Script,
+    add_config_words,
+    check_may_write,
+    file_header,
+    read_config_words,
+    train_command,
+)
 from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config, id_names, is_demo_dir
-from unet_trainer.config.training_choices import COMPILE_SECONDS, describe_seconds
-from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
-from unet_trainer.system.findings import Finding, finding_lines, has_problem, wrapped
-from unet_trainer.system.output_files import check_output, write_output
+from unet_trainer.config.training_choices import COMPILE_GAIN, COMPILE_SECONDS, describe_seconds
+from unet_trainer.system.atomic_files import check_output, write_output
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, counted, finding_lines, has_problem, wrapped
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
-    from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
+    from unet_trainer.config.facts import HardwareFacts, StepCost
     from unet_trainer.config.resolved_config import ResolvedConfig, Settings
     from unet_trainer.datasets.dataset_report import CheckedDataset, DatasetReport
     from unet_trainer.loading.dataset import SegmentationDataset
-    from unet_trainer.training.forecast import Forecast, SampleCost
+    from unet_trainer.training.time_budget import Forecast, SampleCost
 
 MAX_CLASSES = 8  # in the line of class shares
 MAX_SETTING = 40  # characters of a key and its value beside its reason
@@ -63,9 +68,19 @@ class Page:
     def all_findings(self) -> list[Finding]:
         return [finding for findings in self.findings.values() for finding in findings]
 
+    @contextmanager
+    def catching(self, section: str) -> Iterator[None]:
+        """What would end a run with a message is a line of the page here."""
+        try:
+            yield
+        except UserError as error:
+            title, colon, detail = str(error).partition(": ")
+            is_key = bool(colon) and title.isidentifier()
+            self.show(section, [Finding("problem", title if is_key else "Settings", detail if is_key else str(error))])
+
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py doctor", description="Says what this machine and this data can do, and what a run would do."
     )
     add_config_words(parser)
@@ -79,67 +94,56 @@ def main(arguments: Sequence[str], script: Script) -> int:
         words.append(f"time_budget={given.budget}")
         if not any(word.startswith("num_epochs=") for word in words):
             words.append("num_epochs=auto")  # the budget decides it, whatever the file says
-    config = read_config_words(words, script)
-    if given.write is not None:
-        check_may_write(given.write)
+    config = read_config_words(words, script.config, "doctor")
+    check_may_write(given.write)
     if given.json is not None:
         check_output("--json", given.json)
     page = Page(Console())
     settings = examine(config, page, reviews=bool(words), is_fast=given.fast)
-    if given.write is not None:
-        if settings is None:
-            page.show(
-                "config", [Finding("problem", "--write", f"{given.write} was not written: there are no settings for this data")]
-            )
-        else:
-            header = file_header(given.write, "doctor", settings.taken.data_dir)
-            text = settings.to_yaml(header, resume=None, encoder_weights=settings.asked.encoder_weights)
-            write_config_file(given.write, text)
-            page.console.say(f"Written: {given.write}. It runs as it is: {train_command(given.write)}")
+    if given.write is not None and settings is None:
+        detail = f"{given.write} was not written: there are no settings for this data"
+        page.show("config", [Finding("problem", "--write", detail)])
+    elif given.write is not None and settings is not None:
+        header = file_header(given.write, "doctor", settings.taken.data_dir)
+        write_output("--write", given.write, settings.to_yaml(header, resume=None, encoder_weights=config.encoder_weights))
+        page.console.say(f"Written: {given.write}. It runs as it is: {train_command(given.write)}")
     code = EXIT_USER_ERROR if has_problem(page.all_findings()) else EXIT_DONE
     if given.json is not None:
-        _write_json(given.json, page, code)
+        findings = {section: [dataclasses.asdict(one) for one in found] for section, found in page.findings.items()}
+        content = {"ok": code == EXIT_DONE, "findings": findings, **page.content}
+        write_output("--json", given.json, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
     return code
 
 
 def examine(config: Config, page: Page, reviews: bool, is_fast: bool) -> Settings | None:
     """Prints the page; returns the settings of a run, or None where the data or the device stand in the way."""
-    from unet_trainer.commands.machine_facts import inspect_machine
-    from unet_trainer.commands.machine_report import machine_findings
+    from unet_trainer.commands.machine import installed_versions, machine_findings
+    from unet_trainer.system.resources import count_cores, total_host_memory
 
     page.console.say("Looking at this machine ...")
     compiles_on = {True: ("cuda", "cpu"), False: (), "auto": ("cuda",) if config.device != "cpu" else ()}[config.compile_model]
-    machine = inspect_machine(Path(config.checkpoint_dir), () if is_fast else compiles_on, page.console.say)
+    machine = machine_findings(
+        Path(config.checkpoint_dir), config.device != "cpu", () if is_fast else compiles_on, page.console.say
+    )
     page.heading("Machine")
-    page.show("machine", machine_findings(machine, wants_gpu=config.device != "cpu"))
-    page.content["machine"] = dataclasses.asdict(machine)
+    page.show("machine", machine)
+    page.content["machine"] = {"cores": count_cores(), "memory": total_host_memory(), "versions": installed_versions()}
     started = time.perf_counter()  # what a run would do before it trains
-    dataset = _examine_data(config, page)
-    settings = None
+    settings = dataset = None
+    with page.catching("data"):
+        dataset = _examine_data(config, page)
     if dataset is not None:
-        with _problems_as_findings(page, "run"):
+        with page.catching("run"):
             settings = _examine_run(config, dataset, page, reviews, is_fast, started)
     _say_verdict(page)
     return settings
 
 
-@contextmanager
-def _problems_as_findings(page: Page, section: str) -> Iterator[None]:
-    """What would end a run with a message is a line of the page here."""
-    try:
-        yield
-    except UserError as error:
-        title, colon, detail = str(error).partition(": ")
-        is_key = bool(colon) and title.isidentifier()
-        page.show(section, [Finding("problem", title if is_key else "Settings", detail if is_key else str(error))])
-
-
 def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
-    from unet_trainer.commands.machine_facts import measure_reading
-    from unet_trainer.commands.machine_report import reading_finding
-    from unet_trainer.datasets.build_report import build_dataset_report
+    from unet_trainer.commands.machine import reading_finding
+    from unet_trainer.datasets.dataset_report import build_dataset_report
     from unet_trainer.datasets.demo import ensure_demo
-    from unet_trainer.datasets.shard_places import find_place
+    from unet_trainer.datasets.shards import find_place
 
     data_dir = Path(config.data_dir)
     page.heading(f"Data: {config.data_dir}")
@@ -147,21 +151,18 @@ def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
         page.console.say("  (the built-in demo, made now)")
     if find_place(config.data_dir) is None and not data_dir.exists():
         detail = f"{data_dir} does not exist, so that nothing can be said of a run"
-        level: Literal["problem", "warning"] = "problem" if "data_dir" in config.sources else "warning"
-        page.show("data", [Finding(level, "data_dir", detail, "data_dir=FOLDER with images/ and masks/")])
+        fix = "data_dir=FOLDER with images/ and masks/"
+        page.show("data", [Finding("problem" if "data_dir" in config.sources else "warning", "data_dir", detail, fix)])
         return None
-    with _problems_as_findings(page, "data"):
-        report = build_dataset_report(config, page.console)
-        page.show("data", data_findings(report.decided(config), report))
-        if report.blocking_message:
-            command = f"python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
-            page.console.say(f"    All of it: {command}")
-            return None
-        dataset = report.checked()
-        files = [pair.image for pair in dataset.pairs][:: max(1, len(dataset.pairs) // NUM_READ)]
-        page.show("data", [reading_finding(measure_reading(files[:NUM_READ]))])
-        return dataset
-    return None
+    report = build_dataset_report(config, page.console)
+    page.show("data", data_findings(report.decided(config), report))
+    if report.blocking_message:
+        page.console.say(f"    All of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}")
+        return None
+    dataset = report.checked()
+    files = [pair.image for pair in dataset.pairs][:: max(1, len(dataset.pairs) // NUM_READ)]
+    page.show("data", [reading_finding(files[:NUM_READ])])
+    return dataset
 
 
 def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
@@ -181,53 +182,58 @@ def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
         more = f" and {len(rows) - MAX_CLASSES} more classes" if len(rows) > MAX_CLASSES else ""
         ignored = ignored_share(report.masks, report.coding)
         found.append(Finding("ok", "Pixels", shares + more + (f"; {ignored:.1%} ignored" if ignored else "")))
-        absent = [row.name for row in rows if row.share == 0]
-        if absent:
+        if absent := [row.name for row in rows if row.share == 0]:
             detail = f"no pixel of {', '.join(absent)} in any mask"
             found.append(Finding("warning", "Classes", detail, "num_classes and mask_values as the masks have them"))
     for problem in report.problems:
         named = [*problem.lines[:NUM_NAMED], *(["…"] if len(problem.lines) > NUM_NAMED else [])]
-        detail = "\n".join([f"{problem.title}:", *named])
-        found.append(Finding("problem", "Files", detail, problem.fix))
+        found.append(Finding("problem", "Files", "\n".join([f"{problem.title}:", *named]), problem.fix))
     found += [Finding("problem", "Question", str(question)) for question in report.questions]
-    found += [Finding("warning", "Note", notice) for notice in report.notices]
-    return found
+    return found + [Finding("warning", "Note", notice) for notice in report.notices]
 
 
 def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: bool, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
-    from unet_trainer.config.data_choices import choose_fit
+    from unet_trainer.config.data_choices import choose_fit, describe_symmetry
     from unet_trainer.config.resolve import resolve
     from unet_trainer.model.network import check_encoder_name
+    from unet_trainer.model.pretrained import is_here
     from unet_trainer.training.build import build_datasets
-    from unet_trainer.training.config_review import review
-    from unet_trainer.training.settings import announced, build_hardware, known_cost, measure
+    from unet_trainer.training.settings import announced, build_hardware, known_cost, measure, review
     from unet_trainer.training.step_probe import StepProbe
     from unet_trainer.training.time_budget import TimeBudget
+
+    def find_weights(encoder: str) -> tuple[str | None, str]:
+        """As training would find them, without a download."""
+        if is_here(encoder, "imagenet"):
+            return "imagenet", "on this machine"
+        return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
 
     if config.encoder != "auto":
         check_encoder_name(config.encoder)
     hardware = build_hardware(config, Console(io.StringIO()))
     measured = measure(config, dataset, page.console)
     facts = dataset.facts(measured)
-    fit = choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit
-    page.show("data", measured_findings(measured, fit))
+    size = "the masks that were measured hold one class only"
+    if measured.thickness:
+        relative = f"{measured.relative_structure:.0%} of the image's side"
+        size = f"{measured.structure:.0f} pixels large ({relative}), the thinnest {measured.thickness:.1f} pixels thin"
+    symmetry = describe_symmetry(measured, choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit)
+    page.show("data", [Finding("ok", "Structures", size), Finding("ok", "Symmetry", symmetry)])
     page.content["measurements"] = dataclasses.asdict(measured)
     with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
-        budget = TimeBudget(config.time_budget, started)
-        find_weights, spent = _weights_on_this_machine, budget.lost_to_training
+        spent = TimeBudget(config.time_budget, started).lost_to_training
         settings = resolve(config, hardware, facts, announced(probe, page.console), find_weights, spent)
         taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else spent()
         page.heading("Settings that a run would take, decided from the data and this machine")
-        _say_settings(settings, page)
+        _say_settings(settings, symmetry, page)
         if taken.compile_model and not is_fast:
             page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
-        trial = _try_step(probe, taken, is_fast)
+        trial = try_step(probe, taken, is_fast)
         eager_cost = known_cost(probe, taken)
-    datasets = build_datasets(taken, dataset)
     if trial.cost is not None:
         page.heading("Time and memory")
-        _say_forecast(settings, hardware, trial, datasets, page, start_seconds)
+        _say_forecast(settings, hardware, trial, trial.cost, build_datasets(taken, dataset), page, start_seconds)
     findings = review(settings, hardware, facts, eager_cost, trial.failure, trial.compile_failure)
     if reviews or has_problem(findings) or trial.compile_failure:
         page.heading("Your settings")
@@ -235,38 +241,18 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     return settings
 
 
-def _weights_on_this_machine(encoder: str) -> tuple[str | None, str]:
-    """As training would find them, without a download."""
-    from unet_trainer.model.pretrained import is_here
-
-    if is_here(encoder, "imagenet"):
-        return "imagenet", "on this machine"
-    return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
-
-
-def measured_findings(measured: Measurements, fit: Literal["resize", "crop"]) -> list[Finding]:
-    from unet_trainer.config.data_choices import describe_symmetry
-
-    size = "the masks that were measured hold one class only"
-    if measured.thickness:
-        relative = f"{measured.relative_structure:.0%} of the image's side"
-        size = f"{measured.structure:.0f} pixels large ({relative}), the thinnest {measured.thickness:.1f} pixels thin"
-    return [Finding("ok", "Structures", size), Finding("ok", "Symmetry", describe_symmetry(measured, fit))]
-
-
-def _say_settings(settings: Settings, page: Page) -> None:
+def _say_settings(settings: Settings, symmetry: str, page: Page) -> None:
     rows = settings.describe()
-    symmetry = page.findings["data"][-1].detail
     for line in setting_lines([(name, shown_value(name, value), reason) for name, value, reason in rows], symmetry):
         page.console.say(line)
     asked, defaults = as_dict(settings.asked), as_dict(Config())
-    kept = [
-        f"{name}: {shown_value(name, value_text(asked[name]))}"
-        for name, decision in settings.decisions.items()
-        if decision.source not in ("default", "decided") and asked[name] != defaults[name]
-    ]
-    if kept:
-        page.heading("As the demo has them" if is_demo_dir(settings.asked.data_dir) else "As you set them")
+    groups: dict[str, list[str]] = {}
+    for name, decision in settings.decisions.items():
+        if decision.source not in ("default", "decided") and asked[name] != defaults[name]:
+            heading = "As the demo has them" if decision.source == "demo" else "As you set them"
+            groups.setdefault(heading, []).append(f"{name}: {shown_value(name, value_text(asked[name]))}")
+    for heading, kept in groups.items():
+        page.heading(heading)
         for line in wrapped(", ".join(kept), "    "):
             page.console.say(line)
     page.content["settings"] = {name: {"value": value, "reason": reason} for name, value, reason in rows}
@@ -295,7 +281,7 @@ def shown_value(name: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
     """The cost of the step of a run, and where it comes from."""
 
     cost: StepCost | None
@@ -305,10 +291,8 @@ class _Trial:
     compile_failure: str = ""  # the cost is that of the uncompiled step then
 
 
-def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
+def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> Trial:
     """Takes the step of the run as it will be taken: compiled, unless that would take too long."""
-    from unet_trainer.config.training_choices import COMPILE_GAIN
-
     compiles = taken.compile_model
     # A trial has no time budget, which goes with num_epochs: auto only.
     tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
@@ -318,56 +302,48 @@ def _try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> _Trial:
         failure = probe.failure
         cost = probe(dataclasses.replace(tried, compile_model=False))
         if cost is not None and cost.is_possible:  # training would go on uncompiled
-            return _Trial(cost, time.perf_counter() - started, False, "", failure)
-    if cost is not None and not cost.is_possible:
-        cost = None
-    seconds = COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started
-    if cost is not None and compiles and is_fast:
-        cost = dataclasses.replace(
-            cost, seconds=(1 - COMPILE_GAIN) * cost.seconds, eval_seconds=(1 - COMPILE_GAIN) * cost.eval_seconds
-        )
-    return _Trial(cost, seconds if compiles else 0.0, compiles and is_fast, "" if cost is not None else probe.failure)
+            return Trial(cost, time.perf_counter() - started, False, "", failure)
+    if cost is None or not cost.is_possible:
+        return Trial(None, 0.0, False, probe.failure)
+    if not compiles:
+        return Trial(cost, 0.0, False, "")
+    if is_fast:
+        left = 1 - COMPILE_GAIN
+        cost = dataclasses.replace(cost, seconds=left * cost.seconds, eval_seconds=left * cost.eval_seconds)
+    return Trial(cost, COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started, is_fast, "")
 
 
 def _say_forecast(
     settings: Settings,
     hardware: HardwareFacts,
-    trial: _Trial,
+    trial: Trial,
+    cost: StepCost,
     datasets: tuple[SegmentationDataset, SegmentationDataset],
     page: Page,
     start_seconds: float,
 ) -> None:
-    from unet_trainer.training.forecast import forecast
+    from unet_trainer.training.time_budget import SampleCost, forecast
 
-    assert trial.cost is not None
     taken, (train, val) = settings.taken, datasets
-    sample = time_samples(train, val)
-    fill_seconds = 0.0
-    if taken.cache != "none":
-        fill_seconds = sum(len(one.pairs) for one in datasets) * sample.read_seconds / hardware.num_cores
-    start_seconds += trial.compile_seconds + fill_seconds
-    found = forecast(taken, len(train), len(val), trial.cost, sample, hardware.num_cores, start_seconds)
-    page.show("run", forecast_findings(found, settings, hardware, trial.cost, sample, trial.is_estimate))
+    read, augment = _mean_seconds(train, range(0, len(train), max(1, len(train) // NUM_SAMPLES)))
+    val_read, _ = _mean_seconds(val, range(len(val)))  # tiles of one image follow each other, and it is read once
+    sample = SampleCost(read, augment, val_read)
+    start_seconds += trial.compile_seconds
+    if taken.cache != "none":  # it is filled first
+        start_seconds += sum(len(one.pairs) for one in datasets) * read / hardware.num_cores
+    found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds)
+    page.show("run", forecast_findings(found, settings, hardware, cost, sample, trial.is_estimate))
     page.content["forecast"] = {
         **dataclasses.asdict(found),
         "is_estimate": trial.is_estimate,
-        "step": dataclasses.asdict(trial.cost),
+        "step": dataclasses.asdict(cost),
         "sample": dataclasses.asdict(sample),
         "start_seconds": start_seconds,
     }
 
 
-def time_samples(train: SegmentationDataset, val: SegmentationDataset) -> SampleCost:
-    """Prepares samples of both datasets in this process."""
-    from unet_trainer.training.forecast import SampleCost
-
-    read, augment = _mean_seconds(train, range(0, len(train), max(1, len(train) // NUM_SAMPLES)))
-    val_read, _ = _mean_seconds(val, range(len(val)))  # tiles of one image follow each other, and it is read once
-    return SampleCost(read, augment, val_read)
-
-
 def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
-    """Of reading and of augmenting a sample."""
+    """Of reading and of augmenting a sample, in this process."""
     started, times = time.perf_counter(), []
     for index in indices[:NUM_SAMPLES]:
         times.append(dataset.timed_sample((0, index))[2:])
@@ -380,14 +356,12 @@ def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple
 def forecast_findings(
     found: Forecast, settings: Settings, hardware: HardwareFacts, cost: StepCost, sample: SampleCost, is_estimate: bool
 ) -> list[Finding]:
-    taken = settings.taken
-    epochs = f"{counted(found.num_epochs, 'epoch')} of {describe_short(found.seconds_per_epoch)}"
-    rate = taken.batch_size / cost.seconds
-    detail = f"about {describe_seconds(found.seconds)}: {epochs}, {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
-    if is_estimate:
-        detail += "; an estimate from the uncompiled step (--fast)"
-    if taken.early_stopping_patience is not None:
-        detail += "; early stopping may end it sooner"
+    taken, rate = settings.taken, settings.taken.batch_size / cost.seconds
+    per_epoch = f"{found.seconds_per_epoch:.1f} s" if found.seconds_per_epoch < 10 else describe_seconds(found.seconds_per_epoch)
+    detail = f"about {describe_seconds(found.seconds)}: {counted(found.num_epochs, 'epoch')} of {per_epoch}"
+    detail += f", {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
+    detail += "; an estimate from the uncompiled step (--fast)" if is_estimate else ""
+    detail += "; early stopping may end it sooner" if taken.early_stopping_patience is not None else ""
     findings = [Finding("ok", "Time", detail)]
     if found.seconds > OVER_BUDGET * settings.budget():
         detail += f"; more than time_budget: {taken.time_budget}, since a run starts up and validates once at least"
@@ -399,32 +373,15 @@ def forecast_findings(
     if hardware.kind != "cpu" and loading / max(1, taken.num_workers) > 1.1 * cost.seconds:
         times = f"reading {sample.read_seconds * 1e3:.0f} ms and augmenting {sample.augment_seconds * 1e3:.0f} ms an image"
         detail = f"the GPU would wait: {times}, {counted(taken.num_workers, 'worker')}"
-        fix = "more cores" + ("" if taken.cache != "none" else ", or cache: ram")
-        findings.append(Finding("warning", "Loading", detail, fix))
+        findings.append(Finding("warning", "Loading", detail, "more cores" + ("" if taken.cache != "none" else ", or cache: ram")))
     return findings
 
 
-def describe_short(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else describe_seconds(seconds)
-
-
 def _say_verdict(page: Page) -> None:
-    findings = page.all_findings()
-    num_problems, num_warnings = (sum(finding.level == level for finding in findings) for level in ("problem", "warning"))
-    warnings = f", {counted(num_warnings, 'warning')}" if num_warnings else ""
+    levels = [finding.level for finding in page.all_findings()]
+    warnings = f", {counted(levels.count('warning'), 'warning')}" if "warning" in levels else ""
     page.console.say()
-    if num_problems:
-        page.console.say(f"Not ready: {counted(num_problems, 'problem')} (✗) to solve first{warnings}.")
-    elif "forecast" in page.content:
-        page.console.say(f"Ready to train{warnings}.")
+    if "problem" in levels:
+        page.console.say(f"Not ready: {counted(levels.count('problem'), 'problem')} (✗) to solve first{warnings}.")
     else:
-        page.console.say(f"The machine is ready{warnings}.")
-
-
-def _write_json(path: Path, page: Page, code: int) -> None:
-    content = {
-        "ok": code == EXIT_DONE,
-        "findings": {section: [dataclasses.asdict(finding) for finding in found] for section, found in page.findings.items()},
-        **page.content,
-    }
-    write_output("--json", path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+        page.console.say(f"{'Ready to train' if 'forecast' in page.content else 'The machine is ready'}{warnings}.")

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import Script, is_override
+from unet_trainer.commands.command_line import CommandParser, Script, is_override
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.parsers import near_miss, tile_side
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, Console, counted
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.engine import Engine
     from unet_trainer.inference.evaluate import EvaluatedSet, Options
-    from unet_trainer.inference.evaluation_data import EvaluationData, KnownClasses
+    from unet_trainer.inference.evaluation_data import EvaluationData
+    from unet_trainer.inference.predictor import Predictor
     from unet_trainer.model.segmenter import SegmenterSpec
 
 SPLITS = ("val", "test", "train", "all")
@@ -26,8 +27,10 @@ DATA_KEYS = (
     "data_dir", "image_dir", "mask_dir", "mask_suffix", "split_file", "resize_masks", "mask_values", "ignore_value",
     "checkpoint_dir",
 )  # fmt: skip
+OPTIONS = ("split", "compare", "threshold", "tiles", "device", "precision", "out")  # with a value
 FEW_IMAGES = 20  # with fewer, an interval is rough
 FOLDER = "evaluation"
+AS_TRAINED = "as-trained"
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
         raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
     if given.threshold is not None and not 0 < given.threshold < 1:
         raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
+    if given.tile not in (None, AS_TRAINED):
+        tile_side(given.tile, "--tile")
 
     from unet_trainer.inference.model_files import find_model
 
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py evaluate",
         description="Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them).",
     )
@@ -73,10 +78,10 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threshold", type=float, metavar="P", help="least probability of the foreground, with one class (0.5)")
     parser.add_argument("--raw", action="store_true", help="the weights as trained, of last.pt, not their average")
     parser.add_argument(
-        "--tiles",
-        choices=("blended", "as-trained"),
-        default="blended",
-        help="fit: crop: whole images, or blended tiles where they are large, as predict does; or as in training's validation",
+        "--tile",
+        metavar=f"N|{AS_TRAINED}",
+        help="fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
+        f"{AS_TRAINED}: those of training's validation, not blended",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.add_argument(
@@ -95,7 +100,9 @@ def read_overrides(words: Sequence[str]) -> dict[str, str]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"{twice}: given twice; leave one of them out")
     overrides = {name.strip().replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
-    for name in overrides:
+    for name, value in overrides.items():
+        if name in OPTIONS:
+            raise UserError(f"{name}: an option of evaluate and not a setting: --{name} {value}")
         if name not in DATA_KEYS:
             meant = near_miss(name, DATA_KEYS)
             hint = f"did you mean {meant}?" if meant else f"evaluate takes those of the data: {', '.join(DATA_KEYS)}"
@@ -109,25 +116,25 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     from unet_trainer.inference.evaluate import Options
     from unet_trainer.inference.evaluation_data import check_comparable, check_same_classes, find_source, load_evaluation_data
     from unet_trainer.inference.evaluation_files import make_folder, write_evaluation
-    from unet_trainer.inference.evaluation_summary import compare, summarise
+    from unet_trainer.inference.scores import compare, summarise
 
-    engine = load(given, file)
-    spec = engine.card.spec
+    predictor = load(given, file)
+    engine, spec = predictor.engine, predictor.spec
     check_options(given, spec, engine, console)
     source = find_source(file, overrides, spec.num_classes)
     folder = given.out if given.out is not None else None if source.run_folder is None else source.run_folder / FOLDER
-    data = load_evaluation_data(source, known_classes(spec), overrides, given.split, console)
+    data = load_evaluation_data(source, spec, overrides, given.split, console)
     other = None
     if other_file is not None:
         check_comparable(data, file, other_file)
         other = load(given, other_file)
-        check_same_classes(data, known_classes(spec), known_classes(other.card.spec), str(other_file))
+        check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
-    say_what(engine, file, data, given, console)
+    say_what(predictor, file, data, given, console)
     say_training_images(data, file, other_file, console)
-    options = Options(given.threshold, given.cldice, given.tiles)
-    evaluated = evaluate_model(engine, data, options, console)
+    options = Options(given.threshold, given.cldice, given.tile == AS_TRAINED)
+    evaluated = evaluate_model(predictor, data, options, console)
     summary = summarise(evaluated, spec.class_names)
     console.say()
     for line in summary_lines(summary, spec.id_names):
@@ -138,72 +145,72 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         console.say()
         for line in comparison_lines(comparison, summary, str(other_file)):
             console.say(line)
-    say_doubts(summary.num_images, float(summary.dataset["iou"][-1]), engine, data, given, console)
+    say_doubts(summary.num_images, float(summary.dataset["iou"][-1]), predictor, data, given, console)
     if folder is None:
         console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
         return
-    description = describe(engine, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
+    description = describe(predictor, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
     write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names, spec.has_background)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 
 
-def load(given: argparse.Namespace, file: Path) -> Engine:
-    from unet_trainer.inference.engine import SymmetricEngine
-    from unet_trainer.inference.loaded_model import load_engine
+def load(given: argparse.Namespace, file: Path) -> Predictor:
+    from unet_trainer.inference.engine import SymmetricEngine, load_engine
+    from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     engine = load_engine(file, given.device, given.precision, given.raw)
-    return SymmetricEngine(engine, engine.card.symmetries) if given.tta else engine
+    tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, engine.card.spec)
+    return Predictor(SymmetricEngine(engine, engine.card.symmetries) if given.tta else engine, tile)
 
 
 def check_options(given: argparse.Namespace, spec: SegmenterSpec, engine: Engine, console: Console) -> None:
     if given.threshold is not None and spec.num_ids != 2:
         raise UserError(f"--threshold: for a model of two class ids; this one has {spec.num_ids} ({', '.join(spec.id_names)})")
-    if given.tiles == "as-trained" and spec.fit == "resize":
-        console.note("--tiles: the model sees whole images, resized, in training and here; there are no tiles")
+    if given.tile == AS_TRAINED and spec.fit == "resize":
+        console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
     if given.tta and not engine.card.symmetries:
         console.note("--tta: training mirrored and turned nothing, so there is nothing to take the mean of")
 
 
-def known_classes(spec: SegmenterSpec) -> KnownClasses:
-    from unet_trainer.inference.evaluation_data import KnownClasses
-
-    return KnownClasses(spec.image, spec.coding, spec.num_classes, spec.id_names)
-
-
-def evaluate_model(engine: Engine, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
+def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
     import torch
 
     from unet_trainer.inference.evaluate import PairReader, evaluate
-    from unet_trainer.inference.predictor import Predictor
 
     sizes = [image.size for image in data.images]
-    reader = PairReader(data.pairs, sizes, data.coding, data.source.config.resize_masks, Predictor(engine))
+    reader = PairReader(data.pairs, sizes, data.coding, data.source.config.resize_masks, predictor)
     try:
         with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
-            return evaluate(reader, options, bar.tick)
+            found = evaluate(reader, options, bar.tick)
     except torch.OutOfMemoryError:
-        raise UserError(f"--device: {engine.device} has no memory for the largest image; --device cpu takes longer") from None
+        device = predictor.engine.device
+        raise UserError(f"--device: {device} has no memory for the largest image; --device cpu takes longer") from None
+    if (warning := predictor.take_scale_warning()) is not None:
+        console.warn(warning)
+    return found
 
 
-def say_what(engine: Engine, file: Path, data: EvaluationData, given: argparse.Namespace, console: Console) -> None:
-    spec, card = engine.card.spec, engine.card
+def say_what(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace, console: Console) -> None:
+    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
     epoch = "" if card.epoch is None else f", epoch {card.epoch}"
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
     console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.config.data_dir}: {data.split}, by {data.rule}")
-    console.fact("Scored", scoring(spec, given))
+    console.fact("Scored", scoring(predictor, given))
 
 
-def scoring(spec: SegmenterSpec, given: argparse.Namespace) -> str:
+def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
     """How predictions come about, for the user."""
+    spec = predictor.spec
     height, width = spec.image_size
     threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
     if spec.fit == "resize":
         return f"at the images' own size; the model sees them at {width}×{height}{threshold}"
-    if given.tiles == "as-trained":
+    if given.tile == AS_TRAINED:
         return f"at the images' own size, in tiles of {width}×{height} as training's validation has them{threshold}"
-    return f"at the images' own size, whole or in blended tiles where they are large, as predict does{threshold}"
+    how = "as predict does" if given.tile is None else f"as predict --tile {given.tile} does"
+    return f"at the images' own size, in blended tiles of {predictor.describe_tile()}; {how}{threshold}"
 
 
 def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
@@ -219,17 +226,18 @@ def say_training_images(data: EvaluationData, file: Path, other_file: Path | Non
 
 
 def say_doubts(
-    num_images: int, iou: float, engine: Engine, data: EvaluationData, given: argparse.Namespace, console: Console
+    num_images: int, iou: float, predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
 ) -> None:
     """What a reader of the numbers should know."""
     if num_images < FEW_IMAGES:
         console.note(f"{counted(num_images, 'image')}: intervals from so few are rough, and likely too narrow")
-    trained = engine.card.val_iou
+    trained, spec = predictor.engine.card.val_iou, predictor.spec
     if trained is None or not data.source.is_own or data.split != "val" or given.raw:
         return
     reasons = []
-    if engine.card.spec.fit == "crop" and given.tiles != "as-trained":
-        reasons.append("training counts tiles of its own: --tiles as-trained")
+    if spec.fit == "crop" and given.tile != AS_TRAINED:
+        height, width = spec.image_size
+        reasons.append(f"training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED}")
     reasons += ["--tta"] if given.tta else []
     reasons += ["--threshold"] if given.threshold is not None else []
     reasons = reasons or ["another number format, or a val_iou of an early version"]
@@ -238,9 +246,9 @@ def say_doubts(
     console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
 
 
-def describe(engine: Engine, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
+def describe(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
     """Model, data and settings, as evaluation.json has them."""
-    card, spec = engine.card, engine.card.spec
+    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
     return {
         "model": {
             "file": str(file),
@@ -258,6 +266,6 @@ def describe(engine: Engine, file: Path, data: EvaluationData, given: argparse.N
             "tta": given.tta,
             "raw": given.raw,
             "fit": spec.fit,
-            "tiles": given.tiles if spec.fit == "crop" else None,
+            "tile": None if spec.fit == "resize" else AS_TRAINED if given.tile == AS_TRAINED else list(predictor.tile),
         },
     }

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.inference.evaluation_summary import Comparison, Summary
-from unet_trainer.inference.image_scores import Floats
+from unet_trainer.inference.scores import Comparison, Floats, Summary
 from unet_trainer.system.console import counted
 
 WIDTH = 100

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unet_trainer.commands.command_line import Script
+from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.problems import first_few
+from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.os_errors import cannot
-from unet_trainer.system.output_files import final_path
 
 if TYPE_CHECKING:  # a typo is answered before torch is loaded
-    from unet_trainer.inference.export_check import Comparison
-    from unet_trainer.inference.model_card import ModelCard
+    from unet_trainer.inference.export import Comparison
+    from unet_trainer.inference.model_files import ModelCard
     from unet_trainer.model.segmenter import Segmenter
 
 
@@ -36,12 +36,11 @@ FORMATS = {
     "onnx": Format(".onnx", "ONNX, one file with weights, normalisation and classes; runs with onnxruntime"),
     "pt2": Format(".pt2", "a program of torch.export; runs with torch alone"),
     "smp": Format("", "a folder for smp.from_pretrained"),
-    "torchscript": Format(".torchscript", "TorchScript, which torch calls deprecated: choose pt2 or onnx where you can"),
 }
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py export",
         description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
         epilog="\n".join(f"  {name:<12} {its.title}" for name, its in FORMATS.items()),
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
 def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: Path, console: Console) -> int:
     """Raises UserError."""
     from unet_trainer.inference.engine import build_segmenter
-    from unet_trainer.inference.export_check import ExportError
+    from unet_trainer.inference.export import ExportError
     from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
 
     path = find_model(model, checkpoint_dir, raw)
@@ -75,6 +74,7 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
     console.fact("Model", f"{spec.architecture}, {spec.encoder}, {'raw weights, ' if raw else ''}epoch {card.epoch}{score}")
     console.fact("Classes", ", ".join(spec.id_names))
     try:
+        delete_drafts(target.parent, [target.name], ABANDONED_SECONDS)
         comparison = exporter(segmenter, card, target)
     except ExportError as error:
         what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
@@ -115,9 +115,9 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
 
 def _refuse_other_files(folder: Path) -> None:
     """Raises UserError: a folder is replaced as a whole, and what somebody put into it would be lost."""
-    from unet_trainer.inference.export_smp import FILES
+    from unet_trainer.inference.export import SMP_FILES
 
-    others = sorted(file.name for file in folder.iterdir() if file.name not in FILES)
+    others = sorted(file.name for file in folder.iterdir() if file.name not in SMP_FILES)
     if others:
         raise UserError(
             f"--out: {folder} holds {first_few(others, 3)} beside an earlier export, which would be deleted with it; move it away, "
@@ -126,11 +126,9 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _exporter(name: str) -> Callable[[Segmenter, ModelCard, Path], Comparison]:
-    from unet_trainer.inference.export_onnx import export_onnx
-    from unet_trainer.inference.export_smp import export_smp
-    from unet_trainer.inference.export_torch import export_pt2, export_torchscript
+    from unet_trainer.inference.export import export_onnx, export_pt2, export_smp
 
-    return {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp, "torchscript": export_torchscript}[name]
+    return {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
 
 
 def _advice(name: str) -> str:

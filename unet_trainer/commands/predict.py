@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unet_trainer.commands.command_line import Script
+from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.config.errors import UserError
-from unet_trainer.runs.errors import TrainingFailed
+from unet_trainer.config.parsers import tile_side
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Bar, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
+from unet_trainer.training.errors import TrainingFailed
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.engine import Engine
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import Outcome, PredictionStream
+    from unet_trainer.inference.prediction_stream import Outcome, PredictionStream, WriterProcesses
     from unet_trainer.inference.prediction_timing import Rates
-    from unet_trainer.inference.writer_processes import WriterProcesses
+    from unet_trainer.inference.predictor import Predictor
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -38,8 +39,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
         return predict(given, console)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("train_unet.py predict", description="Writes what a trained model sees in images, as files.")
+def _parser() -> CommandParser:
+    parser = CommandParser("train_unet.py predict", description="Writes what a trained model sees in images, as files.")
     parser.add_argument("model", metavar="RUN|FILE", help="a run's name or folder (its best.pt is taken), a .pt or an .onnx file")
     parser.add_argument(
         "inputs",
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         help="images, folders with their subfolders, a CSV with a column image",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the results are written")
+    parser.add_argument("--among-images", action="store_true", help="write into the folder of the images if --out is that")
     parser.add_argument("--values", action="store_true", help="masks with the values of the dataset's own masks too")
     parser.add_argument("--overlay", action="store_true", help="the images with the classes drawn over them too")
     parser.add_argument(
@@ -56,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--polygons", action="store_true", help="the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs")
     parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
     parser.add_argument("--threshold", metavar="T", type=float, help="least probability of the foreground (0.5), with one class")
+    parser.add_argument(
+        "--tile",
+        metavar="N",
+        help="fit: crop: side of the tiles, a multiple of 32; without it the one that training chose",
+    )
     parser.add_argument("--skip-existing", action="store_true", help="leave images alone whose results are there")
     parser.add_argument("--raw", action="store_true", help="the weights as trained, not their average")
     parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -69,15 +76,19 @@ def _check(given: argparse.Namespace) -> None:
         raise UserError(f"--threshold: got {given.threshold:g}; need a number between 0 and 1")
     if given.batch_size is not None and given.batch_size < 1:
         raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
+    if given.tile is not None:
+        tile_side(given.tile, "--tile")
     if given.raw and Path(given.model).suffix == ".onnx":
         raise UserError("--raw: an exported file has one set of weights; name the run, or its last.pt")
 
 
 def predict(given: argparse.Namespace, console: Console) -> int:
-    from unet_trainer.inference.inputs import find_inputs, refuse_same_names
+    from unet_trainer.inference.inputs import find_inputs, refuse_among_images, refuse_same_names
 
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
     refuse_same_names(inputs)
+    if not given.among_images:
+        refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.model_files import find_model
 
@@ -90,46 +101,46 @@ def predict(given: argparse.Namespace, console: Console) -> int:
 
 
 def _start_writers(given: argparse.Namespace, inputs: Sequence[Input], console: Console) -> WriterProcesses | None:
-    from unet_trainer.inference import writer_processes
-    from unet_trainer.loading.worker_backends import WorkerError
+    from unet_trainer.inference import prediction_stream
 
     try:
-        return None if given.polygons else writer_processes.start_writers(inputs, given.device)
-    except WorkerError as error:
-        console.note(f"results are written by threads, which is slower: {error}")
+        return None if given.polygons else prediction_stream.start_writers(len(inputs), given.device)
+    except OSError as error:
+        console.note(f"results are written by threads, which is slower: {sentence(error)}")
         return None
 
 
 def _predict(
     given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
 ) -> int:
-    from unet_trainer.inference import writer_processes
-    from unet_trainer.inference.loaded_model import load_engine
+    from unet_trainer.inference.engine import load_engine
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream
-    from unet_trainer.inference.predictor import Predictor
+    from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     kinds = Kinds(given.values, given.overlay, given.probabilities, given.polygons)
     engine = load_engine(path, given.device, raw=given.raw)
     spec = engine.card.spec
     if given.threshold is not None and spec.num_ids != 2:
         raise UserError(f"--threshold: for a model of one class and background; {path} has {spec.num_ids} classes")
+    tile = chosen_tile(given.tile, spec)
     folder = PredictionFolder(given.out, spec, kinds)
     folder.refuse_overwriting(inputs)
     is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
     _make_folder(given.out)
-    engine = _with_symmetries(engine, console) if given.tta else engine
-    _say_start(path, engine, inputs, sum(is_done), console)
+    predictor = Predictor(_with_symmetries(engine, console) if given.tta else engine, tile)
+    _say_start(path, predictor, inputs, sum(is_done), console)
     num_todo = len(inputs) - sum(is_done)
     with console.bar("Predicting:", num_todo) as bar:
-        used = processes if writer_processes.suits(engine.device) else None
-        stream = PredictionStream(Predictor(engine), folder, _Bars(console, bar), given.threshold, given.batch_size, used)
+        stream = PredictionStream(predictor, folder, _Bars(console, bar), given.threshold, given.batch_size, processes)
         stream.warm_up(num_todo)
         rates = _measure(stream, inputs) if given.time else None
         started = time.perf_counter()
         outcome = _run(stream, inputs, is_done, given.out, console)
     seconds = time.perf_counter() - started
     _say_result(folder, inputs, outcome, seconds, console)
+    if (warning := predictor.take_scale_warning()) is not None:
+        console.warn(warning)
     if rates is not None and outcome.num_written:
         _say_rates(rates, outcome.num_written / seconds, console)
     return EXIT_USER_ERROR if outcome.failed else EXIT_DONE
@@ -158,7 +169,7 @@ def _measure(stream: PredictionStream, inputs: Sequence[Input]) -> Rates:
 
 
 def _run(stream: PredictionStream, inputs: Sequence[Input], is_done: Sequence[bool], out: Path, console: Console) -> Outcome:
-    from unet_trainer.loading.worker_backends import WorkerError
+    from unet_trainer.loading.worker_pool import WorkerError
 
     try:
         return stream.run(inputs, is_done)
@@ -195,13 +206,14 @@ def _with_symmetries(engine: Engine, console: Console) -> Engine:
     return SymmetricEngine(engine, symmetries)
 
 
-def _say_start(path: Path, engine: Engine, inputs: Sequence[Input], num_done: int, console: Console) -> None:
-    card, spec = engine.card, engine.card.spec
+def _say_start(path: Path, predictor: Predictor, inputs: Sequence[Input], num_done: int, console: Console) -> None:
+    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
     score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
     epoch = "" if card.epoch is None else f", epoch {card.epoch}"
     console.fact("Model", f"{path}: {spec.architecture} with {spec.encoder}{epoch}{score}; on {engine.description}")
     skipped = f", {num_done} of them done before" if num_done else ""
-    console.fact("Images", f"{len(inputs)}{skipped}")
+    tiles = f", in blended tiles of {predictor.describe_tile()}" if spec.fit == "crop" else ""
+    console.fact("Images", f"{len(inputs)}{skipped}{tiles}")
 
 
 def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outcome, seconds: float, console: Console) -> None:
@@ -212,6 +224,9 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
     if len(inputs) > len(outcome.failed):  # some may have been there before
         for line in result_lines(folder, inputs, {path for path, _ in outcome.failed}):
             console.say(line)
+    if outcome.num_with_missing:
+        images = counted(outcome.num_with_missing, "image")
+        console.note(f"values without data in {images} were filled with the mean of the training images")
     if outcome.failed:
         lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
         titles = "file that could not be predicted", "files that could not be predicted"
@@ -220,7 +235,8 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
 
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input], failed: set[Path]) -> list[str]:
     """What was written where, and how to read it."""
-    from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, PROBABILITIES, VALUES, class_folder
+    from unet_trainer.images.row_writers import PROBABILITIES
+    from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, VALUES, class_folder
 
     out, spec, kinds = folder.out, folder.spec, folder.kinds
     example = next((name for path, name in inputs if path not in failed), inputs[0].name)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import Script
-from unet_trainer.commands.named_runs import find_named_run, read_run_words
+from unet_trainer.commands.command_line import CommandParser, Script
+from unet_trainer.commands.runs import find_named_run, read_run_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import EXIT_DONE, Console
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py report", description="One page about a run: scores, curves, images, settings. Needs no network to be read."
     )
     parser.add_argument(
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if not given.no_pictures:
         console.say(f"Predicting validation images of {folder} ...")
     try:
-        path = write_report(folder, not given.no_pictures, given.device, given.out, words.data_dir)
+        path = write_report(folder, not given.no_pictures, given.device, given.out, words.data_dir, console=console)
     except OSError as error:
         raise UserError(
             f"{error.filename or given.out or folder}: cannot be written ({error.strerror}); --out FILE names another place"

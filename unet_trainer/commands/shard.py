@@ -8,16 +8,18 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import Script, add_config_words, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.optional_packages import check_url
 from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.system.console import EXIT_DONE, Console, counted
+from unet_trainer.system.input_files import read_text
 
 MEGABYTE = 10**6
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py shard",
         description="Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them.",
     )
@@ -25,7 +27,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
     parser.add_argument("--shard-mb", metavar="MB", type=_megabytes, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script)
+    config = read_config_words(given.words, script.config, "shard")
+    check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
     return EXIT_DONE
 
@@ -42,13 +45,13 @@ def _megabytes(text: str) -> float:
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
     """Reads and checks every pair, writes the shards and says how to train from them. Raises UserError."""
-    from unet_trainer.datasets.build_report import read_every_pair  # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.class_files import find_class_file
+    from unet_trainer.datasets.dataset_report import read_every_pair  # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.find_dataset import find_dataset
     from unet_trainer.datasets.scan import open_scan_cache
-    from unet_trainer.datasets.shard_pairs import describe_size
-    from unet_trainer.datasets.shard_places import FOLDER
+    from unet_trainer.datasets.shard_files import is_url
+    from unet_trainer.datasets.shards import FOLDER, describe_size
     from unet_trainer.datasets.write_shards import (
         ScannedPair,
         destination,
@@ -56,7 +59,6 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
         refuse_other_files,
         write_shards,
     )
-    from unet_trainer.shards.remote_files import is_url
 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
@@ -64,7 +66,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
     place = destination(out, checkpoint_dir / FOLDER)
-    refuse_other_files(place, out)
+    refuse_other_files(place)
     found = find_dataset(config, console)
     report = read_every_pair(found, config.resize_masks, open_scan_cache(data_dir, checkpoint_dir), console, config.worker_timeout)
     if report.blocking_message:
@@ -76,7 +78,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     if not is_url(out) and Path(out).resolve() in folders:
         raise UserError(f"--out: {out} holds images or masks of the data; need another folder")
     if found.class_file is None and (class_file := find_class_file(data_dir, report.pairs)) is not None:
-        found = dataclasses.replace(found, class_file=(class_file.path.name, class_file.path.read_text(encoding="utf-8-sig")))
+        found = dataclasses.replace(found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig")))
     scanned = [ScannedPair(*each) for each in zip(report.pairs, report.images, report.masks, strict=True)]
     scanned += [ScannedPair(pair) for pair in found.test]
     refuse_full_disk(place, scanned)

@@ -22,11 +22,16 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.network import check_encoder_name
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.runs.errors import TrainingFailed
 from unet_trainer.system.console import Console, first_line
-from unet_trainer.training.build import build_components_with_weights, compile_components, random_batches
-from unet_trainer.training.components import Components
-from unet_trainer.training.out_of_memory import is_out_of_memory, out_of_memory_message, peak_memory_gib
+from unet_trainer.training.build import Components, build_components_with_weights
+from unet_trainer.training.compilation import (
+    compile_components,
+    is_out_of_memory,
+    out_of_memory_message,
+    peak_memory_gib,
+    random_batches,
+)
+from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.settings import build_hardware, say_precision
 from unet_trainer.training.state import EpochMetrics
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unet_trainer.commands.command_line import Script
+from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.commands.local_pages import add_page_options, bind, check_port, open_browser, say_address, serve
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import Console
@@ -18,7 +17,7 @@ if TYPE_CHECKING:  # a typo is answered before torch is loaded
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser("train_unet.py try", description="Shows in a browser what a model makes of an image.")
+    parser = CommandParser("train_unet.py try", description="Shows in a browser what a model makes of an image.")
     parser.add_argument(
         "words",
         nargs="*",
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     config = script.config([f"device={given.device}"])
     console = Console()
 
-    from unet_trainer.inference.loaded_model import load_engine
+    from unet_trainer.inference.engine import load_engine
     from unet_trainer.inference.model_files import find_model
     from unet_trainer.inference.predictor import Predictor
     from unet_trainer.inference.try_server import TryServer
@@ -65,7 +64,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, Path | None]:
 
 def validation_pairs(model: Path, data_dir: Path | None) -> tuple[tuple[Pair, ...], str]:
     """The run's validation images, or why there are none. A data_dir that was asked for must hold them."""
-    from unet_trainer.inference.validation_images import find_validation_pairs
+    from unet_trainer.inference.evaluation_data import find_validation_pairs
 
     try:
         return find_validation_pairs(model, data_dir), ""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from unet_trainer.commands.command_line import Script
+from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.commands.local_pages import add_page_options, bind, check_port, open_browser, say_address, serve
-from unet_trainer.commands.named_runs import find_named_run, read_run_words
-from unet_trainer.runs.run_summary import read_run_summary
+from unet_trainer.commands.runs import find_named_run, read_run_words
 from unet_trainer.system.console import Console
+from unet_trainer.training.run_summary import read_run_summary
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "train_unet.py watch",
         description="Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more.",
     )

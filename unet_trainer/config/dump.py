@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from unet_trainer.config.safe_yaml import Plain, interpret
-from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.schema import FIELDS, THEMES, Config, explanations
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -39,10 +39,9 @@ def to_yaml(config: Config, header: str, reasons: Mapping[str, str] | None = Non
     """The config as YAML that runs again as it is. Each key has a comment: its reason if there is one, else its meaning."""
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     for name, value in as_dict(config).items():
-        metadata = FIELDS[name].metadata
-        if metadata["theme"]:
-            lines += ["", f"# {metadata['theme']}"]
-        comment = (reasons or {}).get(name) or metadata["doc"]
+        if name in THEMES:
+            lines += ["", f"# {THEMES[name]}"]
+        comment = (reasons or {}).get(name) or explanations()[name]
         lines.append(f"{name}: {value_text(value)}  # {' '.join(comment.split())}")
     return "\n".join(lines) + "\n"
 
@@ -57,9 +56,9 @@ def to_markdown() -> str:
     """The keys of the config as tables for docs/configuration.md, one a theme."""
     lines = []
     defaults = as_dict(Config())
-    for name, field in FIELDS.items():
-        if field.metadata["theme"]:
-            lines += ["", f"## {field.metadata['theme']}", "", "| key | default | meaning |", "| --- | --- | --- |"]
-        meaning = field.metadata["doc"].replace("|", r"\|")
+    for name in FIELDS:
+        if name in THEMES:
+            lines += ["", f"## {THEMES[name]}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        meaning = explanations()[name].replace("|", r"\|")
         lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -6,23 +6,29 @@ so that a typo is answered at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config import parsers as p
 from unet_trainer.config.dump import as_dict, to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.mask_classes import MaskClass, MaskValues, as_grey, implied_num_classes, split_values
-from unet_trainer.config.safe_yaml import MAX_BYTES, Plain, YamlError, parse_yaml, shorten
+from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
+    DEMO_DIR,
     FIELDS,
-    MAX_NAME_BYTES,
     MIN_ATTENTION_CHANNELS,
     WITH_ATTENTION,
     WITH_DECODER_CHANNELS,
     Config,
+    is_demo_dir,
+    parse_value,
 )
+from unet_trainer.system.input_files import open_file
 
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
@@ -73,6 +79,8 @@ NAMES_ELSEWHERE = {
     "resume": "resume_from load checkpoint",
 }
 OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for other in others.split()}
+# Settings of earlier versions. They stand in the config.yaml of old runs.
+REMOVED_KEYS = ("scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval")
 
 
 def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
@@ -84,20 +92,46 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     else:
         given = _read_overrides(overrides, problems)
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
-    values = _parse_values({**(raw or {}), **given}, problems)
+    if removed := tuple(name for name in REMOVED_KEYS if name in {**(raw or {}), **given}):
+        _note_removed(removed)
+    config, wrong = _parse_values({**(raw or {}), **given}, problems)
     if "num_epochs" in given:  # a preset that is tried for a few epochs: its patience and warm-up may be longer than that
-        if "early_stopping_patience" not in given and _patience_is_too_long(values):
-            values["early_stopping_patience"] = None
+        if "early_stopping_patience" not in given and _patience_is_too_long(config):
+            config = dataclasses.replace(config, early_stopping_patience=None)
             sources["early_stopping_patience"] = sources["num_epochs"]
-        if "warmup_epochs" not in given and _warmup_is_too_long(values):
-            values["warmup_epochs"] = values["num_epochs"] / 2
+        if "warmup_epochs" not in given and _warmup_is_too_long(config):
+            assert config.num_epochs != "auto"
+            config = dataclasses.replace(config, warmup_epochs=config.num_epochs / 2)
             sources["warmup_epochs"] = sources["num_epochs"]
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
-        problems += _contradictions(values)
+        problems += [message for keys, message in _contradictions(config) if not keys & wrong]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
-    return Config(**values, sources=sources)
+    return dataclasses.replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
+
+
+@cache  # once in a process: commands read the config of a run several times
+def _note_removed(names: tuple[str, ...]) -> None:
+    print(f"Note: no longer settings, and ignored: {', '.join(names)}", file=sys.stderr)
+
+
+def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
+    """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that are open."""
+    given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
+    asked = {**own, **given}
+    demo = {}
+    if is_demo_dir(str(asked.get("data_dir", DEMO_DIR))):
+        demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}
+    if str(asked.get("time_budget") or "null").lower() not in NULLS:
+        demo.pop("num_epochs", None)  # the time decides it
+    config, defaults = load_config({**own, **demo}, overrides), Config()
+    sources = {  # a setting of the script's own that equals the default was not set by the user
+        name: "demo" if source == "config" and name in demo else source
+        for name, source in config.sources.items()
+        if source != "config" or name in demo or getattr(config, name) != getattr(defaults, name)
+    }
+    return dataclasses.replace(config, sources=sources)
 
 
 def _read_source(
@@ -121,9 +155,7 @@ def _read_source(
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        if path.is_dir():
-            raise IsADirectoryError
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise YamlError(
@@ -134,11 +166,11 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
             str(found) for found in sorted(Path("configs").glob("*.yaml"))
         ]
         by_stem = {Path(sibling).stem: sibling for sibling in siblings}
-        meant = p.near_miss(str(path), siblings) or by_stem.get(p.near_miss(path.stem, by_stem) or "")
+        meant = near_miss(str(path), siblings) or by_stem.get(near_miss(path.stem, by_stem) or "")
         hint = f"; did you mean {meant}?" if meant else f"; there are {', '.join(siblings)}" if siblings else ""
         raise YamlError(f"no such file{hint}") from None
-    except (OSError, ValueError) as error:
-        raise YamlError(f"cannot be read: {getattr(error, 'strerror', error)}") from None
+    except OSError as error:
+        raise YamlError(f"cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
     try:
@@ -166,7 +198,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
             continue
         given[name] = value
         raw[name] = Plain(value)
-        is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None")  # [a-z]+ is text there, not a list
+        is_text = name in FIELDS and FIELDS[name].type in ("str", "str | None", "Pattern | None")  # [a-z]+ is text there
         if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):
             try:
                 raw[name] = parse_yaml(value)
@@ -176,20 +208,22 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
     return raw
 
 
-def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The typed value of every valid key, the default of every key not given; a problem for each of the others."""
-    defaults = Config()
-    values = {name: getattr(defaults, name) for name in FIELDS if name not in raw}
+def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, set[str]]:
+    """The values of valid keys, with the defaults of all others; and the keys that have a problem."""
+    values: dict[str, Any] = {}
+    wrong = set()
     for name, value in raw.items():
+        if name in REMOVED_KEYS:
+            continue
         if name not in FIELDS:
             problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")
             continue
         try:
-            values[name] = FIELDS[name].metadata["parse"](value)
+            values[name] = parse_value(name, value)
         except ValueError as error:
-            shown = "null" if value is None else shorten(value)
-            problems.append(f"{name}: got {shown}; {error}")
-    return values
+            problems.append(f"{name}: got {'null' if value is None else shorten(value)}; {error}")
+            wrong.add(name)
+    return Config(**values), wrong
 
 
 def _suggestion(name: str) -> str:
@@ -198,7 +232,7 @@ def _suggestion(name: str) -> str:
         return f"; did you mean {lowered}?"
     if lowered in OTHER_TOOLS_NAMES:
         return f"; the name here is {OTHER_TOOLS_NAMES[lowered]}"
-    meant = p.near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
+    meant = near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
     return f"; did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "; configs/default.yaml lists every key"
 
 
@@ -206,161 +240,97 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() and len(name) <= 60 else shorten(name)
 
 
-def _patience_is_too_long(values: Mapping[str, Any]) -> bool:
+def _patience_is_too_long(config: Config) -> bool:
     """Whether there are too few epochs for early stopping ever to happen."""
-    patience, num_epochs = values.get("early_stopping_patience"), values.get("num_epochs")
-    return bool(patience and num_epochs and "auto" not in (patience, num_epochs) and patience >= num_epochs)
+    patience, num_epochs = config.early_stopping_patience, config.num_epochs
+    return isinstance(patience, int) and num_epochs != "auto" and patience >= num_epochs
 
 
-def _warmup_is_too_long(values: Mapping[str, Any]) -> bool:
-    warmup, num_epochs = values.get("warmup_epochs", "auto"), values.get("num_epochs", "auto")
-    return "auto" not in (warmup, num_epochs) and bool(warmup >= num_epochs)
+def _warmup_is_too_long(config: Config) -> bool:
+    return config.warmup_epochs != "auto" and config.num_epochs != "auto" and config.warmup_epochs >= config.num_epochs
 
 
-def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Settings that are valid alone and contradict each other. Keys with problems of their own are missing in `values`."""
-    found: list[str] = []
-
-    def given(*names: str) -> bool:
-        return all(name in values for name in names)
-
-    if given("time_budget", "num_epochs") and values["time_budget"] is not None and values["num_epochs"] != "auto":
-        found.append(
-            f"time_budget: {values['time_budget']} decides the number of epochs, and num_epochs: {values['num_epochs']} is set; "
-            "leave one of them out (time_budget: null or num_epochs: auto)"
+def _contradictions(c: Config) -> Iterator[tuple[set[str], str]]:
+    """Settings that are valid alone and contradict each other: their keys and the message."""
+    if c.time_budget is not None and c.num_epochs != "auto":
+        yield (
+            {"time_budget", "num_epochs"},
+            f"time_budget: {c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set; "
+            "leave one of them out (time_budget: null or num_epochs: auto)",
         )
-
-    if given("device") and not _is_device(values["device"]):
-        found.append(f"device: got {shorten(values['device'])}; need auto, cpu, cuda, cuda:N or mps")
-    if (
-        given("use_amp", "amp_dtype", "device")
-        and values["use_amp"] is True
-        and values["amp_dtype"] == "float16"
-        and values["device"] == "cpu"
-    ):
-        found.append("amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there")
-    if _warmup_is_too_long(values):
-        found.append(f"warmup_epochs: {values['warmup_epochs']:g} leaves nothing of num_epochs: {values['num_epochs']}; need fewer")
-    if _patience_is_too_long(values):
-        found.append(
-            f"early_stopping_patience: {values['early_stopping_patience']} can never be reached in "
-            f"num_epochs: {values['num_epochs']}; need fewer, or null"
-        )
-    if given("num_folds", "fold") and values["fold"] >= (values["num_folds"] or 1):
-        folds = f"0 to {values['num_folds'] - 1}" if values["num_folds"] else "num_folds to be set"
-        found.append(f"fold: got {values['fold']}; need {folds}")
-    if given("split", "group_pattern") and values["split"] == "blocks" and values["group_pattern"]:
-        found.append("split: blocks divides a sequence, group_pattern keeps it together; leave one of them out")
-    if given("batch_parts", "batch_size") and values["batch_size"] != "auto" and values["batch_parts"] > values["batch_size"]:
-        found.append(f"batch_parts: {values['batch_parts']} is more than batch_size: {values['batch_size']}; need at most that")
-    if given("num_classes"):
-        found += _class_contradictions(values, given)
-    if (
-        given("decoder_channels", "architecture")
-        and values["decoder_channels"]
-        and values["architecture"] not in WITH_DECODER_CHANNELS
-    ):
-        found.append(
-            f"decoder_channels: not for architecture: {values['architecture']}; only for {', '.join(WITH_DECODER_CHANNELS)}"
-        )
-    if given("architecture"):
-        found += _decoder_contradictions(values)
-    if given("run_name") and not _is_folder_name(values["run_name"]):
-        found.append(
-            f"run_name: got {shorten(values['run_name'])}; need a plain name without slashes (checkpoint_dir says where), "
-            f"not longer than {MAX_NAME_BYTES} bytes"
-        )
-    return found
-
-
-def _decoder_contradictions(values: Mapping[str, Any]) -> list[str]:
-    found, architecture = [], values["architecture"]
-    if values.get("decoder_attention") == "scse" and architecture not in WITH_ATTENTION:
-        found.append(
-            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {architecture}; use none"
-        )
-    elif (
-        values.get("decoder_attention") == "scse"
-        and min(values.get("decoder_channels") or [MIN_ATTENTION_CHANNELS]) < MIN_ATTENTION_CHANNELS
-    ):
-        found.append(
-            f"decoder_attention: scse needs decoder_channels of at least {MIN_ATTENTION_CHANNELS}; "
-            f"got {to_plain(values['decoder_channels'])}"
-        )
-    if values.get("deep_supervision", 0) not in ("auto", 0) and architecture != "unet":
-        found.append(
-            f"deep_supervision: got {values['deep_supervision']:g}; need 0 with architecture: {architecture}, it is for unet"
-        )
-    return found
+    if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
+        fix = "use bfloat16, or use_amp: false, which is faster there"
+        yield {"use_amp", "amp_dtype", "device"}, f"amp_dtype: float16 does not go with device: cpu; {fix}"
+    if _warmup_is_too_long(c):
+        said = f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
+        yield {"warmup_epochs", "num_epochs"}, said
+    if _patience_is_too_long(c):
+        said = f"{c.early_stopping_patience} can never be reached in num_epochs: {c.num_epochs}; need fewer, or null"
+        yield {"early_stopping_patience", "num_epochs"}, f"early_stopping_patience: {said}"
+    if c.fold >= (c.num_folds or 1):
+        folds = f"0 to {c.num_folds - 1}" if c.num_folds else "num_folds to be set"
+        yield {"fold", "num_folds"}, f"fold: got {c.fold}; need {folds}"
+    if c.split == "blocks" and c.group_pattern:
+        said = "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
+        yield {"split", "group_pattern"}, said
+    if c.batch_size != "auto" and c.batch_parts > c.batch_size:
+        said = f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
+        yield {"batch_size", "batch_parts"}, said
+    yield from _class_contradictions(c)
+    if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
+        said = f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
+        yield {"decoder_channels", "architecture"}, said
+    if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
+        said = f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}; use none"
+        yield {"decoder_attention", "architecture"}, said
+    elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
+        said = f"scse needs decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
+        yield {"decoder_attention", "decoder_channels", "architecture"}, f"decoder_attention: {said}"
+    if c.deep_supervision not in ("auto", 0) and c.architecture != "unet":
+        said = f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
+        yield {"deep_supervision", "architecture"}, said
 
 
 def class_contradictions(config: Config) -> list[str]:
-    """The same problems, of a config whose number of classes the masks have decided."""
-    values = {name: getattr(config, name) for name in FIELDS}
-    return _class_contradictions(values, lambda *names: True)
+    """Contradictions about the classes, of a config whose number of classes the masks have decided."""
+    return [message for _, message in _class_contradictions(config)]
 
 
-def _class_contradictions(values: Mapping[str, Any], given: Callable[..., bool]) -> list[str]:
-    found = []
-    num_classes, source = values["num_classes"], "num_classes"
-    mask_values = values.get("mask_values", "auto")
-    if num_classes == "auto":
-        names, weights = values.get("class_names"), values.get("class_weights")
-        num_classes = implied_num_classes(names, weights, mask_values)
-        source = "class_names" if names else "class_weights" if isinstance(weights, tuple) else "mask_values"
+def _class_contradictions(c: Config) -> Iterator[tuple[set[str], str]]:
+    num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
+    if num_classes is None:
+        num_classes = implied_num_classes(c.class_names, c.class_weights, c.mask_values)
+        source = "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
     if num_classes is not None:
-        found += _length_contradictions(values, given, num_classes, source)
-    if not given("mask_values"):  # it has a problem of its own
-        return found
-    if isinstance(mask_values, str):
-        if num_classes is not None and num_classes > 2 and mask_values != "auto":
-            found.append(f"mask_values: {mask_values} tells two classes apart, {source}: {num_classes} needs a value for each")
-    else:
-        by_class = [[as_grey(value) for value in split_values(mask_class)] for mask_class in mask_values]
-        flat = [value for one_class in by_class for value in one_class]
-        needed = len(mask_values) if num_classes is None else max(2, num_classes)
-        if len(mask_values) != needed or len(set(flat)) != len(flat):
+        if "bce" in c.loss and num_classes > 1:
+            said = f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
+            yield {"loss", "num_classes"}, said
+        for name, what in (("class_weights", "values"), ("class_names", "names")):
+            given = getattr(c, name)
+            if isinstance(given, tuple) and len(given) != num_classes:
+                said = f"{name}: got {len(given)} {what}; need {num_classes}, one for each of {source}"
+                yield {name, "num_classes"}, said
+    if not isinstance(c.mask_values, str):
+        flat = [as_grey(value) for one_class in c.mask_values for value in split_values(one_class)]
+        wanted = len(c.mask_values) if num_classes is None else max(2, num_classes)
+        if len(c.mask_values) != wanted or len(set(flat)) != len(flat):
             order = "background first" if num_classes == 1 else "one a class"
-            found.append(f"mask_values: got {to_plain(mask_values)}; need {needed} different values, {order}")
-    if given("ignore_value") and values["ignore_value"] is not None:
-        found += _ignore_contradictions(values["ignore_value"], mask_values, num_classes)
-    return found
+            said = f"mask_values: got {to_plain(c.mask_values)}; need {wanted} different values, {order}"
+            yield {"mask_values", "num_classes"}, said
+    elif num_classes is not None and num_classes > 2 and c.mask_values != "auto":
+        said = f"mask_values: {c.mask_values} tells two classes apart, {source}: {num_classes} needs a value for each"
+        yield {"mask_values", "num_classes"}, said
+    if c.ignore_value is not None and (said := _ignore_contradiction(c.ignore_value, c.mask_values, num_classes)):
+        yield {"ignore_value", "mask_values", "num_classes"}, said
 
 
-def _length_contradictions(values: Mapping[str, Any], given: Callable[..., bool], num_classes: int, source: str) -> list[str]:
-    found = []
-    if given("loss") and "bce" in values["loss"] and num_classes > 1:
-        found.append(f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy")
-    if given("class_weights") and isinstance(values["class_weights"], tuple) and len(values["class_weights"]) != num_classes:
-        found.append(f"class_weights: got {len(values['class_weights'])} values; need {num_classes}, one for each of {source}")
-    if given("class_names") and values["class_names"] and len(values["class_names"]) != num_classes:
-        found.append(f"class_names: got {len(values['class_names'])} names; need {num_classes}, one for each of {source}")
-    return found
-
-
-def _ignore_contradictions(ignore_value: MaskClass, mask_values: MaskValues, num_classes: int | None) -> list[str]:
+def _ignore_contradiction(ignore_value: MaskClass, mask_values: MaskValues, num_classes: int | None) -> str:
     ignored = [as_grey(value) for value in split_values(ignore_value)]
     if not isinstance(mask_values, str):
         taken = {as_grey(value) for mask_class in mask_values for value in split_values(mask_class)}
         both = [value for value in ignored if value in taken]
-        return [f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null"] if both else []
+        return f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null" if both else ""
     ids = [value for value in ignored if num_classes is not None and value in range(max(2, num_classes))]
-    if mask_values == "auto" and ids:
-        return [
-            f"ignore_value: {ids[0]} is the id of a class (num_classes: {num_classes}); "
-            "set mask_values to the values of the classes"
-        ]
-    return []
-
-
-def _is_folder_name(name: str) -> bool:
-    return not any(mark in name for mark in "/\\\n\r") and name.strip() not in (".", "..") and len(name.encode()) <= MAX_NAME_BYTES
-
-
-def _is_device(name: str) -> bool:
-    kind, colon, index = name.partition(":")
-    return (
-        name == "auto"
-        or (kind in ("cpu", "mps") and not colon)
-        or (kind == "cuda" and (not colon or (index.isascii() and index.isdigit() and len(index) < 4)))
-    )
+    if mask_values != "auto" or not ids:
+        return ""
+    return f"ignore_value: {ids[0]} is the id of a class (num_classes: {num_classes}); set mask_values to the values of the classes"

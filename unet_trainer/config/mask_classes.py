@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from unet_trainer.config.parsers import integer, listing
+from unet_trainer.config.parsers import MAX_ITEMS, Range, is_list, list_items, parse
 from unet_trainer.config.safe_yaml import parse_number
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
@@ -21,8 +21,7 @@ MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what be
 
 COLOUR_LENGTH = 3
 MAX_VALUE = 65535
-_value = integer(minimum=0, maximum=MAX_VALUE, example="0")
-_channel = integer(minimum=0, maximum=255, example="0")
+VALUE, CHANNEL = Annotated[int, Range(0, MAX_VALUE)], Annotated[int, Range(0, 255)]
 
 
 def parse_mask_values(raw: Any) -> MaskValues:
@@ -34,52 +33,44 @@ def parse_mask_values(raw: Any) -> MaskValues:
         number = parse_number(threshold)
         if name == "above" and number is not None and number in range(MAX_VALUE):
             return f"above {int(number)}"
-        raise ValueError("need auto, nonzero, above 127, or a list such as [0, 255] or [[0, 0, 0], [255, 0, 0]]")
-    classes: tuple[MaskClass, ...] = listing(parse_mask_class, example="[0, 255]", minimum=2)(raw)
-    return classes
+        raise ValueError
+    classes = list_items(raw)
+    if not 2 <= len(classes) <= MAX_ITEMS:
+        raise ValueError
+    return tuple(parse_mask_class(item) for item in classes)
 
 
 def parse_mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
-    if not _is_list(raw):
-        try:
-            return int(_value(raw))
-        except ValueError as error:
-            raise ValueError(f"{error}, a colour such as [255, 0, 0], or a list of several that are one class") from None
+    if not is_list(raw):
+        return int(parse(raw, VALUE))
     items = list(raw)
     if not items:
-        raise ValueError("need a value, a colour such as [255, 0, 0], or a list of several that are one class; got an empty list")
-    if len(items) == COLOUR_LENGTH and not any(_is_list(item) for item in items):
+        raise ValueError
+    if len(items) == COLOUR_LENGTH and not any(is_list(item) for item in items):
         return _parse_colour(items)
     return join_values([_parse_value(item) for item in items])
 
 
-def _is_list(raw: Any) -> bool:
-    return isinstance(raw, Iterable) and not isinstance(raw, str | Mapping) and getattr(raw, "shape", None) != ()
-
-
 def _parse_value(raw: Any) -> MaskValue:
     """Of a list of several: a value, a value in brackets, or a colour."""
-    if not _is_list(raw):
-        return int(_value(raw))
-    items = list(raw)
-    if len(items) == 1 and not _is_list(items[0]):
-        return int(_value(items[0]))
-    if len(items) != COLOUR_LENGTH or any(_is_list(item) for item in items):
-        raise ValueError("need values and colours in a list that is one class, e.g. [1, 2] or [[64, 0, 128], [64, 0, 192]]")
+    items = list(raw) if is_list(raw) else [raw]
+    if len(items) == 1:
+        return int(parse(items[0], VALUE))
+    if len(items) != COLOUR_LENGTH:
+        raise ValueError
     return _parse_colour(items)
 
 
 def _parse_colour(items: Sequence[Any]) -> tuple[int, int, int]:
     try:
-        red, green, blue = (int(_channel(item)) for item in items)
+        red, green, blue = (int(parse(item, CHANNEL)) for item in items)
     except ValueError:
+        if any(is_list(item) for item in items):
+            raise
         shown = ", ".join(str(item) for item in items)
         apart = ", ".join(f"[{item}]" for item in items)
-        raise ValueError(
-            f"a list of three numbers is a colour, each from 0 to 255, and [{shown}] is none; three values that are one class are "
-            f"[{apart}]"
-        ) from None
+        raise ValueError(f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]") from None
     return red, green, blue
 
 

@@ -1,7 +1,7 @@
-"""Parsers of config values: small functions that turn raw input into a typed value or say what is needed instead.
+"""Raw input as typed values, by the type hints of the config; or what is needed instead.
 
-Raw input is text from YAML or the command line, or a Python object from a dict. A parser raises ValueError with the part of
-the message that follows "got X; ".
+Raw input is text from YAML or the command line (`Plain` where it was not quoted), or a Python object. Hints are plain types,
+Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
 """
 
 from __future__ import annotations
@@ -12,12 +12,48 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, parse_number
 
-Parser = Callable[[Any], Any]
+MAX_INTEGER = 2**31
+MAX_ITEMS = 256  # of a list
+SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number in a type hint."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        low = (self.minimum is None or value >= self.minimum) and (self.above is None or value > self.above)
+        return low and (self.maximum is None or value <= self.maximum) and (self.below is None or value < self.below)
+
+    def describe(self, is_whole: bool) -> str:
+        if is_whole:
+            return f"from {self.minimum} to {self.maximum}" if self.maximum is not None else f"of at least {self.minimum}"
+        named = {"at least": self.minimum, "above": self.above, "below": self.below, "at most": self.maximum}
+        return " and ".join(f"{word} {bound:g}" for word, bound in named.items() if bound is not None)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Values that no plain type describes. `parse` raises ValueError, with more than the words if there is more to say."""
+
+    parse: Callable[[Any], Any]
+    words: str
+    choices: tuple[str, ...] = ()  # among which a near miss is looked for
 
 
 def near_miss(word: str, known: Iterable[str]) -> str | None:
@@ -32,185 +68,203 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
     return max(matches, key=similarity, default=None)
 
 
-def python_value(raw: Any) -> Any:
+def parse(raw: Any, hint: Any) -> Any:
+    """`raw` as a value of the type hint. Raises ValueError, with a text where `needed` does not say all."""
+    raw = _python_value(raw)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rule = hint.__metadata__[0]
+        if isinstance(rule, Kind):
+            return rule.parse(raw)
+        value = parse(raw, arguments[0])
+        if not rule.holds(value):
+            raise ValueError
+        return value
+    if origin in (Union, UnionType):
+        return _parse_any(raw, sorted(arguments, key=lambda option: option is not NoneType))  # null is text to str
+    if origin is Literal:
+        if isinstance(raw, str) and raw in arguments:
+            return str(raw)
+        if isinstance(raw, str) and "auto" in arguments and raw.strip().lower() == "auto":
+            return "auto"
+        raise ValueError
+    if origin is tuple:
+        items = list_items(raw)
+        if not 1 <= len(items) <= MAX_ITEMS or (arguments[-1] is not Ellipsis and len(items) != len(arguments)):
+            raise ValueError
+        return tuple(parse(item, arguments[0]) for item in items)
+    return _PLAIN_TYPES[hint](raw)
+
+
+def _parse_any(raw: Any, options: Iterable[Any]) -> Any:
+    reasons = []
+    for option in options:
+        try:
+            return parse(raw, option)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError(next(filter(None, reasons), ""))
+
+
+def needed(raw: Any, hint: Any, example: str = "") -> str:
+    """What the type hint takes, in words, for a message about `raw`."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [_describe(option) for option in options if option not in (NoneType, Literal["auto"])]
+    takes_example = example and not all(option is bool or get_origin(option) is Literal for option in options)
+    text = f"need {' or '.join(words)}{f', e.g. {example}' if takes_example else ''}"
+    text += ", or auto" if Literal["auto"] in options else ""
+    text += ", or null" if NoneType in options else ""
+    choices = [choice for option in options for choice in _choices(option)]
+    if isinstance(raw, str) and choices:
+        spelled = SPELLINGS.get(raw.lower())
+        meant = spelled if spelled in choices else near_miss(raw, choices)
+        text += f"; did you mean {meant}?" if meant else ""
+    return text
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return hint.__metadata__[0].choices if get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], Kind) else ()
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is tuple:
+        count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
+        return f"a list{count}, each {_describe(arguments[0])}"
+    rule = hint.__metadata__[0] if origin is Annotated else Range()
+    if isinstance(rule, Kind):
+        return rule.words
+    if origin is not Annotated:
+        return {bool: "true or false", float: "a number", str: "text"}[hint]
+    if rule == Range(above=0):
+        return "a positive number"
+    return f"a {'whole ' if arguments[0] is int else ''}number {rule.describe(arguments[0] is int)}"
+
+
+def _python_value(raw: Any) -> Any:
     """A numpy scalar as a Python number or boolean."""
-    return raw.item() if hasattr(raw, "item") and getattr(raw, "shape", None) == () else raw
+    return raw.item() if getattr(raw, "shape", None) == () and hasattr(raw, "item") else raw
 
 
-def _can_be_written(raw: str) -> bool:
-    """No NUL, which no path may have, and no half of a surrogate pair, which no UTF-8 file may have."""
-    return "\0" not in raw and not any("\ud800" <= letter <= "\udfff" for letter in raw)
+def is_list(raw: Any) -> bool:
+    return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
 
 
-def text(example: str = "") -> Parser:
-    need = "need text" + (f", e.g. {example}" if example else "")
+def list_items(raw: Any) -> list[Any]:
+    if not is_list(raw):
+        raise ValueError
+    return list(raw)
 
-    def parse(raw: Any) -> str:
-        if isinstance(raw, os.PathLike):
-            raw = os.fspath(raw)
-        if not isinstance(raw, str) or not raw.strip() or not _can_be_written(raw):
-            raise ValueError(need)
-        return str(raw)
 
-    return parse
+def _null(raw: Any) -> None:
+    if raw is not None and not (isinstance(raw, Plain) and raw.lower() in NULLS):
+        raise ValueError
+
+
+def _flag(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if not isinstance(raw, str) or raw.strip().lower() not in BOOLEANS:
+        raise ValueError
+    return BOOLEANS[raw.strip().lower()]
+
+
+def _number(raw: Any) -> float:
+    value = parse_number(raw) if isinstance(raw, str) else raw
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError
+    try:
+        value = float(value)
+    except OverflowError:
+        raise ValueError from None
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _whole_number(raw: Any) -> int:
+    value = _number(raw)
+    if value != int(value) or abs(value) > MAX_INTEGER:
+        raise ValueError
+    return int(value)
+
+
+def _text(raw: Any) -> str:
+    raw = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError
+    return word_or_empty(raw)
+
+
+_PLAIN_TYPES: dict[Any, Callable[[Any], Any]] = {
+    NoneType: _null, bool: _flag, float: _number, int: _whole_number, str: _text,
+}  # fmt: skip
 
 
 def word_or_empty(raw: Any) -> str:
-    """Text that may be empty, such as a suffix."""
-    if not isinstance(raw, str) or not _can_be_written(raw):
-        raise ValueError("need text, e.g. _mask")
+    """Text without a NUL, which no path may have, and without half of a surrogate pair, which no UTF-8 file may have."""
+    if not isinstance(raw, str) or "\0" in raw or any("\ud800" <= letter <= "\udfff" for letter in raw):
+        raise ValueError
     return str(raw)
+
+
+def tile_side(raw: Any, key: str) -> int:
+    """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the pixels."""
+    try:
+        side: int = parse(raw, Annotated[int, Range(32, 8192)])
+    except ValueError:
+        side = 0
+    if side == 0 or side % 32:
+        raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
+    return side
 
 
 def pattern(raw: Any) -> str:
     """A regular expression."""
-    if not isinstance(raw, str) or not raw or not _can_be_written(raw):
-        raise ValueError(r"need a regular expression, e.g. '(patient\d+)_'")
+    text = word_or_empty(raw)
     try:
-        re.compile(raw)
+        re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(rf"need a regular expression, e.g. '(patient\d+)_' ({error})") from None
-    return str(raw)
+        raise ValueError(str(error)) from None
+    if not text:
+        raise ValueError
+    return text
 
 
-def flag(raw: Any) -> bool:
-    raw = python_value(raw)
-    if isinstance(raw, bool):
-        return raw
-    if isinstance(raw, str) and raw.strip().lower() in BOOLEANS:
-        return BOOLEANS[raw.strip().lower()]
-    raise ValueError("need true or false")
+def folder_name(raw: Any) -> str:
+    name = _text(raw)
+    if any(mark in name for mark in "/\\\n\r") or name.strip() in (".", "..") or len(name.encode()) > 200:
+        raise ValueError
+    return name
 
 
-def number(
-    *,
-    minimum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    maximum: float | None = None,
-    example: str,
-) -> Parser:
-    bounds = [
-        f"at least {minimum:g}" if minimum is not None else "",
-        f"above {above:g}" if above is not None else "",
-        f"below {below:g}" if below is not None else "",
-        f"at most {maximum:g}" if maximum is not None else "",
-    ]
-    described = " and ".join(bound for bound in bounds if bound)
-    need = "need a positive number" if described == "above 0" else f"need a number {described}".rstrip()
-    need += f", e.g. {example}"
-
-    def parse(raw: Any) -> float:
-        value = parse_number(raw) if isinstance(raw, str) else python_value(raw)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise ValueError(need)
-        try:
-            value = float(value)
-        except OverflowError:
-            raise ValueError(need) from None
-        if not math.isfinite(value):
-            raise ValueError(need)
-        is_within_bounds = (
-            (minimum is None or value >= minimum)
-            and (above is None or value > above)
-            and (below is None or value < below)
-            and (maximum is None or value <= maximum)
-        )
-        if not is_within_bounds:
-            raise ValueError(need)
-        return value
-
-    return parse
-
-
-def integer(*, minimum: int, maximum: int = 2**31, example: str, says_maximum: bool = False) -> Parser:
-    """`says_maximum`: the message names the maximum also where nobody would reach it by counting."""
-    need = f"need a whole number of at least {minimum}, e.g. {example}"
-    if maximum < 2**31 or says_maximum:
-        need = f"need a whole number from {minimum} to {maximum}, e.g. {example}"
-
-    def parse(raw: Any) -> int:
-        value = parse_number(raw) if isinstance(raw, str) else python_value(raw)
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not minimum <= int(value) <= maximum:
-            raise ValueError(need)
-        return int(value)
-
-    return parse
-
-
-def choice(*options: str, other_spellings: Mapping[str, str] | None = None) -> Parser:
-    def parse(raw: Any) -> str:
-        if isinstance(raw, str) and str(raw) in options:
-            return str(raw)
-        need = f"need {options[0]}" if len(options) == 1 else f"need one of {', '.join(options)}"
-        if isinstance(raw, str):
-            meant = (other_spellings or {}).get(raw.lower()) or near_miss(raw, options)
-            need += f"; did you mean {meant}?" if meant else ""
-        raise ValueError(need)
-
-    return parse
-
-
-def optional(parser: Parser) -> Parser:
-    def parse(raw: Any) -> Any:
-        if raw is None or (isinstance(raw, Plain) and raw.lower() in NULLS):
-            return None
-        try:
-            return parser(raw)
-        except ValueError as error:
-            raise ValueError(f"{error}, or null") from None
-
-    return parse
-
-
-def either(first: Parser, second: Parser) -> Parser:
-    def parse(raw: Any) -> Any:
-        try:
-            return first(raw)
-        except ValueError as first_error:
-            try:
-                return second(raw)
-            except ValueError as second_error:
-                if str(first_error).endswith("?"):  # it has a suggestion
-                    raise first_error from None
-                raise ValueError(f"{first_error}, or {str(second_error).removeprefix('need ')}") from None
-
-    return parse
-
-
-def auto_or(parser: Parser) -> Parser:
-    def parse(raw: Any) -> Any:
-        if isinstance(raw, str) and raw.strip().lower() == "auto":
-            return "auto"
-        try:
-            return parser(raw)
-        except ValueError as error:
-            raise ValueError(str(error) if str(error).endswith("?") else f"{error}, or auto") from None
-
-    return parse
+def device_name(raw: Any) -> str:
+    name = _text(raw)
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", name):
+        raise ValueError
+    return name
 
 
 def repeats(raw: Any) -> float:
     """A whole number, or one part of so many: 0.25 is every fourth."""
-    value: float = number(minimum=1e-5, maximum=100_000, example="4 or 0.25")(raw)
-    if value >= 1:
-        if value != int(value):
-            raise ValueError("need a whole number, or a share below 1, e.g. 4 or 0.25")
-        return int(value)
-    return 1 / round(1 / value)
-
-
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    value: float = parse(raw, Annotated[float, Range(1e-5, 100_000)])
+    if value < 1:
+        return 1 / round(1 / value)
+    if value != int(value):
+        raise ValueError
+    return int(value)
 
 
 def duration(raw: Any) -> str:
     """`90s`, `10m`, `1h30m`: kept as text; seconds_of reads it."""
-    text = str(raw).strip().lower() if isinstance(raw, str) else ""
+    text = raw.strip().lower() if isinstance(raw, str) else ""
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text) or not 0 < seconds_of(text) < 1e9:
-        raise ValueError("need a time with its unit, e.g. 10m, 2h or 1h30m")
-    return text
+        raise ValueError
+    return str(text)
 
 
 def seconds_of(text: str) -> float:
@@ -222,48 +276,26 @@ def doubled(text: str) -> str:
     return f"{math.ceil(2 * seconds_of(text) / 60)}m"
 
 
-def listing(parser: Parser, *, example: str, minimum: int = 1, maximum: int = 256) -> Parser:
-    def parse(raw: Any) -> tuple[Any, ...]:
-        if isinstance(raw, str) or not isinstance(raw, Iterable) or isinstance(raw, Mapping):
-            raise ValueError(f"need a list, e.g. {example}")
-        items = list(raw)
-        if not minimum <= len(items) <= maximum:
-            count = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
-            raise ValueError(f"need a list of {count} values, e.g. {example}")
-        try:
-            return tuple(parser(item) for item in items)
-        except ValueError as error:
-            raise ValueError(f"need a list, e.g. {example}; in it: {error}") from None
-
-    return parse
-
-
-def weighted_terms(names: Iterable[str]) -> Parser:
+def weighted_losses(raw: Any) -> dict[str, float]:
     """`dice`, or `{dice: 1, bce: 0.5}`: always a dict of name → weight."""
-    known = choice(*names)
-    weight = number(above=0, example="1")
-
-    def parse(raw: Any) -> dict[str, float]:
-        if isinstance(raw, str):
-            return {known(raw): 1.0}
-        if not isinstance(raw, Mapping) or not raw:
-            raise ValueError("need a loss or a weighted sum, e.g. {dice: 1, bce: 1}")
-        return {known(name): weight(value) for name, value in raw.items()}
-
-    return parse
+    terms = {raw: 1.0} if isinstance(raw, str) else raw
+    if not isinstance(terms, Mapping) or not terms:
+        raise ValueError
+    if unknown := next((name for name in terms if name not in LOSSES), None):
+        meant = near_miss(str(unknown), LOSSES)
+        raise ValueError("" if isinstance(raw, str) else f"{unknown}: {f'did you mean {meant}?' if meant else 'unknown'}")
+    return {str(name): parse(weight, Annotated[float, Range(above=0)]) for name, weight in terms.items()}
 
 
 def transform_list(raw: Any) -> tuple[Any, ...]:
     """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
-    need = "need a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]"
-    if isinstance(raw, str) or not isinstance(raw, list | tuple):
-        raise ValueError(need)
+    if not isinstance(raw, list | tuple):
+        raise ValueError
     items = interpret(list(raw))
     for item in items:
-        if isinstance(item, str):
-            continue
-        if not isinstance(item, dict) or len(item) != 1 or not isinstance(next(iter(item.values())), dict | type(None)):
-            raise ValueError(need)
+        is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
+        if not isinstance(item, str) and not is_named:
+            raise ValueError
     return tuple(_parameters(item) for item in items)
 
 
@@ -273,7 +305,7 @@ def _parameters(value: Any) -> Any:
         return [_parameters(item) for item in value]
     if isinstance(value, dict):
         return {name: _parameters(item) for name, item in value.items()}
-    value = python_value(value)
+    value = _python_value(value)
     if value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError("need numbers, text, true, false or null as parameters of a transform, or lists of them")
+        raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
     return value

@@ -20,7 +20,7 @@ from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, WITH_DECODER_CHANNELS, Config, as_shape
 
-MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: memory does not hold it, or it cannot be measured
+MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be measured
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
 
 
@@ -174,7 +174,7 @@ def _resolve_step(
     for size in sizes:
         cost = costs[size] if size in costs else measure(size)
         costs[size] = cost
-        if cost is None or _fits(cost, hardware):  # None: not a matter of memory
+        if cost is None or _fits(cost, hardware):  # None: smaller batches cannot be measured either
             break
     if draft.is_open("batch_size"):
         known = {size: cost for size, cost in costs.items() if cost is not None}
@@ -230,29 +230,13 @@ def _fits(cost: StepCost | None, hardware: HardwareFacts) -> bool:
 
 
 def _neutral(draft: _Draft) -> dict[str, Any]:
-    """Values for what is not decided yet and does not change the cost of a step."""
-    neutral = {
-        "num_epochs": 1,
-        "repeats": 1,
-        "encoder": training.GPU_ENCODER,
-        "encoder_weights": None,
-        "encoder_lr_factor": 1.0,
-        "learning_rate": 1e-3,
-        "weight_decay": 0.0,
-        "warmup_epochs": 0.0,
-        "ema_decay": 0.999,
-        "cutmix": 0.0,
-        "early_stopping_patience": None,
-        "compile_model": False,
-        "cache": "none",
-    }
-    return {name: value for name, value in neutral.items() if draft.is_open(name)} | {
-        "compile_model": False,
-        "time_budget": None,
-        "early_stopping_patience": None,
-        "warmup_epochs": 0.0,
-        "num_epochs": 1,
-    }
+    """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the whole run."""
+    while_open = {
+        "repeats": 1, "encoder": training.GPU_ENCODER, "encoder_weights": None, "encoder_lr_factor": 1.0, "learning_rate": 1e-3,
+        "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
+    }  # fmt: skip
+    fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0, "compile_model": False}
+    return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed
 
 
 def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from unet_trainer.config.dump import as_dict, to_yaml, value_text
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.schema import FIELDS, Config, as_shape
+from unet_trainer.config.schema import FIELDS, Config, as_shape, parse_value
 from unet_trainer.config.training_choices import NumberFormat
 
 # config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is auto and the
@@ -84,12 +84,12 @@ class ResolvedConfig(Config):
 
 def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Each value of as_dict as its field has it, whatever the others are."""
-    return {name: field.metadata["parse"](values[name]) for name, field in FIELDS.items()}
+    return {name: parse_value(name, values[name]) for name in FIELDS}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a value came from (default, file, config, command line, argument, or decided) and, if decided, why."""
+    """Where a value came from (default, demo, file, config, command line, argument, or decided) and, if decided, why."""
 
     source: str
     reason: str = ""

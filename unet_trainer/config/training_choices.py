@@ -146,7 +146,8 @@ def plan_steps(
     if repeats is None:
         repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
         if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
-            repeats = 1 / math.ceil(num_samples / (per_epoch * batch_size))  # a pass is longer than a good epoch
+            # A pass is longer than a good epoch; each of its parts has a batch at least.
+            repeats = 1 / min(math.ceil(num_samples / (per_epoch * batch_size)), num_samples // batch_size)
     steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
     # Limited by time: no more epochs than there is time for.
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
@@ -176,7 +177,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 def choose_batch_size(costs: Mapping[int, StepCost | None], free_memory: int, wanted: int) -> tuple[int, str]:
-    """The wanted batch, or the largest smaller one that fits; `costs` holds None for a batch that memory did not hold."""
+    """The wanted batch, or the largest smaller one that fits. A cost of None or one that is not possible did not fit."""
     limit = MEMORY_SHARE * free_memory if free_memory else math.inf
     fitting = [size for size, cost in costs.items() if cost is not None and cost.is_possible and cost.memory <= limit]
     if not costs:

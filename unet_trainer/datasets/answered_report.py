@@ -14,8 +14,7 @@ from unet_trainer.config.dump import to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.build_report import build_dataset_report, report_on
-from unet_trainer.datasets.dataset_report import DatasetReport
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, report_on
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Choice, Problem, Question
@@ -33,6 +32,7 @@ class Answer(NamedTuple):
     settings: Mapping[str, Any]
     reason: str
     others: Sequence[Choice] = ()
+    is_guess: bool = True  # the user is to confirm it; else it is advice
 
 
 @dataclass
@@ -47,14 +47,14 @@ class AnsweredReport:
     notices: list[str] = field(default_factory=list)
 
     @property
-    def is_trainable(self) -> bool:
-        """Whether the config as it was given can be trained on."""
-        return not self.problems and not self.questions
+    def guesses(self) -> list[Answer]:
+        """What the config as it was given leaves open, with the likely answer."""
+        return [answer for answer in self.answers if answer.is_guess]
 
     @property
     def is_settled(self) -> bool:
         """Whether the config with the answers can be trained on."""
-        return not self.report.blocking_message
+        return self.report.split is not None and not self.report.blocking_message
 
     @property
     def is_settled_but_for_files(self) -> bool:
@@ -80,37 +80,30 @@ def build_answered_report(config: Config, console: Console) -> AnsweredReport:
             questions.append(question)
             continue
         report = report_on(found, config, console)
-        solution = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
-        if solution is None:
+        next_answer = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
+        if next_answer is None:
             break
-        config = with_settings(config, solution.answer.settings)
-        found = None if FIND_KEYS & solution.answer.settings.keys() else found
-        answers.append(solution.answer)
-        problems += solution.problems
-        questions += solution.questions
+        answer, solved = next_answer
+        config = with_settings(config, answer.settings)
+        found = None if FIND_KEYS & answer.settings.keys() else found
+        answers.append(answer)
+        problems += [one for one in solved if isinstance(one, Problem)]
+        questions += [one for one in solved if isinstance(one, Question)]
     problems += [problem for problem in report.problems if problem not in problems]
     answered = AnsweredReport(config, report, answers, problems, [*questions, *report.questions], list(report.notices))
     return _take_advice(answered, console) if report.advised else answered
 
 
-class _Solution(NamedTuple):
-    """An answer, and what it solves."""
-
-    answer: Answer
-    problems: Sequence[Problem] = ()
-    questions: Sequence[Question] = ()
-
-
-def _next_answer(config: Config, report: DatasetReport) -> _Solution | None:
-    """Problems come first: what is asked may be another thing once they are solved."""
+def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer, Sequence[Problem | Question]] | None:
+    """An answer, and what it solves. Problems come first: what is asked may be another thing once they are solved."""
     for problem in report.problems:
         if problem.settings and with_settings(config, problem.settings) != config:
             same = [other for other in report.problems if other.settings == problem.settings]
-            return _Solution(Answer(problem.settings, "; ".join(other.title for other in same)), same)
+            return Answer(problem.settings, "; ".join(other.title for other in same)), same
     for question in report.questions:
         if question.choices and with_settings(config, question.choices[0].settings) != config:
             first, *others = question.choices
-            return _Solution(Answer(first.settings, first.meaning, others), (), [question])
+            return Answer(first.settings, first.meaning, others), [question]
     return None
 
 
@@ -154,5 +147,6 @@ def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
     if report.questions or report.split is None:
         return answered
     note = [notice for notice in answered.notices if notice not in report.notices]
-    answers = [*answered.answers, Answer(advised, "keeps images that are alike on one side of the split, see the note above")]
+    reason = "keeps images that are alike on one side of the split, see the note above"
+    answers = [*answered.answers, Answer(advised, reason, is_guess=False)]
     return AnsweredReport(config, report, answers, answered.problems, answered.questions, [*report.notices, *note])

@@ -48,10 +48,10 @@ def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
 
 def _pixels_of_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
     values = tuple(sorted(counts))
-    pixels: dict[int, int] = {}
+    pixels: Counter[int] = Counter()
     for value, class_id in zip(values, _encoded(values, coding), strict=True):
-        pixels[class_id] = pixels.get(class_id, 0) + counts[value]
-    return pixels
+        pixels[class_id] += counts[value]
+    return dict(pixels)
 
 
 @lru_cache(maxsize=1024)
@@ -92,16 +92,19 @@ def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequ
     """The table in one line, with the ignored share and the reason for the coding."""
     table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
     ignored = ignored_share(masks, coding)
-    ignored_text = f"; {_ignored_values(coding)} ignored, {ignored:.1%} of all pixels" if ignored else ""
+    values = describe_ignored(coding)
+    is_one = values == show_values(coding.ignored[:1])
+    ignored_text = f"; {values} {'is' if is_one else 'are'} ignored, {ignored:.1%} of all pixels" if ignored else ""
     reason = f" ({coding.reason})" if coding.reason != "mask_values" else ""
     return ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + f" of pixels{ignored_text}{reason}"
 
 
-def _ignored_values(coding: MaskCoding) -> str:
+def describe_ignored(coding: MaskCoding) -> str:
+    """The values that are ignored."""
     named = show_values(coding.ignored)
     if coding.ignores_unknown or coding.tolerance:
-        named = f"{named} and other values" if named else "other values"
-    return f"{named} {'is' if len(coding.ignored) == 1 and named == show_values(coding.ignored) else 'are'}"
+        return f"{named} and other values" if named else "other values"
+    return named
 
 
 def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:

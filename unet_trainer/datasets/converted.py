@@ -1,7 +1,8 @@
 """Masks and images that are no plain files (polygons, one file an object or class, pages of a stack) as plain ones.
 
 Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything after this
-(scan, split, loader, cache) sees files only; messages name the files that they come from.
+(scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become foreground. Classes get
+ids from 1 on; where they overlap, the later one wins.
 """
 
 from __future__ import annotations
@@ -9,27 +10,49 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Generator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import Pixels, encode_image
-from unet_trainer.system.atomic_files import write_atomically, write_text_atomically
-from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
+import numpy as np
+
+from unet_trainer.datasets.layouts import Folders
+from unet_trainer.datasets.name_matching import File, best_match
+from unet_trainer.datasets.pairs import Pair, Part
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_files import COLOUR_CHANNELS, Pixels, encode_image, read_mask
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
+from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
+from unet_trainer.system.console import Console
+from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.resources import count_cores
 
 FORMAT = 1
-FEW = 8  # files for which starting child processes does not pay
+FEW = 8  # files for which another child process does not pay
+FOREGROUND = 255
+SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
+SAME_THING = 0.6  # two folders of masks with a larger IoU are two readings of one thing, not two classes
+READERS = re.compile(
+    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
+)
+NUMBERED = re.compile(r"\D*\d+\D*")
+MAX_LABEL = 65535
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A file to make. `make` gives its pixels and facts about them, plain values for JSON; raises DataError for bad sources."""
+    """A file to make. `make` gives its pixels and counts of what they hold; raises DataError for bad sources."""
 
-    name: str
+    name: str  # relative path, without extension
     sources: Sequence[Path]
-    make: Callable[[], tuple[Pixels, Any]]
+    make: Callable[[], tuple[Pixels, Mapping[str, int]]]
+    extension: str = ".png"
 
 
 @dataclass(frozen=True)
@@ -37,120 +60,301 @@ class Converted:
     """The outcome of a conversion: the file and its facts, or the reason why there is none."""
 
     path: Path
-    facts: Any = None
+    facts: Mapping[str, int]
     problem: str = ""
 
 
-_Answer = tuple[Any, str, str]  # facts, the problem of the sources, and why the file cannot be written
+@dataclass(frozen=True)
+class Converter:
+    """Writes the converted files of a dataset, in child processes and with a progress bar if there is a console."""
 
+    data_dir: Path
+    checkpoint_dir: Path
+    console: Console | None = None
 
-class ConvertedFiles:
-    """The converted files of one dataset. `settings`: what they depend on besides their sources, e.g. the names of the classes."""
-
-    def __init__(self, data_dir: Path, checkpoint_dir: Path, kind: str, settings: Any = None) -> None:
-        key = json.dumps([FORMAT, str(data_dir.resolve()), kind, settings], default=str)
-        self.folder = checkpoint_dir / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        self._index = self.folder / "index.json"
-        self._known: dict[str, Any] = {}
-        self._facts: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError):  # without its index everything is written anew
-            content = json.loads(self._index.read_text(encoding="utf-8"))
-            self._known, self._facts = dict(content["stamps"]), dict(content["facts"])
-
-    def path(self, name: str, extension: str = ".png") -> Path:
-        return self.folder / f"{name}{extension}"
-
-    def forget(self, name: str) -> None:
-        """The file for `name` is written anew when it is asked for."""
-        self._known.pop(name, None)
-
-    def write(self, name: str, sources: Sequence[Path], make: Callable[[], Pixels], extension: str = ".png") -> Path:
-        """The file for `name`, a relative path without extension. `make` gives its pixels and is called only if it is missing or
-        one of its sources has changed."""
-        path = self.path(name, extension)
-        stamp = _stamps(sources)
-        if self._known.get(name) == stamp and path.is_file():
-            return path
-        _write(path, make())
-        self._known[name] = stamp
-        return path
-
-    def write_many(
-        self, conversions: Sequence[Conversion], num_workers: int, tick: Callable[[], object], extension: str = ".png"
-    ) -> list[Converted]:
-        """As `write`, for many files at a time and in child processes; `tick` is called after each. Saves the index.
+    def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
+        """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the classes.
 
         Bad sources are told in the outcome; a file that cannot be written raises DataError.
         """
-        paths = [self.path(conversion.name, extension) for conversion in conversions]
-        stamps = [_stamps(conversion.sources) for conversion in conversions]
-        outcomes: dict[int, Converted] = {}
-        waiting: list[int] = []
-        for index, (conversion, path) in enumerate(zip(conversions, paths, strict=True)):
-            if self._known.get(conversion.name) == stamps[index] and conversion.name in self._facts and path.is_file():
-                outcomes[index] = Converted(path, self._facts[conversion.name])
-                tick()
-            else:
-                waiting.append(index)
+        key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
+        # split.csv names these files: absolute, because its paths are relative to data_dir.
+        folder = self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        index = folder / "index.json"
+        known, facts = (value if isinstance(value, dict) else {} for value in map(read_cache(index).get, ("stamps", "facts")))
+        paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
+        stamps = [[_stamp(source) for source in conversion.sources] for conversion in conversions]
 
-        def convert(index: int, _: ReadStderr) -> _Answer:
+        def is_known(number: int) -> bool:
+            name = conversions[number].name
+            return known.get(name) == stamps[number] and _are_facts(facts.get(name)) and paths[number].is_file()
+
+        def convert(number: int, _: ReadStderr) -> tuple[Any, str, str]:
+            """Facts, what is wrong with the sources, and why the file cannot be written."""
             try:
-                pixels, facts = conversions[index].make()
+                pixels, found = conversions[number].make()
             except DataError as error:
                 return None, str(error), ""
-            try:
-                _write(paths[index], pixels)
-            except DataError as error:
-                return None, "", str(error)
-            return facts, "", ""
+            return found, "", _write(paths[number], pixels)
 
+        waiting = [number for number in range(len(conversions)) if not is_known(number)]
+        problems: dict[int, str] = {}
+        bar = contextlib.nullcontext() if self.console is None or not waiting else self.console.bar(label, len(waiting), keep=False)
+        outcomes = forked_map(convert, waiting, min(count_cores(), 1 + len(waiting) // FEW))
         try:
-            answers = forked_map(convert, waiting, num_workers) if len(waiting) > FEW else _one_by_one(convert, waiting)
-            with contextlib.closing(answers):
-                for position, answer in answers:
-                    index = waiting[position]
-                    if isinstance(answer, Crash):
-                        answer = None, f"reading it crashed ({answer.reason})", ""
-                    facts, problem, failure = answer
+            with bar as shown, contextlib.closing(outcomes):
+                for position, outcome in outcomes:
+                    number, name = waiting[position], conversions[waiting[position]].name
+                    crash = (None, f"reading it crashed ({outcome.reason})", "") if isinstance(outcome, Crash) else outcome
+                    found, problems[number], failure = crash
                     if failure:
                         raise DataError(failure)
-                    outcomes[index] = Converted(paths[index], facts, problem)
-                    if not problem:
-                        self._known[conversions[index].name], self._facts[conversions[index].name] = stamps[index], facts
-                    tick()
+                    if not problems[number]:
+                        known[name], facts[name] = stamps[number], found
+                    if shown is not None:
+                        shown.tick()
         finally:
-            self.save_index()
-        return [outcomes[index] for index in range(len(conversions))]
-
-    def save_index(self) -> None:
-        """After the last file: what was written is found again at the next start."""
-        with contextlib.suppress(OSError):  # then it is written anew
-            write_text_atomically(self._index, json.dumps({"stamps": self._known, "facts": self._facts}))
-
-
-def _one_by_one(
-    convert: Callable[[int, ReadStderr], _Answer], items: Sequence[int]
-) -> Generator[tuple[int, _Answer | Crash], None, None]:
-    for position, item in enumerate(items):
-        yield position, convert(item, lambda: "")
+            if waiting:
+                write_cache(index, {"stamps": known, "facts": facts})
+        return [
+            Converted(path, {} if problems.get(number) else facts[conversions[number].name], problems.get(number, ""))
+            for number, path in enumerate(paths)
+        ]
 
 
-def _write(path: Path, pixels: Pixels) -> None:
+def _write(path: Path, pixels: Pixels) -> str:
+    """Why it cannot be written; empty if it was."""
     data = encode_image(pixels, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(data))
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir") from None
+        return f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
+    return ""
 
 
-def _stamps(sources: Sequence[Path]) -> list[list[Any]]:
-    return [[str(source), *_stamp(source)] for source in sources]
+def _are_facts(value: object) -> bool:
+    return isinstance(value, dict) and all(type(number) is int for number in value.values())
 
 
-def _stamp(path: Path) -> list[int]:
+def _stamp(path: Path) -> list[Any]:
     try:
         status = path.stat()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    return [status.st_size, status.st_mtime_ns]
+    return [str(path), status.st_size, status.st_mtime_ns]
+
+
+# Files of objects and of classes
+
+
+@dataclass(frozen=True)
+class MaskParts:
+    """The files that make up the mask of an image, each with the name of its class; objects have no name."""
+
+    image: File
+    files: tuple[tuple[str, Path], ...]
+
+
+def find_object_files(images: Sequence[File], masks: Sequence[File], folders: Sequence[Folders]) -> list[MaskParts] | None:
+    """The mask files of each image where each object has a file of its own: in a folder with the image (ID/images/x.png,
+    ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in another way."""
+    places = {image.folder if folders[0].name else f"{image.folder}{image.stem}/": image for image in images}
+    by_place: dict[str, list[File]] = defaultdict(list)
+    for mask in masks:
+        by_place[mask.folder].append(mask)
+    if len(places) < len(images) or not by_place or not set(by_place) <= set(places):
+        return None
+    # Files of one name in many folders are classes: liver.png, tumour.png. Objects are numbered.
+    counts = Counter(mask.stem for mask in masks)
+    are_classes = min(len(by_place), len(counts)) > 1 and all(
+        2 * count > len(by_place) and not NUMBERED.fullmatch(stem) for stem, count in counts.items()
+    )
+    return [
+        MaskParts(image, tuple((mask.stem if are_classes else "", mask.path) for mask in by_place[place]))
+        for place, image in places.items()
+        if place in by_place
+    ]
+
+
+def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> list[MaskParts] | None:
+    """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png.
+
+    None if the masks are laid out in another way. An image may lack the masks of some classes.
+    """
+    by_class: dict[str, list[File]] = defaultdict(list)
+    for mask in masks:
+        name, _, rest = mask.folder.partition("/")
+        by_class[name].append(mask._replace(folder=rest))
+    if "" in by_class or any(image.folder.partition("/")[0] in by_class for image in images):
+        return None
+    by_image: dict[File, list[tuple[str, Path]]] = defaultdict(list)
+    for name, files in sorted(by_class.items()):
+        match = best_match(images, files, image_folder)
+        if match.masks:
+            return None
+        for image, mask in match.pairs:
+            by_image[image].append((name, mask.path))
+    return [MaskParts(image, tuple(files)) for image, files in sorted(by_image.items())]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Pairs whose masks are merged from several files, and what the user should know of them."""
+
+    pairs: list[Pair]
+    unreadable: list[str]  # files that cannot be used, and why
+    notices: list[str]
+    has_background: bool  # some pixels belong to no class
+    readings: tuple[str, str, float] | None  # two classes that mark the same pixels, and their IoU
+
+
+def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str]) -> Merged:
+    """The pairs of images and merged masks: of classes, or of objects if there are no classes."""
+    names = [f"{each.image.folder}{each.image.stem}" for each in parts]
+    conversions = [
+        Conversion(f"{part}/{name}", [path for _, path in each.files], partial(_merge, each.files, classes))
+        for name, each in zip(names, parts, strict=True)
+    ]
+    kind = "classes" if classes else "objects"
+    written = converter.write(kind, list(classes), conversions, "Merging the masks of each image:")
+    pairs = []
+    for name, each, mask in zip(names, parts, written, strict=True):
+        others = f" and {len(each.files) - 1} more" if len(each.files) > 1 else ""
+        if not mask.problem:
+            pairs.append(Pair(name, each.image.path, mask.path, mask_origin=f"{each.files[0][1]}{others}"))
+    facts = [Counter(mask.facts) for mask in written if not mask.problem]
+    total = sum(facts, Counter())
+    num_overlapping = sum(fact["overlap"] > 0 for fact in facts)
+    notices = []
+    if num_overlapping:
+        notices.append(
+            f"{total['overlap']} pixels in {num_overlapping} of {len(facts)} masks belong to several classes: "
+            f"the later of {', '.join(classes)} wins (class_names sets another order)"
+        )
+    if total["grey"]:
+        notices.append(f"{total['grey']} files of classes hold greys: what is above {SOFT_EDGE} belongs to the class")
+    readings = None
+    for one, other in combinations(classes, 2):
+        both = total[f"both {one}/{other}"]
+        iou = both / max(1, total[f"area {one}"] + total[f"area {other}"] - both)
+        readings = (one, other, iou) if iou > SAME_THING and readings is None else readings
+    unreadable = [mask.problem for mask in written if mask.problem]
+    return Merged(pairs, unreadable, notices, total["background"] > 0, readings)
+
+
+def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
+    """The mask, and what was counted: in pixels, `grey` in files."""
+    merged: Pixels = np.zeros((0, 0), np.uint8)
+    facts: Counter[str] = Counter()
+    read: dict[str, Pixels] = {}
+    overlap: Any = False
+    for name, path in sorted(files, key=lambda item: classes.index(item[0])) if classes else files:
+        try:
+            mask = read_mask(path)
+        except ReadError as error:
+            raise DataError(f"{path}: {error}") from None
+        merged = merged if merged.size else np.zeros(mask.shape, np.uint8)
+        if mask.shape != merged.shape:
+            (height, width), (first_height, first_width) = mask.shape, merged.shape
+            raise DataError(f"{path}: {width}×{height}, the other masks of this image are {first_width}×{first_height}")
+        is_object, highest = mask > 0, int(mask.max())
+        if mask.dtype == np.uint8 and highest > SOFT_EDGE and (is_object != (mask == highest)).any():
+            is_object = mask > SOFT_EDGE
+            facts["grey"] += bool(classes)
+        if classes:
+            overlap = overlap | ((merged > 0) & is_object)
+            facts[f"area {name}"] = int(is_object.sum())
+            facts |= {f"both {other}/{name}": int((its & is_object).sum()) for other, its in read.items()}
+            read[name] = is_object
+        merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
+    if classes:
+        facts |= {"overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())}
+    return merged, facts
+
+
+# Pages of stacks
+
+
+def has_pages(path: Path) -> bool:
+    """Whether a file is a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        return False
+    try:
+        with open_pages(path) as file:
+            return len(file.pages) > 1
+    except ReadError:
+        return False
+
+
+def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
+    """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's files."""
+    conversions, names, origins = [], [], []
+    for stack in stacks:
+        images, masks = page_types(stack.image), page_types(stack.mask)
+        if len(images) != len(masks):
+            there = f"{stack.image} has {len(images)} pages and {stack.mask} has {len(masks)}"
+            raise DataError(f"{there}; need a page of the mask for each of the image")
+        extension = ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
+        for index in range(len(images)):
+            number = f"{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
+            place = f"{part}/{stack.name}/{number}"
+            conversions.append(Conversion(f"images/{place}", [stack.image], partial(_image_page, stack.image, index), extension))
+            conversions.append(Conversion(f"masks/{place}", [stack.mask], partial(_mask_page, stack.mask, index)))
+            names.append(f"{stack.name}/{number}")
+            origins.append(tuple(f"{path}, page {index}" for path in (stack.image, stack.mask)))
+    written = converter.write("pages", None, conversions, "Splitting stacks into pages:")
+    problem = next((page.problem for page in written if page.problem), "")
+    if problem:
+        raise DataError(problem)
+    files = [page.path for page in written]
+    return [
+        Pair(name, image, mask, None, "", *origin)
+        for name, image, mask, origin in zip(names, files[::2], files[1::2], origins, strict=True)
+    ]
+
+
+def page_types(path: Path) -> list[Any]:
+    """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
+    try:
+        with open_pages(path) as file:
+            pages = [page for page in file.pages if not _is_thumbnail(page)]
+            num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
+            if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
+                what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
+                raise ReadError(f"{num_bytes / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+            return [page.dtype for page in pages]
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _is_thumbnail(page: Any) -> bool:
+    return bool(getattr(page, "is_reduced", False))
+
+
+@lru_cache(maxsize=2)  # an image stack and its mask stack
+def _read_pages(path: Path) -> Sequence[Pixels]:
+    try:
+        with open_pages(path) as file:
+            return [page.asarray() for page in file.pages if not _is_thumbnail(page)]
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
+    page = _read_pages(path)[index]
+    if page.ndim > 3 or (page.ndim == 3 and page.shape[2] not in (1, 3)):
+        raise DataError(f"{path}: a page of shape {page.shape}; need grey or RGB pages")
+    page = page[:, :, 0] if page.ndim == 3 and page.shape[2] == 1 else page
+    return page if page.dtype in (np.uint8, np.uint16) else page.astype(np.float32), {}
+
+
+def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
+    page = np.squeeze(_read_pages(path)[index])
+    if page.ndim == 3 and page.shape[2] == 3 and page.dtype == np.uint8:
+        return page, {}
+    low, high = page.min(), page.max()
+    if page.ndim != 2 or low < 0 or high > MAX_LABEL or not np.array_equal(page, np.floor(page)):
+        there = f"{page.dtype} values from {low} to {high}"
+        raise DataError(f"{path}: page {index} has {there}; need whole numbers up to {MAX_LABEL}")
+    return page.astype(np.uint8 if page.dtype in (np.uint8, np.bool_) else np.uint16), {}

@@ -1,28 +1,52 @@
 """Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split, problems.
 
-Training and `check` both use this report: a dataset that passes check can be trained on.
+build_dataset_report finds the pairs, reads every file, and decides kind, classes and split. Training and `check` both use this
+report: a dataset that passes check can be trained on.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from unet_trainer.config.dump import to_plain
+from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
+from unet_trainer.config.load import class_contradictions
+from unet_trainer.config.mask_classes import split_values
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.datasets.class_statistics import class_shares, has_background
-from unet_trainer.datasets.coding_choice import ChosenClasses
-from unet_trainer.datasets.image_kind import ImageKind
+from unet_trainer.datasets.class_files import ClassFile, find_class_file, parse_class_file
+from unet_trainer.datasets.class_statistics import class_ids, class_shares, has_background
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, choose_nodata, describe_reading, mismatch
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, swapped_palettes
+from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
+from unet_trainer.datasets.neighbours import (
+    Reader,
+    describe_neighbours,
+    describe_neighbours_across,
+    find_neighbours,
+    find_neighbours_across,
+)
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts
-from unet_trainer.datasets.splits import Split
+from unet_trainer.datasets.problems import UNREADABLE, Choice, Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
+from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.system.console import counted
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
+from unet_trainer.system.console import Console, counted
+from unet_trainer.system.resources import count_cores
+
+LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
+NUM_DIGITS = 16  # of a file's digest in split.csv
 
 
 @dataclass
@@ -35,14 +59,18 @@ class DatasetReport:
     masks: list[MaskFacts] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)  # what the user must decide
-    notices: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)  # what does not stop training and the user should know
     kind: ImageKind | None = None
-    coding: MaskCoding | None = None
+    nodata: tuple[float, ...] = ()  # values of the images that mark missing data
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
     split: Split | None = None
     classes: ChosenClasses | None = None  # its coding, and how many classes there are
     advised: dict[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
+
+    @property
+    def coding(self) -> MaskCoding | None:
+        return None if self.classes is None else self.classes.coding
 
     @property
     def blocking_message(self) -> str:
@@ -68,22 +96,16 @@ class DatasetReport:
         names = config.class_names or self.classes.class_names
         return replace(config, num_classes=self.classes.num_classes, class_names=names)
 
+    def ask(self, error: DataError) -> None:
+        self.questions.append(error if isinstance(error, Question) else Question(str(error)))
+
     def checked(self) -> CheckedDataset:
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
         if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
             raise DataError(message or "the dataset has no pair that can be used")
-        return CheckedDataset(
-            tuple(self.pairs),
-            tuple(self.images),
-            tuple(self.masks),
-            self.kind,
-            self.classes,
-            self.image_spec,
-            self.statistics_reason,
-            self.split,
-            tuple(self.notices),
-        )
+        decisions = self.kind, self.classes, self.image_spec, self.statistics_reason, self.split
+        return CheckedDataset(self.pairs, self.images, self.masks, *decisions, self.notices)
 
 
 @dataclass(frozen=True)
@@ -118,8 +140,6 @@ class CheckedDataset:
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
-        images, _ = self.facts_of(self.split.train)
-        val_images, _ = self.facts_of(self.split.val)
         return DatasetFacts(
             channels=self.image_spec.channels,
             mean=self.image_spec.mean,
@@ -129,8 +149,8 @@ class CheckedDataset:
             ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
             class_shares=class_shares(self.masks, self.coding, self.num_ids),
-            train_sizes=[image.size for image in images],
-            val_sizes=[image.size for image in val_images],
+            train_sizes=[image.size for image in self.facts_of(self.split.train)[0]],
+            val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
             measurements=measurements,
             num_classes=self.classes.num_classes,
@@ -154,3 +174,330 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
     sizes = Counter(image.size for image in images)
     shown = ", ".join(f"{width}×{height}" for (height, width), _ in sizes.most_common(most))
     return shown + (f" and {counted(len(sizes) - most, 'more size')}" if len(sizes) > most else "")
+
+
+# Building the report
+
+
+def build_dataset_report(config: Config, console: Console, earlier: FoundPairs | None = None) -> DatasetReport:
+    """Finds the pairs, unless those of an `earlier` start are given, reads every file, and decides kind, coding and split. Raises
+    DataError if no pairs can be found."""
+    return report_on(earlier or find_dataset(config, console), config, console, is_resumed=earlier is not None)
+
+
+def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: bool = False) -> DatasetReport:
+    """The report on pairs that were found. A resumed run keeps its split, and is not told again that it is too easy."""
+    cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
+    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
+    if not report.pairs:
+        return report
+    _choose_kind(report, config)
+    if report.pairs:
+        _choose_coding(report, config)
+        _split(report, config, is_resumed)
+    if not is_resumed and not report.has_answers:  # neighbours are looked at once the questions are answered
+        _compare_neighbours(report, config, console)
+    _add_notices(report)
+    return report
+
+
+def read_every_pair(
+    found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console, timeout: float | None = None
+) -> DatasetReport:
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
+    report = DatasetReport(found)
+    with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
+        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
+    report.problems += found.problems
+    report.notices += found.notices
+    _keep_readable(report, facts, resize_masks)
+    _note_changed_content(report)
+    return report
+
+
+def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:
+    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were."""
+    unreadable: list[str] = []
+    resizable: list[str] = []
+    others: list[str] = []
+    for pair, found in zip(report.found.pairs, facts, strict=True):
+        image, mask = found.image, found.mask
+        if isinstance(image, str):
+            unreadable.append(f"{pair.shown_image}: {image}")
+        if isinstance(mask, str):
+            unreadable.append(f"{pair.shown_mask}: {mask}")
+        if isinstance(image, str) or isinstance(mask, str):
+            continue
+        if image.size != mask.size:
+            # The same aspect ratio, to within a pixel.
+            can_be_resized = abs(image.height * mask.width - image.width * mask.height) <= max(*image.size, *mask.size)
+            line = f"{pair.shown_mask}: {mask.width}×{mask.height}, its image is {image.width}×{image.height}"
+            if image.is_turned and mask.size == image.size[::-1]:
+                line += " (rotated by its EXIF orientation; the mask is not)"
+            (resizable if can_be_resized else others).append(line)
+            if not can_be_resized:
+                continue
+        report.pairs.append(pair)
+        report.images.append(image)
+        report.masks.append(mask)
+    if unreadable:
+        fix = "repair these files, or remove them together with their partners"
+        report.problems.append(Problem("unreadable", *UNREADABLE, tuple(unreadable), fix))
+    titles = "mask of another size than its image", "masks of another size than their images"
+    if resizable and resize_masks:
+        report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
+    elif resizable:
+        fix = "resize_masks: true resizes masks with the aspect ratio of their images"
+        report.problems.append(Problem("sizes", *titles, tuple(resizable), fix, {"resize_masks": True}))
+    if others:
+        fix = "an image and its mask must have the same size"
+        if any("EXIF" in line for line in others):
+            fix = "rotate the masks too, or save the images without EXIF orientation"
+        report.problems.append(Problem("sizes", *titles, tuple(others), fix))
+
+
+def _note_changed_content(report: DatasetReport) -> None:
+    """Gives the pairs the digests of their files as they are now; and a notice about those that had others when the run began."""
+    changed = []
+    for index, (pair, image, mask) in enumerate(zip(report.pairs, report.images, report.masks, strict=True)):
+        content = image.digest[:NUM_DIGITS] + mask.digest[:NUM_DIGITS]
+        report.pairs[index] = replace(pair, content=content)
+        if pair.content and pair.content[:NUM_DIGITS] != content[:NUM_DIGITS]:
+            changed.append(pair.shown_image)
+        if pair.content and pair.content[NUM_DIGITS:] != content[NUM_DIGITS:]:
+            changed.append(pair.shown_mask)
+    if changed:
+        have = "has" if len(changed) == 1 else "have"
+        what = f"{counted(len(changed), 'file')} {have} changed since the run began: {first_few(changed)}"
+        report.notices.append(f"{what}; scores from before and after are not of the same data")
+
+
+def _choose_kind(report: DatasetReport, config: Config) -> None:
+    report.kind = kind = choose_kind(report.images, config.in_channels)
+    report.nodata = choose_nodata(report.images, config.nodata)
+    report.notices += describe_reading(report.images, kind.channels, report.nodata, config.nodata == "ignore")
+    report.images = [image.as_read(kind.channels, report.nodata) for image in report.images]
+    reasons = [mismatch(image, kind) for image in report.images]
+    lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
+    if not lines:
+        return
+    fix = "all images of a dataset must have the same depth and channels: convert or remove these"
+    if config.in_channels != "auto":
+        fix = f"in_channels: {config.in_channels} does not fit them; leave it out, or convert the images"
+    titles = "image of another kind than the others", "images of another kind than the others"
+    report.problems.append(Problem("kind", *titles, tuple(lines), fix))
+    kept = [index for index, reason in enumerate(reasons) if not reason]
+    report.pairs = [report.pairs[index] for index in kept]
+    report.images = [report.images[index] for index in kept]
+    report.masks = [report.masks[index] for index in kept]
+
+
+def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
+    coding = report.coding
+    labels: list[set[int]] = [
+        set() if coding is None else set(class_ids(mask, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
+    ]
+    try:
+        report.split = split_pairs(
+            replace(report.found, pairs=tuple(report.pairs)),
+            labels,
+            [image.digest for image in report.images],
+            val_fraction=config.val_fraction,
+            seed=config.seed,
+            num_folds=None if is_resumed else config.num_folds,
+            fold=config.fold,
+            in_blocks=config.split == "blocks" and not is_resumed,
+        )
+    except DataError as error:
+        report.ask(error)
+        return
+    report.notices += report.split.notices
+    if report.kind is not None:
+        images, _ = facts_of(report.split.train, report.pairs, report.images, report.masks)
+        report.image_spec, report.statistics_reason = build_image_spec(
+            report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
+        )
+
+
+# Classes
+
+
+def _choose_coding(report: DatasetReport, config: Config) -> None:
+    """What the values in the masks mean: the classes that were found, or the question to answer first."""
+    _refuse_swapped_palettes(report)
+    is_open = config.mask_values == "auto"
+    evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
+    class_file = _class_file(report, config) if is_open else None
+    if len(evidence.seen) < 2 and is_open:
+        every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
+        report.questions.append(_nothing_to_learn(report, every))
+        return
+    try:
+        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
+    except DataError as error:
+        report.ask(error)
+        return
+    if chosen is None:
+        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], class_file))
+        return
+    report.classes = chosen
+    decided = report.decided(config)
+    if problems := class_contradictions(decided):
+        raise ConfigError("\n".join(problems))
+    present = present_classes(chosen.coding, evidence) - {IGNORED, UNKNOWN}
+    if len(present) < 2:
+        every = id_names(decided)[present.pop()] if present else "ignored or of no class"
+        report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))
+    elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
+        _mention_large_foreground(report, chosen.coding, evidence)
+    lines = unknown_value_lines(report, chosen.coding)
+    if lines:
+        classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
+        one, many = (f"{masks} with values that belong to no class (the classes are {classes})" for masks in ("mask", "masks"))
+        fix, settings = _unknown_fix(config, evidence)
+        report.problems.append(Problem("values", one, many, tuple(lines), fix, settings))
+
+
+def _class_file(report: DatasetReport, config: Config) -> ClassFile | None:
+    stored = report.found.class_file
+    return find_class_file(Path(config.data_dir), report.pairs) if stored is None else parse_class_file(*stored)
+
+
+def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
+    """Of masks that were made from files which name the classes: their values are ids, and 255 is void."""
+    number = found.num_classes
+    if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
+        return None
+    void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
+    first = 1 if 0 not in evidence.counts and number in evidence.counts else 0  # classes that cover the images leave no background
+    values = tuple(range(first, first + max(2, number)))
+    coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
+    reason = "as in the files that the masks are made from"
+    names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
+    return ChosenClasses(coding, number, reason, names, reason if names else "")
+
+
+def _mention_large_foreground(report: DatasetReport, coding: MaskCoding, evidence: MaskEvidence) -> None:
+    """Masks with the foreground in black are common, and only its share shows it."""
+    _, share = class_shares(report.masks, coding, 2)
+    settings = other_way_round(coding, evidence)
+    if share >= LARGE_FOREGROUND and settings is not None:
+        lines = "".join(f"\n  {line}" for line in setting_lines(settings))
+        what = f"the foreground ({coding.describe(1)}) is {share:.0%} of the pixels"
+        report.notices.append(f"{what}; if it is the background, set:{lines}")
+
+
+def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
+    masks = "the only mask" if len(report.masks) == 1 else f"all {len(report.masks)} masks"
+    where = "are these the masks (mask_dir), and were they written right?"
+    return Question(f"there is nothing to learn: every pixel of {masks} is {every}; {where}")
+
+
+def _refuse_swapped_palettes(report: DatasetReport) -> None:
+    lines = []
+    for index, (first, colour) in swapped_palettes(report.masks).items():
+        palettes = [report.masks[number].palette or {} for number in (index, first)]
+        here, there = (next(value for value, held in palette.items() if held == colour) for palette in palettes)
+        mask, other = report.pairs[index].shown_mask, report.pairs[first].shown_mask
+        lines.append(f"{mask}: {show_value(COLOUR + colour)} is {here}, in {other} it is {there}")
+    if lines:
+        fix = "save the masks in colour, or all with the same palette: their values are places in it"
+        titles = "mask whose palette has another order", "masks whose palette has another order"
+        report.problems.append(Problem("palettes", *titles, tuple(lines), fix))
+
+
+def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
+    """A line for each mask with values that belong to no class."""
+    lines = []
+    for pair, mask in zip(report.pairs, report.masks, strict=True):
+        values = sorted(mask.counts)
+        ids = coding.encode(np.array(values, np.int64)).tolist()
+        unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
+        if unknown:
+            total = sum(mask.counts.values())
+            shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
+            lines.append(f"{pair.shown_mask}: {shares}")
+    return lines
+
+
+def _unknown_fix(config: Config, evidence: MaskEvidence) -> tuple[str, dict[str, str]]:
+    """How to settle values of no class, and the settings for it; three values that were written as a colour are named."""
+    entries = [] if isinstance(config.mask_values, str) else list(config.mask_values)
+    entries += [] if config.ignore_value is None else [config.ignore_value]
+    for colour in (value for entry in entries for value in split_values(entry) if isinstance(value, tuple)):
+        if as_number(colour) not in evidence.counts and set(colour) <= set(evidence.seen) and len(set(colour)) == len(colour):
+            apart = [[channel] for channel in colour]
+            return f"{list(colour)} is a colour, and no mask has it; three values that are one class are written {apart}", {}
+    fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
+    return fix, {"unknown_values": "ignore"}
+
+
+# Notices
+
+
+def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
+    """Adds a notice if the split separates images that are almost the same."""
+    split = report.split
+    if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
+        return
+
+    @contextlib.contextmanager
+    def show_bar(total: int) -> Iterator[Callable[[], object]]:
+        with console.bar("Comparing neighbours by name:", total, keep=False) as bar:
+            yield bar.tick
+
+    reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
+    if report.found.is_divided:
+        likeness = find_neighbours_across(split.train, split.val, reader)
+        if likeness is not None:
+            report.notices.append(describe_neighbours_across(likeness))
+        return
+    neighbours = find_neighbours(report.pairs, Path(config.data_dir), report.coding, reader)
+    if neighbours is None:
+        return
+    note = describe_neighbours(neighbours, report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds)
+    if note is not None:
+        report.notices.append(note.text)
+        report.advised = note.settings
+
+
+def _add_notices(report: DatasetReport) -> None:
+    def of(total: Sequence[object], what: str, number: int) -> str:
+        return f"{number} of {counted(len(total), what)}"
+
+    turned = sum(image.is_turned for image in report.images)
+    grey = sum(image.channels == 1 for image in report.images)
+    in_alpha = sum(mask.is_alpha for mask in report.masks)
+    if in_alpha:
+        masks = of(report.masks, "mask", in_alpha)
+        report.notices.append(f"the alpha channel of {masks} is the mask; their colour is the same everywhere")
+    if turned:
+        report.notices.append(f"{of(report.images, 'image', turned)} {_is(turned)} rotated by the EXIF orientation")
+    if report.kind is not None and grey and report.kind.channels > 1:
+        images = of(report.images, "image", grey)
+        report.notices.append(f"{images} {_is(grey)} grey; each gets {report.kind.channels} equal channels")
+    spec = report.image_spec
+    if spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1:
+        report.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
+    groups = Counter(pair.group for pair in report.pairs if pair.group)
+    if len(groups) == len(report.pairs) > 1:
+        report.notices.append("every group has only one image; is group_pattern right?")
+    flat = [pair.shown_image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
+    if flat:
+        report.notices.append(f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}")
+    if (coding := report.coding) is not None:
+        masks_of_pairs = zip(report.pairs, report.masks, strict=True)
+        void = [pair.shown_mask for pair, mask in masks_of_pairs if set(class_ids(mask, coding)) == {IGNORED}]
+        if void:
+            report.notices.append(f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}")
+    by_digest: dict[str, list[int]] = defaultdict(list)
+    for index, image in enumerate(report.images):
+        by_digest[image.digest].append(index)
+    differing = [same for same in by_digest.values() if len({report.masks[index].digest for index in same}) > 1]
+    if differing:
+        names = (" = ".join(report.pairs[index].shown_image for index in same[:3]) for same in differing)
+        report.notices.append(f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(names)}")
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -15,14 +12,11 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels, write_image
+from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.os_errors import cannot
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 DRAFT = ".demo-"  # begins the names of folders that are being filled
+LOCK = "lock"  # a file in each, locked by the process that fills it
 NUM_IMAGES = 240
 SIDE = 192
 SEED = 2018
@@ -38,57 +32,28 @@ def ensure_demo(folder: Path) -> bool:
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder.parent)
-        with _locked_draft(folder.parent) as draft:
-            write_demo(draft, NUM_IMAGES)
-            draft.chmod(0o755)
-            try:
-                draft.rename(folder)  # fails if another process has just filled that folder
-            except OSError:
-                if not folder.exists():
-                    raise
+        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder.parent, ignore_cleanup_errors=True) as name:
+            draft = Path(name) / folder.name
+            with (Path(name) / LOCK).open("x") as file:
+                lock_shared(file.fileno())  # released by the system when the process dies
+                write_demo(draft, NUM_IMAGES)
+                try:
+                    draft.rename(folder)  # fails if another process has just filled that folder
+                except OSError:
+                    if not folder.exists():
+                        raise
     except FileExistsError:
-        raise UserError(f"data_dir: {folder} cannot be made; {folder.parent} is no folder") from None
+        raise UserError(f"data_dir: {folder} cannot be made; {folder.parent} is not a folder") from None
     except OSError as error:
         raise cannot(f"data_dir: {folder}, the demo,", "be made", error, folder.parent) from None
     return True
 
 
-@contextlib.contextmanager
-def _locked_draft(parent: Path) -> Iterator[Path]:
-    """A folder that is deleted at the end, and locked until then: the system releases the lock when the process dies."""
-    draft = Path(tempfile.mkdtemp(prefix=DRAFT, dir=parent))
-    handle = _lock(draft)
-    try:
-        yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
-
-
 def _sweep(parent: Path) -> None:
-    """Deletes drafts whose writers are dead: nobody holds their locks."""
+    """Deletes drafts whose writers are dead."""
     for draft in parent.glob(f"{DRAFT}*"):
-        handle = None if draft.is_symlink() or not draft.is_dir() else _lock(draft)
-        if handle is not None:
+        if not draft.is_symlink() and (draft / LOCK).is_file() and is_in_use(draft / LOCK) is False:
             shutil.rmtree(draft, ignore_errors=True)
-            os.close(handle)
-
-
-def _lock(folder: Path) -> int | None:
-    """A handle that holds the lock of a folder; None where another process has it, or where there are no locks."""
-    if fcntl is None:
-        return None
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def write_demo(folder: Path, num_images: int, side: int = SIDE) -> None:

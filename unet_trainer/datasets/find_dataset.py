@@ -8,13 +8,13 @@ from pathlib import Path
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.file_tree import refuse_unreadable
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.group_pattern import add_groups
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question
-from unet_trainer.datasets.readable_folders import refuse_unreadable
-from unet_trainer.datasets.shard_pairs import find_in_shards
+from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.split_csv import read_split_csv
+from unet_trainer.datasets.splits import add_groups
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
@@ -47,10 +47,9 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
     try:
         found = find_in_folders(config, data_dir, console)
     except DataError as error:
-        checkpoint_dir = Path(config.checkpoint_dir)
         has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
         try:
-            drawn = find_annotations(data_dir, checkpoint_dir, config.image_dir, config.mask_dir, config.class_names, console)
+            drawn = find_annotations(config, data_dir, console)
         except UnknownAnnotations:
             if has_answers:
                 raise error from None

@@ -1,12 +1,13 @@
 """Which folders hold the images and which the masks, by their names or by image_dir and mask_dir. Opens no file.
 
-If more than one folder is possible, none is chosen: the question names them and the lines to set.
+A folder is found by what its path consists of: a name for images or masks (K), for a part (P), both in one (PK), or that of a
+sequence (*): K, K/P, P/K, PK, */K and P/*/K. Where none is named so, P or data_dir itself. If more than one folder is possible,
+none is chosen: the question names them and the lines to set.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -15,11 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 from unet_trainer.datasets.file_tree import holds_images, list_files, subfolders
 from unet_trainer.datasets.name_matching import best_match, mask_marks, name_files
+from unet_trainer.datasets.pairs import Part, path_in
 from unet_trainer.datasets.problems import Question, first_few
 from unet_trainer.images.file_bytes import DataError
 
 Kind = Literal["image", "mask"]
-Part = Literal["train", "val", "test"]
 KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
 
 # Folder names, in lower case and without separators: img_dir is imgdir.
@@ -52,7 +53,7 @@ class Folders:
     images: Path
     masks: Path
     name: str = ""  # of a sequence, with a slash: put before the names of its images
-    without: tuple[Path, ...] = ()  # folders inside these that belong to another part
+    without: tuple[Path, ...] = ()  # folders inside these that belong to another part, and results of predict
 
 
 @dataclass(frozen=True)
@@ -70,65 +71,59 @@ class Layout:
 
 
 class _Found(NamedTuple):
-    """A possible folder. `part_name` is the folder name that makes it train or val; `value` is what selects it in the config."""
+    """A possible folder of images or masks."""
 
     path: Path
-    part_name: str
-    value: str
-    without: tuple[Path, ...] = ()  # folders inside it that belong to another part
+    kind: Kind
+    part: str  # "": data that is not divided
+    part_name: str  # of the folder that makes it train or val
+    value: str  # what selects it in the config
+    sequence: str = ""
+    without: tuple[Path, ...] = ()
 
 
-_Slots = dict[tuple[str, Kind], list[_Found]]  # (part, kind) → possible folders; part "" is data that is not divided
-_Sequences = dict[str, tuple[str, list[Folders]]]  # part → name of its folder, and the folders of each sequence
+def find_layout(
+    data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "", root: Path | None = None
+) -> Layout:
+    """The folders of images and masks in data_dir; where image_dir or mask_dir is set, it is not searched. Raises DataError.
 
-
-def find_layout(data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "") -> Layout:
-    """The folders of images and masks in data_dir; where image_dir or mask_dir is set, it is not searched. Raises DataError."""
-    return _find_layout(data_dir, data_dir, image_dir, mask_dir, mask_suffix)
-
-
-def _find_layout(root: Path, data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str) -> Layout:
-    """`root` is data_dir, or the one folder in it that everything is in."""
-    slots: _Slots = defaultdict(list)
-    sequences = _find_sequences(root, image_dir, mask_dir)
-    keys: dict[Kind, str | None] = {"image": image_dir, "mask": mask_dir}
-    for kind, given in keys.items():
-        if given is None:
-            _search(root, kind, slots)
-        else:
-            _use_given(root, kind, given, slots, is_optional=bool(sequences))
-    train_part = next((part for part in ("", "train") if sequences.get(part)), None)
-    if train_part is not None and not any(slots[part, kind] for part in ("", "train") for kind in KEYS):
-        return _layout_of_sequences(data_dir, sequences, train_part, slots)
+    `root` is data_dir, or the one folder in it that everything is in."""
+    root = root or data_dir
+    found = [*_candidates(root, "image", image_dir), *_candidates(root, "mask", mask_dir)]
+    sequences = _join_sequences(found)
+    found = [each for each in found if not each.sequence]
+    if not any(each.part in ("", "train") for each in found) and any(part in ("", "train") for part, _ in sequences):
+        return _layout_of_sequences(data_dir, sequences, found)
+    for kind, given in (("image", image_dir), ("mask", mask_dir)):
+        if given is not None and not any(each.kind == kind for each in found):
+            parent = (root / given).parent
+            values = [path_in(root, folder) for folder in subfolders(parent) if list_files(folder)]
+            choices = [{f"{kind}_dir": value} for value in values[:MAX_PROPOSED]]
+            raise Question(f"{kind}_dir: no folder {root / given}; {_contents(parent)}", *choices)
     if image_dir is None:
-        _add_bare_folders(root, mask_dir is not None, mask_suffix, slots)
-    train_image = _only(data_dir, "image", [*slots["", "image"], *slots["train", "image"]])
-    train_mask = _only(data_dir, "mask", [*slots["", "mask"], *slots["train", "mask"]])
-    if train_image and not train_mask and holds_masks_too(list_files(train_image.path, train_image.without), mask_suffix):
-        train_mask = train_image
-    if not train_image or not train_mask:
-        if image_dir is None and mask_dir is None and not any(slots.values()) and (inner := _only_folder_with_files(root)):
-            return _find_layout(inner, data_dir, None, None, mask_suffix)
-        _ask_for_part(data_dir, slots)
-        raise _missing(
-            data_dir, root, [KEYS["image"]] * (not train_image) + [KEYS["mask"]] * (not train_mask), train_image, train_mask
-        )
-    train = Folders(train_image.path, train_mask.path, without=(*train_image.without, *train_mask.without))
-    test = _find_test(slots, is_side_by_side=train_image == train_mask, mask_suffix=mask_suffix)
-    val_image = _only(data_dir, "image", slots["val", "image"])
-    val_mask = _only(data_dir, "mask", slots["val", "mask"])
+        found += _bare_folders(root, found, mask_suffix)
+    image, mask = (_only(data_dir, kind, found, ("", "train")) for kind in KEYS)
+    if image and not mask and holds_masks_too(list_files(image.path, image.without), mask_suffix):
+        mask = image
+    if not image or not mask:
+        inner = [folder for folder in subfolders(root) if list_files(folder)]
+        if image_dir is None and mask_dir is None and not found and len(inner) == 1 and _meaning(inner[0].name) == ("", None):
+            return find_layout(data_dir, None, None, mask_suffix, inner[0])  # what an archive puts around its content
+        raise _missing(data_dir, root, found, image, mask)
+    train = Folders(image.path, mask.path, without=(*image.without, *mask.without))
+    test = _find_test(found, image == mask, mask_suffix)
+    phrase = _phrase(data_dir, train)
+    val_image, val_mask = (_only(data_dir, kind, found, ("val",)) for kind in KEYS)
     if not val_image:
-        return Layout((train,), (), test, _phrase(data_dir, train), "")
-    if not val_mask:
-        if train_image != train_mask:
-            wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, str(_relative(data_dir, train.masks)))
-            raise Question(
-                f"no folder {wanted}; {_contents(val_image.path.parent)}; add it, or to train and validate on one folder",
-                {"image_dir": _value(data_dir, train.images), "mask_dir": _value(data_dir, train.masks)},
-            )
-        val_mask = val_image
-    names = f"folders {train_image.part_name or _relative(data_dir, train.images)} and {val_image.part_name}"
-    return Layout((train,), (Folders(val_image.path, val_mask.path),), test, _phrase(data_dir, train), names)
+        return Layout((train,), (), test, phrase, "")
+    if not val_mask and image != mask:
+        wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, path_in(data_dir, train.masks))
+        raise Question(
+            f"no folder {wanted}; {_contents(val_image.path.parent)}; add it, or to train and validate on one folder",
+            {"image_dir": path_in(data_dir, train.images), "mask_dir": path_in(data_dir, train.masks)},
+        )
+    names = f"folders {image.part_name or path_in(data_dir, train.images)} and {val_image.part_name}"
+    return Layout((train,), (Folders(val_image.path, (val_mask or val_image).path),), test, phrase, names)
 
 
 def holds_masks_too(files: Sequence[Path], mask_suffix: str) -> bool:
@@ -140,10 +135,8 @@ def holds_masks_too(files: Sequence[Path], mask_suffix: str) -> bool:
 def _meaning(name: str) -> tuple[str, Kind | None]:
     """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; foo → "", None."""
     word = re.sub(r"[-_. ]", "", name.lower())
-    if word in KINDS:
-        return "", KINDS[word]
-    if word in PARTS:
-        return PARTS[word], None
+    if word in KINDS or word in PARTS:
+        return PARTS.get(word, ""), KINDS.get(word)
     for part_word, part in PARTS.items():
         for rest in (word.removeprefix(part_word), word.removesuffix(part_word)):
             if rest != word and rest in KINDS:
@@ -151,179 +144,151 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
     return "", None
 
 
-def _search(root: Path, kind: Kind, slots: _Slots) -> None:
-    """Finds images/, images/train/, train/images/ and train_images/."""
-    for folder in subfolders(root):
-        part, its_kind = _meaning(folder.name)
-        if its_kind == kind and part:
-            slots[part, kind].append(_Found(folder, folder.name, folder.name))
-        elif its_kind == kind:
-            _add_parts_below(folder, kind, folder.name, slots)
-        elif part and its_kind is None:
-            for inner in subfolders(folder):
-                inner_part, inner_kind = _meaning(inner.name)
-                if inner_kind == kind and inner_part in ("", part):
-                    slots[part, kind].append(_Found(inner, folder.name, inner.name))
+def _part_folders(folder: Path) -> list[tuple[str, Path]]:
+    return [(part, inner) for inner in subfolders(folder) for part, kind in [_meaning(inner.name)] if part and not kind]
 
 
-def _use_given(root: Path, kind: Kind, given: str, slots: _Slots, is_optional: bool) -> None:
-    """root/given, undivided or with train and val inside; else train/given and val/given."""
-    if (root / given).is_dir():
-        _add_parts_below(root / given, kind, given, slots)
-        return
-    for folder in [] if Path(given).is_absolute() else subfolders(root):
-        part, its_kind = _meaning(folder.name)
-        if part and its_kind is None and (folder / given).is_dir():
-            slots[part, kind].append(_Found(folder / given, folder.name, given))
-    if not is_optional and not any(found for (_, its_kind), found in slots.items() if its_kind == kind):
-        parent, wrong = (root / given).parent, f"{KEYS[kind]}: no folder {root / given}"
-        choices = [{KEYS[kind]: _value(root, folder)} for folder in subfolders(parent) if list_files(folder)]
-        raise Question(f"{wrong}; {_contents(parent)}", *choices[:MAX_PROPOSED])
-
-
-def _add_parts_below(folder: Path, kind: Kind, value: str, slots: _Slots) -> None:
-    parts = [(part, inner) for inner in subfolders(folder) for part, its_kind in [_meaning(inner.name)] if part and not its_kind]
-    others = tuple(inner for _, inner in parts)
-    has_direct = all(part != "train" for part, _ in parts) and any(path.parent == folder for path in list_files(folder, others))
-    if not parts or has_direct:
-        slots["", kind].append(_Found(folder, "", value, others))
-    for part, inner in parts:
-        slots[part, kind].append(_Found(inner, inner.name, f"{value}/{inner.name}"))
-
-
-def _find_sequences(root: Path, image_dir: str | None, mask_dir: str | None) -> _Sequences:
-    """Finds seq1/images/ + seq1/masks/, seq2/images/ + ..., in root and in train/, val/ and test/."""
-    places = [
-        *([] if holds_images(root) else [("", root)]),
-        *((part, folder) for folder in subfolders(root) for part, kind in [_meaning(folder.name)] if part and not kind),
+def _candidates(root: Path, kind: Kind, given: str | None) -> list[_Found]:
+    """The folders of images, or of masks: those with a name for them, or `given`, at the places that the module describes."""
+    parts = [("", root), *_part_folders(root)]
+    places = [(part, place, "") for part, place in parts]
+    places += [
+        (part, inner, inner.name) for part, place in parts for inner in subfolders(place) if _meaning(inner.name) == ("", None)
     ]
-    found: _Sequences = {}
-    for part, place in places:
-        folders = []
-        for folder in subfolders(place):
-            if _meaning(folder.name) != ("", None):
+    found: list[_Found] = []
+    for part, place, sequence in places:
+        if given is not None:
+            is_elsewhere = Path(given).is_absolute() and place != root
+            named = [place / given] if (place / given).is_dir() and not is_elsewhere else []
+        else:
+            named = [
+                inner
+                for inner in subfolders(place)
+                for its_part, its_kind in [_meaning(inner.name)]
+                if its_kind == kind and (its_part in ("", part) or place == root)
+            ]
+        if sequence and len(named) > 1:
+            named = [folder for folder in named if list_files(folder)]
+        if sequence:
+            part_name = place.parent.name if part else ""
+            found += [_Found(folder, kind, part, part_name, folder.name, sequence) for folder in named if len(named) == 1]
+            continue
+        for folder in named:
+            value, (own_part, _) = given or folder.name, _meaning(folder.name) if given is None else ("", None)
+            if part or own_part:
+                found.append(_Found(folder, kind, part or own_part, place.name if part else folder.name, value))
                 continue
-            images = _kind_in(folder, "image", image_dir)
-            masks = _kind_in(folder, "mask", mask_dir)
-            if images and (masks or part == "test"):
-                folders.append(Folders(images, masks or folder / "masks", f"{folder.name}/"))
-        if folders:
-            found[part] = (place.name if part else "", folders)
+            below = _part_folders(folder)
+            others = tuple(inner for _, inner in below)
+            is_divided = any(its_part == "train" for its_part, _ in below)
+            if not below or (not is_divided and any(path.parent == folder for path in list_files(folder, others))):
+                found.append(_Found(folder, kind, "", "", value, without=others))
+            found += [_Found(inner, kind, its_part, inner.name, f"{value}/{inner.name}") for its_part, inner in below]
+    if holds_images(root):
+        found = [each for each in found if each.part or not each.sequence]
+    if given is not None and (root / given).is_dir():
+        found = [each for each in found if each.path.is_relative_to(root / given)]
     return found
 
 
-def _kind_in(folder: Path, kind: Kind, given: str | None) -> Path | None:
-    """The folder of images or of masks in that of a sequence; None if there is none, or several."""
-    if given is not None:
-        return folder / given if not Path(given).is_absolute() and (folder / given).is_dir() else None
-    candidates = [inner for inner in subfolders(folder) if _meaning(inner.name) == ("", kind)]
-    if len(candidates) > 1:
-        candidates = [inner for inner in candidates if list_files(inner)]
-    return candidates[0] if len(candidates) == 1 else None
+def _join_sequences(found: Sequence[_Found]) -> list[tuple[str, Folders]]:
+    """Part and folders of each sequence with images and masks; one of test may lack masks."""
+    by_place: dict[Path, dict[Kind, _Found]] = {}
+    for each in found:
+        if each.sequence:
+            by_place.setdefault(each.path.parent, {})[each.kind] = each
+    joined = []
+    for place, kinds in by_place.items():
+        image, mask = kinds.get("image"), kinds.get("mask")
+        if image and (mask or image.part == "test"):
+            joined.append((image.part, Folders(image.path, mask.path if mask else place / "masks", f"{image.sequence}/")))
+    return joined
 
 
-def _layout_of_sequences(data_dir: Path, sequences: _Sequences, train_part: str, slots: _Slots) -> Layout:
-    (train_name, train), (val_name, val), (_, test) = (sequences.get(part, ("", [])) for part in (train_part, "val", "test"))
+def _layout_of_sequences(data_dir: Path, sequences: Sequence[tuple[str, Folders]], found: Sequence[_Found]) -> Layout:
+    train_part = "" if any(part == "" for part, _ in sequences) else "train"
+    train, val, test = (tuple(each for its, each in sequences if its == part) for part in (train_part, "val", "test"))
     first = train[0]
     if train_part == "" and len(train) == 1 and not val and not test:  # a folder around everything
         return Layout((Folders(first.images, first.masks),), (), (), _phrase(data_dir, first), "")
-    images, masks = (_relative(data_dir, first.images.parent.parent) / "*" / path.name for path in (first.images, first.masks))
-    phrase = f"{images.as_posix()}/ + {masks.as_posix()}/ in {len(train)} folders"
-    tests = tuple(test) or _find_test(slots, is_side_by_side=False, mask_suffix="")
-    return Layout(tuple(train), tuple(val), tests, phrase, f"folders {train_name or '.'} and {val_name}" if val else "")
+    around = first.images.parent.parent
+    images, masks = (path_in(data_dir, around / "*" / path.name) for path in (first.images, first.masks))
+    parts = f"folders {around.name if train_part else '.'} and {val[0].images.parent.parent.name}" if val else ""
+    return Layout(train, val, test or _find_test(found, False, ""), f"{images}/ + {masks}/ in {len(train)} folders", parts)
 
 
-def _add_bare_folders(root: Path, mask_dir_is_set: bool, mask_suffix: str, slots: _Slots) -> None:
-    """Adds folders that hold images without being named so: train/ beside trainannot/, or images and masks in one folder."""
-    parts = [(part, folder) for folder in subfolders(root) for part, kind in [_meaning(folder.name)] if part and not kind]
-    has_masks = mask_dir_is_set or any(slots[part, "mask"] for part in ("", "train", "val"))
+def _bare_folders(root: Path, found: Sequence[_Found], mask_suffix: str) -> list[_Found]:
+    """Folders that hold images without being named so: train/ beside trainannot/, or images and masks in one folder."""
+    parts = _part_folders(root)
+    has_masks = any(each.kind == "mask" and each.part != "test" for each in found)
+    kinds: tuple[Kind, ...] = ("image",) if has_masks else ("image", "mask")
+    bare: list[_Found] = []
     for part, folder in parts:
-        if slots[part, "image"] or not list_files(folder):
-            continue
-        found = _Found(folder, folder.name, folder.name)
-        slots[part, "image"].append(found)
-        if not has_masks and part != "test":
-            slots[part, "mask"].append(found)
-    if any(part != "test" for part, _ in parts) or slots["", "image"] or slots["train", "image"]:
-        return
+        if not any((each.part, each.kind) == (part, "image") for each in found) and list_files(folder):
+            bare += [_Found(folder, kind, part, folder.name, folder.name) for kind in kinds[: 1 if part == "test" else 2]]
+    if any(part != "test" for part, _ in parts) or any(each.kind == "image" and each.part in ("", "train") for each in found):
+        return bare
     tests = tuple(folder for _, folder in parts)
     files = list_files(root, tests)
-    has_direct = any(path.parent == root for path in files)
-    if tests and not (has_masks or holds_masks_too(files, mask_suffix)):
-        return  # files beside test/ may be anything
-    if has_direct or (not has_masks and holds_masks_too(files, mask_suffix)):
-        found = _Found(root, "", ".", tests)
-        slots["", "image"].append(found)
-        if not has_masks:
-            slots["", "mask"].append(found)
+    holds_both = has_masks or holds_masks_too(files, mask_suffix)
+    if (holds_both or not tests) and (any(path.parent == root for path in files) or (holds_both and not has_masks)):
+        bare += [_Found(root, kind, "", "", ".", without=tests) for kind in kinds]  # files beside test/ alone may be anything
+    return bare
 
 
-def _find_test(slots: _Slots, is_side_by_side: bool, mask_suffix: str) -> tuple[Folders, ...]:
+def _find_test(found: Sequence[_Found], is_side_by_side: bool, mask_suffix: str) -> tuple[Folders, ...]:
     """The folders of the images that neither train nor validate; none if they are ambiguous, which stops no training."""
-    images, masks = ([found for found in slots["test", kind] if list_files(found.path)] for kind in KEYS)
+    there = [each for each in found if each.part == "test" and list_files(each.path)]
+    images, masks = ([each.path for each in there if each.kind == kind] for kind in KEYS)
     if len(images) != 1 or len(masks) > 1:
         return ()
-    folder = images[0].path
-    is_side_by_side = not masks and is_side_by_side and holds_masks_too(list_files(folder), mask_suffix)
-    return (Folders(folder, masks[0].path if masks else folder if is_side_by_side else folder / "masks"),)
+    is_side_by_side = not masks and is_side_by_side and holds_masks_too(list_files(images[0]), mask_suffix)
+    return (Folders(images[0], masks[0] if masks else images[0] if is_side_by_side else images[0] / "masks"),)
 
 
-def _only(data_dir: Path, kind: Kind, candidates: list[_Found]) -> _Found | None:
-    """The one candidate, or None; raises Question if several are left."""
+def _only(data_dir: Path, kind: Kind, found: Sequence[_Found], parts: Sequence[str]) -> _Found | None:
+    """The one folder of these parts, or None; raises Question if several are left."""
+    candidates = sorted((each for each in found if each.kind == kind and each.part in parts), key=lambda each: each.part)
     if len(candidates) > 1:  # labels/ with text files beside masks/ is not a candidate
-        candidates = [found for found in candidates if list_files(found.path)] or candidates
+        candidates = [each for each in candidates if list_files(each.path)] or candidates
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    key, paths = KEYS[kind], [_value(data_dir, found.path) for found in candidates]
-    values = [found.value for found in candidates]
+    paths = [path_in(data_dir, each.path) for each in candidates]
+    values = [each.value for each in candidates]
     values = values if len(set(values)) == len(values) else paths
+    folders = ", ".join(f"{path}/" for path in paths)
     raise Question(
-        f"{key}: {len(paths)} folders in {data_dir} could hold the {kind}s: {', '.join(f'{path}/' for path in paths)}",
-        *({key: value} for value in values),
+        f"{KEYS[kind]}: {len(paths)} folders in {data_dir} could hold the {kind}s: {folders}",
+        *({KEYS[kind]: value} for value in values),
     )
 
 
-def _ask_for_part(data_dir: Path, slots: _Slots) -> None:
-    """Raises Question where there are images and masks to validate or test on, but none to train on."""
-    there = [
-        {"image_dir": _value(data_dir, slots[part, "image"][0].path), "mask_dir": _value(data_dir, slots[part, "mask"][0].path)}
-        for part in ("val", "test")
-        if slots[part, "image"] and slots[part, "mask"]
-    ]
-    if there:
-        names = " and ".join(f"{choice['image_dir']}/" for choice in there)
-        raise Question(f"data_dir: {data_dir} holds {names} but no train/", *there)
-
-
-def _missing(data_dir: Path, root: Path, keys: list[str], image: _Found | None, mask: _Found | None) -> DataError:
-    """What was not found, with the folders that may be meant: two whose names pair up, larger files being the images."""
+def _missing(data_dir: Path, root: Path, found: Sequence[_Found], image: _Found | None, mask: _Found | None) -> DataError:
+    """What was not found, with the folders that may be meant: those of val or test, or two whose names pair up, larger files being
+    the images."""
+    for part in ("val", "test"):
+        by_kind = [next((each for each in found if (each.part, each.kind) == (part, kind)), None) for kind in KEYS]
+        if by_kind[0] and by_kind[1]:
+            images, masks = (path_in(data_dir, each.path) for each in by_kind if each)
+            return Question(f"data_dir: {data_dir} holds {images}/ but no train/", {"image_dir": images, "mask_dir": masks})
+    keys = [key for key, there in (("image_dir", image), ("mask_dir", mask)) if not there]
     wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
     text = f"data_dir: {' and '.join(wanted[key] for key in keys)} in {root}; {_contents(root)}"
     there = [folder for folder in subfolders(root) if list_files(folder)][:MAX_PROPOSED]
-    images, masks = ([found.path] if found else there for found in (image, mask))
-    files = {folder: name_files(list_files(folder), folder) for folder in {*images, *masks}}
+    of_images, of_masks = ([each.path] if each else there for each in (image, mask))
+    files = {folder: name_files(list_files(folder), folder) for folder in {*of_images, *of_masks}}
+    sizes = {folder: sum(file.path.stat().st_size for file in its if file.path.exists()) for folder, its in files.items()}
     pairs = [
         (first, second)
-        for first, second in permutations({*images, *masks}, 2)
-        if first in images and second in masks and best_match(files[first], files[second], first).is_complete
+        for first, second in permutations(files, 2)
+        if first in of_images and second in of_masks and best_match(files[first], files[second], first).is_complete
     ]
-    sizes = {folder: sum(file.path.stat().st_size for file in files[folder] if file.path.exists()) for folder in files}
-    pairs.sort(key=lambda pair: (sizes[pair[1]] - sizes[pair[0]], pair))
-    proposed: list[dict[str, Any]] = [
-        {key: _value(data_dir, folder) for key, folder in zip(KEYS.values(), pair, strict=True) if key in keys}
-        for pair in pairs[:1]
-    ]
-    if proposed:
-        return Question(text, *proposed)
-    return DataError(
-        f"{text}; set {' and '.join(keys)} to the {'folder' if len(keys) == 1 else 'folders'} to use, or split_file to a CSV"
-    )
-
-
-def _only_folder_with_files(root: Path) -> Path | None:
-    """The folder that an archive puts around its content."""
-    folders = [folder for folder in subfolders(root) if list_files(folder)]
-    return folders[0] if len(folders) == 1 and _meaning(folders[0].name) == ("", None) else None
+    if not pairs:
+        folders = "folder" if len(keys) == 1 else "folders"
+        return DataError(f"{text}; set {' and '.join(keys)} to the {folders} to use, or split_file to a CSV")
+    best = min(pairs, key=lambda pair: (sizes[pair[1]] - sizes[pair[0]], pair))
+    proposed: dict[str, Any] = dict(zip(KEYS.values(), (path_in(data_dir, folder) for folder in best), strict=True))
+    return Question(text, {key: value for key, value in proposed.items() if key in keys})
 
 
 def _contents(folder: Path) -> str:
@@ -332,16 +297,7 @@ def _contents(folder: Path) -> str:
 
 
 def _phrase(data_dir: Path, folders: Folders) -> str:
-    images, masks = _relative(data_dir, folders.images), _relative(data_dir, folders.masks)
+    images, masks = path_in(data_dir, folders.images), path_in(data_dir, folders.masks)
     if images == masks:
-        return "image and mask side by side" + ("" if images == Path() else f" in {images}/")
+        return "image and mask side by side" + ("" if images == "." else f" in {images}/")
     return f"{images}/ + {masks}/"
-
-
-def _relative(data_dir: Path, folder: Path) -> Path:
-    return folder.relative_to(data_dir) if folder.is_relative_to(data_dir) else folder
-
-
-def _value(data_dir: Path, folder: Path) -> str:
-    """What names a folder in image_dir or mask_dir."""
-    return _relative(data_dir, folder).as_posix()

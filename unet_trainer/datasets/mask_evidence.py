@@ -1,6 +1,6 @@
 """What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours, noise.
 
-Each answer is for one question of coding_choice, which decides.
+Each answer is for one question of mask_reading, which decides.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.mask_coding import channels_of
-from unet_trainer.images.mask_structure import EDGE_WIDTH, MIN_EDGE, piece_stride
+from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
@@ -30,9 +31,15 @@ MAX_VOID_SHARE = 0.1  # void is rare,
 MIN_VOID_BORDER = 0.3  # thin,
 THINNER = 2  # thinner than other classes by this factor,
 VOID_HOLDERS = 0.9  # and in nearly all masks
+VOID = 255  # beside ids
+OUTLYING = 4  # times the widest gap between ids: void is farther from the last of them
+MAX_TOUCHING = 0.1  # of the edges of a trimap, those between foreground and background
+MAX_BORDER_WIDTH = 0.1  # of the border of a trimap, as a share of the side of the mask
+MAX_CHANNEL_ID = 64  # colours that differ in one channel only, none of them brighter, are ids
 MIN_REGION = 16  # pixels of a connected piece of a class, on average, in the smaller mask in which pieces are counted
 NOISE_SHARE = 1e-3  # of all pixels: rarer values that occur in a single mask are noise
 MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
+CHANNELS = ("red", "green", "blue")
 GROUP_WIDTH = 12  # colours within this distance of a more frequent one are shown with it; EDGE_WIDTH of masks saved as JPEG
 MAX_GROUPS = 64
 
@@ -83,6 +90,11 @@ class MaskEvidence:
     def without(self, values: Collection[int]) -> MaskEvidence:
         """The same masks as if they had no pixel of these values."""
         return MaskEvidence(self.masks, self.ignored, values)
+
+    @cached_property
+    def shown(self) -> dict[int, int]:
+        """Of masks with a palette, the colour of each value, 0xRRGGBB."""
+        return {value: colour for mask in self.masks for value, colour in (mask.palette or {}).items()}
 
     # Soft edges
 
@@ -171,6 +183,24 @@ class MaskEvidence:
         is_thin = border >= MIN_VOID_BORDER * max(1, pixels)
         return is_thin and border * others >= THINNER * border_of_others * pixels
 
+    @cached_property
+    def may_be_trimap(self) -> bool:
+        """Whether the highest of three values is a thin border between the other two, which hardly touch each other."""
+        holding = [(mask, mask.structure) for mask in self.masks if mask.structure is not None and self.seen[-1] in mask.counts]
+        edges = sum(structure.edges for _, structure in holding)
+        of_last = sum(structure.edges_of_last for _, structure in holding)
+        pixels = sum(mask.counts[self.seen[-1]] for mask, _ in holding)
+        side = sum(min(mask.size) for mask, _ in holding) / max(1, len(holding))
+        is_between = edges - of_last <= MAX_TOUCHING * of_last
+        return len(self.seen) == 3 and of_last > 0 and is_between and 2 * pixels <= MAX_BORDER_WIDTH * side * of_last
+
+    @cached_property
+    def has_outlying_void(self) -> bool:
+        """Whether the highest value is 255, beside others that are close together: ids, and no greys."""
+        *ids, last = self.seen
+        widest = max((after - before for before, after in pairwise(ids)), default=0)
+        return bool(widest) and last == VOID > ids[-1] + OUTLYING * widest and self.is_beside_classes(VOID)
+
     def is_beside_classes(self, value: int) -> bool:
         """Whether a value occurs in a mask that also holds another value but 0, or no mask holds such a value."""
         others = [set(mask.counts) - self.left_out - {0, value} for mask in self.masks]
@@ -179,15 +209,19 @@ class MaskEvidence:
     # Noise and groups
 
     @cached_property
+    def id_channel(self) -> str | None:
+        """The only channel of the colours that is not 0, if it holds small numbers: ids, as CARLA writes them."""
+        if not self.has_colours or len(self.seen) < 3:
+            return None
+        most = np.max([channels_of(value) for value in self.seen], axis=0)
+        return CHANNELS[int(most.argmax())] if np.count_nonzero(most) == 1 and most.max() < MAX_CHANNEL_ID else None
+
+    @cached_property
     def noise(self) -> list[int]:
         """Rare values that occur in one mask only, and are not in a row with the others. JPEG makes many that mean nothing."""
         if len(self.masks) < MIN_MASKS or self.is_lossy or self.seen == list(range(len(self.seen))):
             return []
         return [value for value in self.seen if value and self.holders[value] == 1 and self.share(value) < NOISE_SHARE]
-
-    def holder_of(self, value: int) -> int:
-        """Index of the first mask that holds a value."""
-        return next(index for index, mask in enumerate(self.masks) if value in mask.counts)
 
     @cached_property
     def groups(self) -> list[ValueGroup]:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,13 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.facts import Measurements
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.images.drawing import to_display
+from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
 from unet_trainer.images.image_files import Pixels, read_image, read_mask
 from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.atomic_files import write_text_atomically
-from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
-from unet_trainer.system.plain_content import from_plain
+from unet_trainer.system.concurrency import ReadStderr, forked_map
+from unet_trainer.system.json_cache import read_known, write_known
 
 Floats = NDArray[np.floating[Any]]
 
@@ -62,30 +62,20 @@ def measure_dataset(
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
     cache = None if cache_folder is None else cache_folder / f"{_cache_key(chosen, coding, num_ids, common_id)}.json"
-    if (known := _read_cache(cache)) is not None:
+    if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
-    tasks = [_Task(pair, coding, num_ids, common_id, seed) for seed, pair in enumerate(chosen)]
+    measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
     found = []
-    with contextlib.closing(forked_map(_measure_pair, tasks, num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
+    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
         for _, outcome in outcomes:
-            if not isinstance(outcome, Crash) and outcome is not None:
+            if isinstance(outcome, str):
+                raise DataError(outcome)
+            if isinstance(outcome, _PairMeasurements):
                 found.append(outcome)
             tick()
     measurements = _summarise(found)
-    if cache is not None:
-        with contextlib.suppress(OSError):  # a lost cache costs seconds
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(cache, json.dumps({"format": CACHE_FORMAT, **asdict(measurements)}))
+    write_known(measurements, cache, CACHE_FORMAT)
     return measurements
-
-
-@dataclass(frozen=True)
-class _Task:
-    pair: Pair
-    coding: MaskCoding
-    num_ids: int
-    common_id: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -100,23 +90,29 @@ class _PairMeasurements:
     image_view_map: Floats
 
 
-def _measure_pair(task: _Task, read_stderr: ReadStderr) -> _PairMeasurements | None:
+def _measure_pair(
+    item: tuple[int, Pair], read_stderr: ReadStderr, coding: MaskCoding, num_ids: int, common_id: int
+) -> _PairMeasurements | str | None:
+    """None: the pair has changed since the scan, and training says so. A text: why it cannot be read, and others neither."""
+    seed, pair = item
     try:
-        image, ids = to_display(read_image(task.pair.image)), task.coding.encode(read_mask(task.pair.mask))
-    except DataError:  # it has changed since the scan; training says so
+        image, ids = to_display(read_image(pair.image)), coding.encode(read_mask(pair.mask))
+    except ShardReadError as error:
+        return f"{pair.shown_image}: {error}"
+    except DataError:
         return None
     ids = resize_mask(ids, image.shape[:2])
     factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
-    structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), task.num_ids, task.common_id)
-    views = list(_views(image, ids, task.seed))
+    structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), num_ids, common_id)
+    views = list(_views(image, ids, seed))
     channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
     return _PairMeasurements(
         [(class_id, size * factor, relative, thickness * factor) for class_id, size, relative, thickness in structures],
         [size * factor for size in sizes],
         float(image.mean()) / 255,
         bool(np.ptp(channels, axis=1).mean() > 2),
-        _class_map(ids, task.num_ids),
-        np.mean([_class_map(view_ids, task.num_ids) for _, view_ids in views], axis=0),
+        _class_map(ids, num_ids),
+        np.mean([_class_map(view_ids, num_ids) for _, view_ids in views], axis=0),
         _image_map(image),
         np.mean([_image_map(view) for view, _ in views], axis=0),
     )
@@ -263,11 +259,3 @@ def _cache_key(pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_i
     files = [(str(path.absolute()), file_stamp(path)) for pair in pairs for path in (pair.image, pair.mask)]
     content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
     return hashlib.sha256(content.encode()).hexdigest()[:24]
-
-
-def _read_cache(path: Path | None) -> Measurements | None:
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-        if content.pop("format", None) == CACHE_FORMAT:
-            return from_plain(Measurements, content)
-    return None

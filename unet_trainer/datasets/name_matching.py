@@ -6,12 +6,12 @@ The first rule that leaves nothing unpaired is used; equal names come first. Ope
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from unet_trainer.datasets.pairs import composed
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 
 # Words at the start or end of a name that mark a mask when images and masks are in one folder.
@@ -22,14 +22,14 @@ MASK_WORDS = (
 MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]", re.IGNORECASE)
 CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
 CHANNEL = re.compile(r"_\d{4}$")
+LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
+MIN_NUMBERED = 4  # files of each kind: fewer numbers differ by the same by chance
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
 # With a single file there is no common prefix or suffix to find; only these words are removed.
-IMAGE_AFFIXES = re.compile(
-    rf"(?P<prefix>(?:(?:{IMAGE_WORDS})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{IMAGE_WORDS})|))", re.I
-)
-MASK_AFFIXES = re.compile(
-    rf"(?P<prefix>(?:(?:{MASK_WORDS})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{MASK_WORDS})|))", re.I
+IMAGE_AFFIXES, MASK_AFFIXES = (
+    re.compile(rf"(?P<prefix>(?:(?:{words})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{words})|))", re.I)
+    for words in (IMAGE_WORDS, MASK_WORDS)
 )
 # Of several kinds of masks, the ones to train on come first: what their names say of them.
 BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
@@ -37,7 +37,7 @@ LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge"
 
 
 class File(NamedTuple):
-    """A file by its names, which are in Unicode's composed form (NFC): archives made on macOS hold the decomposed one."""
+    """A file by its names, in Unicode's composed form."""
 
     path: Path
     folder: str  # relative to the folder that was searched; ends in a slash, or is empty
@@ -76,11 +76,6 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def composed(text: str) -> str:
-    """The form in which names are compared: ä is one letter, not an a and its dots."""
-    return unicodedata.normalize("NFC", text)
-
-
 def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
     """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
     found = []
@@ -104,15 +99,6 @@ def without_ending(masks: Iterable[File], mask_suffix: str) -> list[File]:
 
 def _is_extension(mask_suffix: str) -> bool:
     return mask_suffix.lower() in IMAGE_EXTENSIONS
-
-
-def extensions_of_shared_names(files: Iterable[File]) -> list[set[str]]:
-    """The extensions of each name that several files have, in lower case; jpeg counts as jpg, tiff as tif."""
-    by_name: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for file in files:
-        extension = file.path.suffix.lower()
-        by_name[file.folder, file.stem].add({".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension))
-    return [found for found in by_name.values() if len(found) > 1]
 
 
 def mask_marks(stem: str) -> list[str]:
@@ -173,6 +159,27 @@ def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Ma
     return match
 
 
+def offset_match(match: Match) -> Match | None:
+    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None if there is
+    no such offset. One file that is left over at each end is its sign."""
+    files = [(match.rule.image_core, [*(image for image, _ in match.pairs), *match.images])]
+    files += [(match.rule.mask_core, [*(mask for _, mask in match.pairs), *match.masks])]
+    images, masks = (sorted((file.folder, *_numbered(core(file.stem)), file) for file in side) for core, side in files)
+    if len(images) != len(masks) or len(images) < MIN_NUMBERED:
+        return None
+    pairs = list(zip(images, masks, strict=True))
+    offsets = {image[2] - mask[2] for image, mask in pairs}
+    if any(image[:2] != mask[:2] for image, mask in pairs) or len(offsets) != 1 or 0 in offsets:
+        return None
+    return match._replace(pairs=[(image[3], mask[3]) for image, mask in pairs], images=[], masks=[])
+
+
+def _numbered(core: str) -> tuple[str, int]:
+    """The text around the last number of a name, and the number."""
+    found = LAST_NUMBER.fullmatch(core)
+    return (f"{found[1]}#{found[3]}", int(found[2])) if found else (core, 0)
+
+
 def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
 
@@ -205,19 +212,18 @@ def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[Rule]:
     """Rules that remove the common prefix and suffix of all masks; then those of all images as well."""
     mask_affixes = _affixes(set(masks), MASK_AFFIXES)
     both = Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes)
-    rules = (Rule(("", ""), mask_affixes), both, _without_shared(both), *_one_sided(both))
-    return [rule for rule in dict.fromkeys(rules) if rule != Rule() and not _hides_numbers(rule)]
-
-
-def _one_sided(rule: Rule) -> list[Rule]:
-    """Rules that remove suffixes only, and prefixes only: masks of some of the images may share more than all images do."""
-    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = rule.image, rule.mask
-    return [
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = both.image, both.mask
+    rules = (
+        Rule(("", ""), mask_affixes),
+        both,
+        _without_shared(both),
+        # Suffixes only, and prefixes only: masks of some of the images may share more than all images do.
         Rule(("", ""), ("", mask_suffix)),
         Rule(("", image_suffix), ("", mask_suffix)),
         Rule(("", ""), (mask_prefix, "")),
         Rule((image_prefix, ""), (mask_prefix, "")),
-    ]
+    )
+    return [rule for rule in dict.fromkeys(rules) if rule != Rule() and not _hides_numbers(rule)]
 
 
 def _without_shared(rule: Rule) -> Rule:

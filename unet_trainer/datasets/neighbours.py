@@ -2,7 +2,8 @@
 would put almost the same image into train and val.
 
 Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Reads some hundred files
-where the names form sequences or groups; what was measured is cached.
+where the names form sequences or groups; what was measured is cached. A note says why the split is too easy, with the settings that
+mend it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import contextlib
 import hashlib
 import json
 import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +24,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.datasets.name_patterns import (
-    Grouping,
-    Place,
-    find_groupings,
-    find_left_and_right,
-    in_order,
-    places_of,
-    share_in_runs,
-)
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import setting_lines
+from unet_trainer.datasets.splits import MIN_RUN, Place, add_groups, in_order, places_of, split_pairs
+from unet_trainer.images.drawing import to_display
+from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
 from unet_trainer.images.image_files import Pixels, read_image, read_mask
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
-from unet_trainer.images.overlays import to_display
-from unet_trainer.system.atomic_files import write_text_atomically
-from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
-from unet_trainer.system.plain_content import from_plain
+from unet_trainer.system.concurrency import ReadStderr, forked_map
+from unet_trainer.system.json_cache import read_known, write_known
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 MIN_IN_RUNS = 0.5  # share of the names that form sequences
@@ -50,9 +45,32 @@ MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
 CACHE_FORMAT = 1
+VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
+
+MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
+MAX_GROUP = 0.8  # of the images may be in one group: the others have to train or validate
+# By what stands before the last underscore, the last number, the first, second and third separator, the second number.
+NAME_PATTERNS = (
+    r"([^/]+)_[^/_]+$",
+    r"([^/]+)[-_. ]\d+\.[^./]+$",
+    r"([^/]*[^/\d])\d+\.[^./]+$",
+    r"(?:^|/)([^-_. /]+)[-_. ][^/]*$",
+    r"(?:^|/)([^-_. /]+[-_. ][^-_. /]+)[-_. ][^/]*$",
+    r"(?:^|/)((?:[^-_. /]+[-_. ]){2}[^-_. /]+)[-_. ][^/]*$",
+    r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
+)
+LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
+LEFT_OR_RIGHT = re.compile(r"(?i)(L|R|left|right|OD|OS)\.[^./]+$")
 
 Floats = NDArray[np.floating[Any]]
 ShowBar = Callable[[int], AbstractContextManager[Callable[[], object]]]  # number of steps → what to call after each
+
+
+class Grouping(NamedTuple):
+    """A group_pattern, and the group that it gives to each path."""
+
+    pattern: str
+    groups: list[str]
 
 
 @dataclass(frozen=True)
@@ -103,22 +121,15 @@ def find_neighbours(pairs: Sequence[Pair], data_dir: Path, coding: MaskCoding | 
     if likeness is None:
         return None
     is_sequence = likeness.is_alike(likeness.by_number)
-    alike = [
-        grouping
-        for grouping in groupings
-        if likeness.is_alike(likeness.by_group[grouping.pattern]) and (is_sequence or _are_subjects(grouping))
-    ]
+    alike = [grouping for grouping in groupings if likeness.is_alike(likeness.by_group[grouping.pattern])]
+    if not is_sequence:  # patients or scenes, and not kinds of objects, are many groups of few images each
+        counts = {grouping.pattern: len(set(grouping.groups)) for grouping in alike}
+        alike = [each for each in alike if MIN_GROUPS <= counts[each.pattern] >= len(pairs) / MAX_MEAN_SIZE]
     if not alike and not is_sequence:
         return None
     most = max((likeness.by_group[grouping.pattern][0] for grouping in alike), default=0.0)
     alike = [grouping for grouping in alike if likeness.by_group[grouping.pattern][0] >= FINE_SHARE * most]
     return Neighbours(tuple(sorted(alike, key=lambda grouping: -len(set(grouping.groups)))), likeness, is_sequence)
-
-
-def _are_subjects(grouping: Grouping) -> bool:
-    """Whether groups that are alike are patients or scenes, and not kinds of objects: there are many, of few images each."""
-    num_groups = len(set(grouping.groups))
-    return num_groups >= MIN_GROUPS and len(grouping.groups) / num_groups <= MAX_MEAN_SIZE
 
 
 def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: Reader) -> Likeness | None:
@@ -129,175 +140,257 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: R
         return None
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = in_order(places)
-    is_val = np.array([index >= len(train) for index in order])
-    nearest = {
-        int(position): {
-            near for step in (-1, 1) if (near := _next_in_train(order, places, is_val, int(position), step)) is not None
-        }
-        for position in np.flatnonzero(is_val)
-    }
-    neighboured = [position for position, near in nearest.items() if near]
-    if 2 * len(neighboured) < len(val):
+    nearest: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after, by position
+    for positions in (range(len(order)), reversed(range(len(order)))):
+        last = None  # training image
+        for position in positions:
+            if order[position] < len(train):
+                last = position
+            elif last is not None and places[order[last]].sequence == places[order[position]].sequence:
+                nearest[position].add(last)
+    if 2 * len(nearest) < len(val):
         return None
-    chosen = [neighboured[index] for index in _spread(len(neighboured), NUM_ACROSS)]
-    others = np.flatnonzero(~is_val)[_spread(len(train), NUM_ACROSS)].tolist()
-    sampled = sorted({*chosen, *others, *(near for position in chosen for near in nearest[position])})
-    at = {position: index for index, position in enumerate(sampled)}
-    in_train = [at[position] for position in sampled if not is_val[position]]
+    chosen = [sorted(nearest)[index] for index in _spread(len(nearest), NUM_ACROSS)]
+    training = [position for position, index in enumerate(order) if index < len(train)]
+    spread = {training[index] for index in _spread(len(training), NUM_ACROSS)}
+    others = sorted(spread.union(*(nearest[position] for position in chosen)))
 
-    def compare(views: Sequence[_View]) -> Likeness:
-        distances = _distances(views)
-        best = [in_train[int(np.argmin(distances[at[position], in_train]))] for position in chosen]
-        share = np.mean([sampled[index] in nearest[position] for position, index in zip(chosen, best, strict=True)])
-        chance = np.mean([len(nearest[position]) / len(in_train) for position in chosen])
+    def compare(images: Floats, _: Pixels | None) -> Likeness:
+        best = _distances(images[: len(chosen)], images[len(chosen) :]).argmin(1)
+        share = np.mean([others[index] in nearest[position] for position, index in zip(chosen, best, strict=True)])
+        chance = np.mean([len(nearest[position]) / len(others) for position in chosen])
         return Likeness(len(chosen), (float(share), float(chance)))
 
-    likeness = _read_and_compare([pairs[order[position]] for position in sampled], None, "across", compare, reader)
+    likeness = _read_and_compare([pairs[order[position]] for position in (*chosen, *others)], None, "across", compare, reader)
     return likeness if likeness is not None and likeness.is_alike(likeness.by_number) else None
-
-
-def _next_in_train(order: Sequence[int], places: Sequence[Place], is_val: Pixels, position: int, step: int) -> int | None:
-    """The nearest training image before or after a position, in the same sequence."""
-    near = position + step
-    while 0 <= near < len(order) and places[order[near]].sequence == places[order[position]].sequence:
-        if not is_val[near]:
-            return near
-        near += step
-    return None
 
 
 def _measure(
     pairs: Sequence[Pair], places: Sequence[Place], groupings: Sequence[Grouping], coding: MaskCoding | None, reader: Reader
 ) -> Likeness | None:
-    order = in_order(places)
-    sampled = _stretches(len(order))
-    sequences = [places[order[position]].sequence for position in sampled]
-    groups = {grouping.pattern: [grouping.groups[order[position]] for position in sampled] for grouping in groupings}
-    positions = np.array(sampled)
-    is_same = np.array([[one == other for other in sequences] for one in sequences])
-    is_near = (np.abs(positions[:, None] - positions) <= NEAR) & is_same
-    np.fill_diagonal(is_near, False)
+    order, sampled = in_order(places), np.arange(len(places))
+    if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
+        starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
+        sampled = np.unique(starts[:, None] + np.arange(STRETCH))
+    chosen = [order[position] for position in sampled]
+    is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
+    groups = {grouping.pattern: [grouping.groups[index] for index in chosen] for grouping in groupings}
 
-    def compare(views: Sequence[_View]) -> Likeness:
-        most_similar = _distances(views).argmin(1)
-        together = {pattern: np.array([[one == other for other in its] for one in its]) for pattern, its in groups.items()}
-        for pattern in together:
-            np.fill_diagonal(together[pattern], False)
-        after = [index + 1 if index + 1 < len(sampled) and is_near[index, index + 1] else None for index in range(len(sampled))]
+    def compare(images: Floats, ids: Pixels | None) -> Likeness:
+        most_similar = _distances(images, images).argmin(1)
+        numbers = np.arange(len(images))
+        followed = numbers[:-1][is_near[numbers[:-1], numbers[1:]]]
         return Likeness(
-            len(views),
+            len(images),
             _share(is_near, most_similar),
-            {pattern: _share(same, most_similar) for pattern, same in together.items()},
-            _mask_iou(views, [(index, near) for index, near in enumerate(after) if near is not None]),
-            _mask_iou(views, [(index, (index + len(views) // 2) % len(views)) for index in range(len(views))]),
+            {pattern: _share(_are_same(its), most_similar) for pattern, its in groups.items()},
+            None if ids is None else _mask_iou(ids[followed], ids[followed + 1]),
+            None if ids is None else _mask_iou(ids, np.roll(ids, -(len(ids) // 2), axis=0)),
         )
 
-    chosen = [pairs[order[position]] for position in sampled]
-    return _read_and_compare(chosen, coding, f"within {sorted(groups)}", compare, reader)
+    return _read_and_compare([pairs[index] for index in chosen], coding, f"within {sorted(groups)}", compare, reader)
+
+
+def _are_same(keys: Sequence[object]) -> Pixels:
+    """N,N: whether two are of the same sequence or group."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    codes = np.array([numbers[key] for key in keys])
+    return codes[:, None] == codes
 
 
 def _share(is_related: Pixels, most_similar: Pixels) -> tuple[float, float]:
     """Share of the images whose most similar one is related to them, and the same by chance."""
     count = len(most_similar)
-    return float(is_related[np.arange(count), most_similar].mean()), float(is_related.sum() / (count * (count - 1)))
-
-
-def _stretches(count: int) -> list[int]:
-    """Positions of runs of STRETCH images, spread over all; every position if there are few."""
-    if count <= STRETCH * NUM_STRETCHES:
-        return list(range(count))
-    starts = np.linspace(0, count - STRETCH, NUM_STRETCHES).round().astype(int)
-    return sorted({int(start) + offset for start in starts for offset in range(STRETCH)})
+    others = is_related & ~np.eye(count, dtype=np.bool_)
+    return float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1)))
 
 
 def _spread(count: int, most: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
-@dataclass(frozen=True)
-class _View:
-    """Thumbnails of a pair: SIDE,SIDE,3 and, if masks are compared, MASK_SIDE,MASK_SIDE class ids."""
-
-    image: Floats
-    ids: Pixels | None
-
-
-class _Task(NamedTuple):
-    pair: Pair
-    coding: MaskCoding | None
-
-
-def _view(task: _Task, read_stderr: ReadStderr) -> _View | None:
-    try:
-        image = to_display(read_image(task.pair.image, min_side=4 * SIDE))
-        ids = None if task.coding is None else task.coding.encode(read_mask(task.pair.mask))
-    except DataError:  # it has changed since the scan; training says so
-        return None
-    small = cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float32)
-    if ids is not None:
-        ids = cv2.resize(np.ascontiguousarray(ids), (MASK_SIDE, MASK_SIDE), interpolation=cv2.INTER_NEAREST_EXACT)
-    return _View(small, ids)
-
-
 def _read_and_compare(
-    pairs: Sequence[Pair], coding: MaskCoding | None, what: str, compare: Callable[[Sequence[_View]], Likeness], reader: Reader
+    pairs: Sequence[Pair],
+    coding: MaskCoding | None,
+    what: str,
+    compare: Callable[[Floats, Pixels | None], Likeness],
+    reader: Reader,
 ) -> Likeness | None:
-    """What `compare` gives for the thumbnails of the pairs, or the cache has of them; None if one of them cannot be read."""
+    """What `compare` gives for the thumbnails of the pairs (N,SIDE*SIDE*3, and N,MASK_SIDE,MASK_SIDE class ids), or the cache has
+    of them; None if one of them cannot be read."""
     files = [(str(path.absolute()), file_stamp(path)) for pair in pairs for path in (pair.image, pair.mask)]
     content = json.dumps([CACHE_FORMAT, what, None if coding is None else coding.to_dict(), files])
     name = f"neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
     cache = None if reader.cache_folder is None else reader.cache_folder / name
-    if (known := _read_cache(cache)) is not None:
+    if (known := read_known(Likeness, cache, CACHE_FORMAT)) is not None:
         return known
-    views: dict[int, _View] = {}
-    tasks = [_Task(pair, coding) for pair in pairs]
+
+    def view(pair: Pair, _: ReadStderr) -> tuple[Floats, Pixels | None] | str | None:
+        """None: the pair has changed since the scan, and training says so. A text: why it cannot be read, and others neither."""
+        try:
+            image = to_display(read_image(pair.image, min_side=4 * SIDE))
+            ids = None if coding is None else np.ascontiguousarray(coding.encode(read_mask(pair.mask)))
+        except ShardReadError as error:
+            return f"{pair.shown_image}: {error}"
+        except DataError:
+            return None
+        small = cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float32)
+        size = (MASK_SIDE, MASK_SIDE)
+        return small.ravel(), None if ids is None else cv2.resize(ids, size, interpolation=cv2.INTER_NEAREST_EXACT)
+
+    views: dict[int, tuple[Floats, Pixels | None]] = {}
     with (
-        reader.show_bar(len(tasks)) as tick,
-        contextlib.closing(forked_map(_view, tasks, reader.num_workers, lambda: cv2.setNumThreads(0))) as outcomes,
+        reader.show_bar(len(pairs)) as tick,
+        contextlib.closing(forked_map(view, pairs, reader.num_workers, lambda: cv2.setNumThreads(0))) as outcomes,
     ):
         for index, outcome in outcomes:
-            if not isinstance(outcome, Crash) and outcome is not None:
+            if isinstance(outcome, str):
+                raise DataError(outcome)
+            if isinstance(outcome, tuple):
                 views[index] = outcome
             tick()
     if len(views) < len(pairs):
         return None
-    likeness = compare([views[index] for index in range(len(pairs))])
-    if cache is not None:
-        with contextlib.suppress(OSError):  # a lost cache costs seconds
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(cache, json.dumps({"format": CACHE_FORMAT, **asdict(likeness)}))
+    images = np.stack([views[index][0] for index in range(len(pairs))])
+    masks = [ids for index in range(len(pairs)) if (ids := views[index][1]) is not None]
+    likeness = compare(images, np.stack(masks) if masks else None)
+    write_known(likeness, cache, CACHE_FORMAT)
     return likeness
 
 
-def _distances(views: Sequence[_View]) -> Floats:
+def _distances(images: Floats, others: Floats) -> Floats:
     """Squared distances between the thumbnails; infinite between an image and itself."""
-    flat = np.stack([view.image.ravel() for view in views]).astype(np.float64)
-    squares = (flat**2).sum(1)
-    distances = squares[:, None] + squares - 2 * flat @ flat.T
-    np.fill_diagonal(distances, np.inf)
+    one, other = images.astype(np.float64), others.astype(np.float64)
+    distances = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
+    if images is others:
+        np.fill_diagonal(distances, np.inf)
     return distances
 
 
-def _mask_iou(views: Sequence[_View], pairs: Sequence[tuple[int, int]]) -> float | None:
-    """The IoU that the masks of some images have with those of others: of the foreground, or the mean over several classes."""
-    masks = [view.ids for view in views if view.ids is not None]  # all of them, or none
-    classes = sorted({int(value) for ids in masks for value in np.unique(ids)} - {IGNORED})
-    classes = [1] if classes == [0, 1] else classes
+def _mask_iou(ids: Pixels, others: Pixels) -> float | None:
+    """The IoU that masks have with others: of the foreground, or the mean over several classes."""
+    classes = sorted(set(np.unique(ids).tolist()) - {IGNORED})
     scores = []
-    for class_id in classes:
-        both = either = 0
-        for one, other in pairs:
-            first, second = masks[one] == class_id, masks[other] == class_id
-            both += int((first & second).sum())
-            either += int((first | second).sum())
-        if either:
-            scores.append(both / either)
+    for class_id in [1] if classes == [0, 1] else classes:
+        one, other = ids == class_id, others == class_id
+        if either := int((one | other).sum()):
+            scores.append(int((one & other).sum()) / either)
     return float(np.mean(scores)) if scores else None
 
 
-def _read_cache(path: Path | None) -> Likeness | None:
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-        if content.pop("format", None) == CACHE_FORMAT:
-            return from_plain(Likeness, content)
-    return None
+# What names say
+
+
+def share_in_runs(places: Sequence[Place]) -> float:
+    """Share of the images in sequences of MIN_RUN or more."""
+    counts = Counter(place.sequence for place in places)
+    return sum(count for count in counts.values() if count >= MIN_RUN) / max(1, len(places))
+
+
+def find_groupings(paths: Sequence[str]) -> list[Grouping]:
+    """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
+    depth = min(path.count("/") for path in paths)
+    patterns = [r"^([^/]+)/", *(rf"^(?:[^/]+/){{{level}}}([^/]+)/" for level in range(1, depth))] if depth else []
+    found: dict[tuple[str, ...], Grouping] = {}
+    for pattern in (*patterns, *NAME_PATTERNS):
+        groups = groups_by(pattern, paths)
+        if groups is not None and _puts_together(groups):
+            numbering: dict[str, str] = {}
+            found.setdefault(tuple(numbering.setdefault(group, str(len(numbering))) for group in groups), Grouping(pattern, groups))
+    return list(found.values())
+
+
+def find_left_and_right(paths: Sequence[str]) -> Grouping | None:
+    """The left and the right one of each number, such as the eyes of a person: 21_L and 21_R, Image_01L and Image_01R."""
+    groups = groups_by(LEFT_AND_RIGHT, paths)
+    if groups is None:
+        return None
+    sides: dict[str, set[str]] = defaultdict(set)
+    for group, path in zip(groups, paths, strict=True):
+        found = LEFT_OR_RIGHT.search(path)
+        assert found is not None  # the end of the pattern that gave the group
+        sides[group].add(found.group(1).lower())
+    num_paired = sum(len(sides[group]) == 2 for group in groups)
+    return Grouping(LEFT_AND_RIGHT, groups) if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else None
+
+
+def groups_by(pattern: str, paths: Sequence[str]) -> list[str] | None:
+    """What the first bracket matches in each path; None if it matches nothing in one of them."""
+    matches = [re.search(pattern, path) for path in paths]
+    groups = [match.group(1) for match in matches if match is not None and match.group(1)]
+    return groups if len(groups) == len(paths) else None
+
+
+def _puts_together(groups: Sequence[str]) -> bool:
+    counts = Counter(groups)
+    together = sum(count for count in counts.values() if count > 1)
+    return len(counts) > 1 and together >= MIN_SHARE * len(groups) and max(counts.values()) <= MAX_GROUP * len(groups)
+
+
+# What is said about it
+
+
+class Note(NamedTuple):
+    text: str
+    settings: dict[str, Any]  # that keep neighbours apart
+
+
+def describe_neighbours(
+    neighbours: Neighbours, pairs: Sequence[Pair], data_dir: Path, val_fraction: float, num_folds: int | None
+) -> Note | None:
+    """The note with its settings: the pattern with most groups that can be split, or split: blocks for a sequence."""
+    paths = [pair.path_in(data_dir) for pair in pairs]
+    for grouping in neighbours.groupings:
+        if _can_be_split(pairs, grouping.pattern, data_dir, val_fraction, num_folds):
+            counts = Counter(grouping.groups)
+            smallest, largest = min(counts.values()), max(counts.values())
+            sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
+            example = next(group for group, count in counts.most_common())
+            alike = [Path(path).stem for path, group in zip(paths, grouping.groups, strict=True) if group == example][:3]
+            fix = f"{len(counts)} groups {sizes} can stay together"
+            return _note(neighbours, alike, fix, {"group_pattern": grouping.pattern})
+    if not neighbours.is_sequence:
+        return None
+    order = in_order(places_of(paths))
+    middle = len(order) // 2
+    alike = [Path(paths[index]).stem for index in order[middle : middle + 3]]
+    return _note(neighbours, alike, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
+
+
+def _note(neighbours: Neighbours, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
+    names, likeness = ", ".join(alike), neighbours.likeness
+    if likeness is None:
+        why = f"images of one number are of the same subject by their names ({names})"
+    else:
+        share, chance = likeness.by_number if neighbours.is_sequence else likeness.by_group[settings["group_pattern"]]
+        what = "in the numbering" if neighbours.is_sequence else "by name"
+        shares = f"the most similar image is a neighbour in {share:.0%} of cases (chance: {chance:.0%})"
+        why = f"images are like their neighbours {what} ({names}): {shares}"
+        if likeness.neighbour_iou is not None and likeness.other_iou is not None and neighbours.is_sequence:
+            why += f", and copying a neighbour's mask scores IoU {likeness.neighbour_iou:.2f} (another's {likeness.other_iou:.2f})"
+    lines = "\n".join(f"  {line}" for line in setting_lines(settings))
+    return Note(f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings)
+
+
+def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fraction: float, num_folds: int | None) -> bool:
+    """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
+    no_labels: list[set[int]] = [set() for _ in pairs]
+    no_digests = [""] * len(pairs)
+    try:
+        grouped = add_groups([replace(pair, group="") for pair in pairs], pattern, data_dir)
+        split = split_pairs(FoundPairs(grouped, ""), no_labels, no_digests, val_fraction=val_fraction, seed=0, num_folds=num_folds)
+    except DataError:
+        return False
+    wanted = 1 / num_folds if num_folds else val_fraction
+    low, high = VAL_SHARES
+    return low * wanted <= len(split.val) / len(pairs) <= high * wanted
+
+
+def describe_neighbours_across(likeness: Likeness) -> str:
+    """The note for a split that the data gives."""
+    share, chance = likeness.by_number
+    often = f"in {share:.0%} of cases (chance: {chance:.0%})"
+    return (
+        "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
+        f"numbering {often}; val_iou shows how well the model knows these sequences, not new ones"
+    )

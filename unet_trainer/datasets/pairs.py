@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from unet_trainer.datasets.layouts import Part
-from unet_trainer.datasets.name_matching import composed
-from unet_trainer.datasets.problems import Problem
+from unet_trainer.datasets.problems import Choice, Problem
+
+Part = Literal["train", "val", "test"]
+SKIP = Choice("", {"unpaired": "skip"})
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,8 @@ class FoundPairs:
 def path_in(data_dir: Path, path: Path) -> str:
     """The path relative to data_dir, with slashes; the whole path if it is outside."""
     return (path.relative_to(data_dir) if path.is_relative_to(data_dir) else path).as_posix()
+
+
+def composed(text: str) -> str:
+    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as archives made on macOS hold it."""
+    return unicodedata.normalize("NFC", text)

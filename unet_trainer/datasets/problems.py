@@ -5,14 +5,14 @@ Their text is the same in training and in check. What a message asks for stands 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unet_trainer.config.dump import to_plain, value_text
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.system.console import counted
-from unet_trainer.system.names import one_line
+from unet_trainer.system.console import counted, one_line
 
 NUM_NAMED = 10  # files of one problem in a message
 UNREADABLE = "file that cannot be used", "files that cannot be used"
@@ -46,12 +46,13 @@ class Choice:
 
 
 class Question(DataError):
-    """What only the user knows, and its answers, the most likely first. As an error it ends with the lines that answer it."""
+    """What only the user knows, and its answers, the most likely first. As an error it goes on with `table`, what was found, and
+    ends with the lines that answer it."""
 
-    def __init__(self, text: str, *choices: Mapping[str, Any] | Choice) -> None:
-        self.text = text
+    def __init__(self, text: str, *choices: Mapping[str, Any] | Choice, table: Sequence[str] = ()) -> None:
+        self.text, self.table = text, table
         self.choices = tuple(choice if isinstance(choice, Choice) else Choice("", choice) for choice in choices)
-        super().__init__(with_choices(text, self.choices))
+        super().__init__(with_choices("\n  ".join([text, *table]), self.choices))
 
 
 def with_choices(text: str, choices: Sequence[Choice]) -> str:
@@ -79,8 +80,18 @@ def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where:
 
 
 def _describe(problem: Problem, most: int, where: str) -> str:
+    """A reason that several files have stands once, with their number, above their names."""
+    by_reason: dict[str, list[str]] = {}
+    for line in problem.lines[:most]:
+        name, _, reason = line.partition(": ")
+        by_reason.setdefault(reason, []).append(name)
+    counts = Counter(line.partition(": ")[2] for line in problem.lines)
     lines = [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
-    lines += [f"  {one_line(line)}" for line in problem.lines[:most]]
+    for reason, names in by_reason.items():
+        if reason and len(names) > 1:
+            lines += [f"  {one_line(reason)} ({counted(counts[reason], 'file')}):", *(f"    {one_line(name)}" for name in names)]
+        else:
+            lines += [f"  {one_line(f'{name}: {reason}' if reason else name)}" for name in names]
     if len(problem.lines) > most:
         lines.append(f"  … and {len(problem.lines) - most} more{where}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ an edge share no pixel. A polygon that crosses itself is filled by the even-odd 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,12 +17,10 @@ import numpy as np
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 
-MAX_CROSSINGS = 2**28  # rows that the edges of one polygon cross, all together; a million points need a hundredth of it
-CHUNK = 2**22  # of them at a time
+MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together: 2 GB while it is filled
 MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
 CROWD = 2**30  # added to the size of a crowd region, so that every object is smaller
 UNCLAIMED = 2**31 - 1
-ONE = np.uint8(1)
 
 
 class Patch(NamedTuple):
@@ -33,8 +31,9 @@ class Patch(NamedTuple):
     pixels: Pixels
 
     @property
-    def num_pixels(self) -> int:
-        return int(np.count_nonzero(self.pixels))
+    def area(self) -> tuple[slice, slice]:
+        rows, columns = self.pixels.shape
+        return slice(self.top, self.top + rows), slice(self.left, self.left + columns)
 
 
 EMPTY = Patch(0, 0, np.zeros((0, 0), np.bool_))
@@ -55,17 +54,14 @@ def fill_polygon(points: Pixels, height: int, width: int) -> Patch:
     top, bottom, ends = int(first.min()), int((first + counts).max()), np.cumsum(counts)
     if ends[-1] > MAX_CROSSINGS:
         raise DataError(f"an outline of {len(points)} points that crosses {ends[-1]} rows; need a simpler one")
+    edges = np.repeat(np.arange(len(counts)), counts)
+    rows = first[edges] + np.arange(len(edges)) - (ends - counts)[edges]
+    x = x0[edges] + (rows + 0.5 - y0[edges]) * slope[edges]
+    columns = np.floor(x.clip(left, right) + 0.5).clip(left, right).astype(np.int64)
     flips = np.zeros((bottom - top, right - left + 1), np.uint8)
-    cuts = [0, *np.unique(np.searchsorted(ends, np.arange(CHUNK, ends[-1], CHUNK))), len(counts)]
-    for begin, stop_at in pairwise(cuts):
-        edges = np.repeat(np.arange(begin, stop_at), counts[begin:stop_at])
-        rows = first[edges] + np.arange(len(edges)) + (ends[begin - 1] if begin else 0) - (ends - counts)[edges]
-        x = x0[edges] + (rows + 0.5 - y0[edges]) * slope[edges]
-        columns = np.floor(x.clip(left, right) + 0.5).clip(left, right).astype(np.int64)
-        places = (rows - top) * flips.shape[1] + columns - left
-        np.bitwise_xor.at(flips.reshape(-1), places, ONE)  # a flat index and no other type: eight times faster
-    inside = np.bitwise_xor.accumulate(flips[:, :-1], axis=1)
-    return Patch(top, left, inside.astype(np.bool_))
+    # A flat index and an operand of the same type: eight times faster.
+    np.bitwise_xor.at(flips.reshape(-1), (rows - top) * flips.shape[1] + columns - left, np.uint8(1))
+    return Patch(top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
 
 
 def _cells(edges: Any, limit: int) -> Any:
@@ -85,49 +81,53 @@ def box_corners(x0: float, y0: float, x1: float, y1: float, degrees: float = 0.0
 
 def fill_ellipse(centre: tuple[float, float], radii: tuple[float, float], height: int, width: int, degrees: float = 0.0) -> Patch:
     """The pixels of an ellipse, turned clockwise by `degrees`; a circle has two equal radii."""
-    reach = max(radii)
-    cut = _cut_out(centre[0] - reach, centre[1] - reach, centre[0] + reach, centre[1] + reach, height, width)
-    if cut is None or min(radii) <= 0:
+    if min(radii) <= 0:
         return EMPTY
-    top, left, rows, columns = cut
-    right_by, down_by = columns[None, :] - centre[0], rows[:, None] - centre[1]
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    along, across = cosine * right_by + sine * down_by, cosine * down_by - sine * right_by
-    return Patch(top, left, (along / radii[0]) ** 2 + (across / radii[1]) ** 2 <= 1)
+
+    def is_inside(x: Pixels, y: Pixels) -> Pixels:
+        along, across = cosine * (x - centre[0]) + sine * (y - centre[1]), cosine * (y - centre[1]) - sine * (x - centre[0])
+        return (along / radii[0]) ** 2 + (across / radii[1]) ** 2 <= 1
+
+    return _fill_where(is_inside, np.array([centre]), max(radii), height, width)
 
 
 def draw_line(points: Pixels, line_width: float, height: int, width: int) -> Patch:
     """The pixels whose centre is at most half of `line_width` away from the line through `points`."""
-    reach = line_width / 2
-    parts = []
-    for (x0, y0), (x1, y1) in zip(points[:-1].tolist(), points[1:].tolist(), strict=True):
-        cut = _cut_out(min(x0, x1) - reach, min(y0, y1) - reach, max(x0, x1) + reach, max(y0, y1) + reach, height, width)
-        if cut is None:
-            continue
-        top, left, rows, columns = cut
-        right_by, down_by = columns[None, :] - x0, rows[:, None] - y0
-        length_squared = (x1 - x0) ** 2 + (y1 - y0) ** 2
-        share = ((right_by * (x1 - x0) + down_by * (y1 - y0)) / (length_squared or 1.0)).clip(0, 1)
-        distance_squared = (right_by - share * (x1 - x0)) ** 2 + (down_by - share * (y1 - y0)) ** 2
-        parts.append(Patch(top, left, distance_squared <= reach**2))
-    return join(parts)
+
+    def near(start: Pixels, step: Pixels) -> Callable[[Pixels, Pixels], Pixels]:
+        def is_inside(x: Pixels, y: Pixels) -> Pixels:
+            right_by, down_by = x - start[0], y - start[1]
+            share = ((right_by * step[0] + down_by * step[1]) / (float(step @ step) or 1.0)).clip(0, 1)
+            return (right_by - share * step[0]) ** 2 + (down_by - share * step[1]) ** 2 <= (line_width / 2) ** 2
+
+        return is_inside
+
+    return join([_fill_where(near(a, b - a), np.stack([a, b]), line_width / 2, height, width) for a, b in pairwise(points)])
 
 
-def _cut_out(x0: float, y0: float, x1: float, y1: float, height: int, width: int) -> tuple[int, int, Pixels, Pixels] | None:
-    """Top, left, and the centres of rows and columns of the part of the image between two corners; None if there is none."""
+def _fill_where(is_inside: Callable[[Pixels, Pixels], Pixels], points: Pixels, reach: float, height: int, width: int) -> Patch:
+    """The pixels around `points`, at most `reach` away, for whose centres is_inside(x, y) holds."""
+    (x0, y0), (x1, y1) = points.min(axis=0) - reach, points.max(axis=0) + reach
     top, bottom = (min(max(side, 0), height) for side in (math.ceil(y0 - 0.5), math.floor(y1 - 0.5) + 1))
     left, right = (min(max(side, 0), width) for side in (math.ceil(x0 - 0.5), math.floor(x1 - 0.5) + 1))
     if top >= bottom or left >= right:
-        return None
-    return top, left, np.arange(top, bottom) + 0.5, np.arange(left, right) + 0.5
+        return EMPTY
+    return Patch(top, left, is_inside(np.arange(left, right)[None, :] + 0.5, np.arange(top, bottom)[:, None] + 0.5))
 
 
 def paste(bitmap: Pixels, left: int, top: int, height: int, width: int) -> Patch:
     """A bitmap, H,W bool, with its upper left pixel at `left` and `top`."""
-    rows, columns = bitmap.shape
-    first_row, first_column = max(0, -top), max(0, -left)
-    kept = bitmap[first_row : max(first_row, min(rows, height - top)), first_column : max(first_column, min(columns, width - left))]
+    kept = bitmap[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
     return Patch(max(0, top), max(0, left), kept) if kept.size else EMPTY
+
+
+def crop(pixels: Pixels) -> Patch:
+    """The part of an image that holds all its pixels, H,W bool."""
+    rows, columns = np.flatnonzero(pixels.any(axis=1)), np.flatnonzero(pixels.any(axis=0))
+    if not rows.size:
+        return EMPTY
+    return Patch(int(rows[0]), int(columns[0]), pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
 
 
 def join(patches: Sequence[Patch]) -> Patch:
@@ -136,26 +136,47 @@ def join(patches: Sequence[Patch]) -> Patch:
     if len(patches) < 2:
         return patches[0] if patches else EMPTY
     top, left = min(patch.top for patch in patches), min(patch.left for patch in patches)
-    bottom = max(patch.top + patch.pixels.shape[0] for patch in patches)
-    right = max(patch.left + patch.pixels.shape[1] for patch in patches)
+    bottom, right = (max(patch.area[side].stop for patch in patches) for side in (0, 1))
     joined = np.zeros((bottom - top, right - left), np.bool_)
     for patch in patches:
-        rows, columns = patch.pixels.shape
-        joined[patch.top - top : patch.top - top + rows, patch.left - left : patch.left - left + columns] |= patch.pixels
+        joined[patch._replace(top=patch.top - top, left=patch.left - left).area] |= patch.pixels
     return Patch(top, left, joined)
 
 
 def without(patch: Patch, holes: Sequence[Patch]) -> Patch:
     """The pixels of a patch that are in none of the holes."""
-    hole = join(holes)
-    if not hole.pixels.size or not patch.pixels.size:
-        return patch
     kept = patch.pixels.copy()
-    rows, columns = kept.shape
-    inside = paste(hole.pixels, hole.left - patch.left, hole.top - patch.top, rows, columns)
-    area = kept[inside.top : inside.top + inside.pixels.shape[0], inside.left : inside.left + inside.pixels.shape[1]]
-    area &= ~inside.pixels
+    for hole in holes:
+        inside = paste(hole.pixels, hole.left - patch.left, hole.top - patch.top, *kept.shape)
+        kept[inside.area] &= ~inside.pixels
     return Patch(patch.top, patch.left, kept)
+
+
+def unroll(runs: Sequence[Any], height: int, width: int) -> Pixels:
+    """H,W bool from run lengths along the rows, by turns outside and inside; raises DataError if they do not fit the size."""
+    if any(type(run) is not int or run < 0 for run in runs) or sum(runs) != height * width:
+        raise DataError(f"run lengths that are not {height * width} pixels together, those of the image")
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+
+
+def decompress_runs(text: str) -> list[int]:
+    """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether more follow,
+    plus 48; from the fourth on, the difference to the number two before. Raises DataError."""
+    runs: list[int] = []
+    number = shift = 0
+    for character in text:
+        code = ord(character) - 48
+        if not 0 <= code < 64 or shift > 60:
+            raise DataError(f"run lengths with {character!r}; need the characters 0 to o of COCO's compressed format")
+        number |= (code & 0x1F) << shift
+        shift += 5
+        if not code & 0x20:
+            number -= (1 << shift) if code & 0x10 else 0  # negative
+            runs.append(number + (runs[-2] if len(runs) > 2 else 0))
+            number = shift = 0
+    if shift:
+        raise DataError("run lengths that end in the middle of a number")
+    return runs
 
 
 class Canvas:
@@ -173,22 +194,16 @@ class Canvas:
 
     def draw(self, patch: Patch, class_id: int, is_crowd: bool = False) -> int:
         """Draws a shape; a crowd region is below all others. Returns its number of pixels. Raises DataError after MAX_DRAWN."""
-        rows, columns = patch.pixels.shape
-        self.num_drawn += rows * columns
+        self.num_drawn += patch.pixels.size
         if self.num_drawn > MAX_DRAWN:
             raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")
-        area = (slice(patch.top, patch.top + rows), slice(patch.left, patch.left + columns))
-        num_pixels = patch.num_pixels
-        ids, pixels = self.ids[area], patch.pixels
+        num_pixels = int(np.count_nonzero(patch.pixels))
+        ids, pixels = self.ids[patch.area], patch.pixels
         if class_id:
-            self.contested[area] |= pixels & (ids != 0) & (ids != class_id)
+            self.contested[patch.area] |= pixels & (ids != 0) & (ids != class_id)
         if self.sizes is not None:
-            size, sizes = num_pixels + CROWD * is_crowd, self.sizes[area]
+            size, sizes = num_pixels + CROWD * is_crowd, self.sizes[patch.area]
             pixels = pixels & (sizes >= size)
             sizes[pixels] = size
         ids[pixels] = class_id
         return num_pixels
-
-    @property
-    def num_contested(self) -> int:
-        return int(np.count_nonzero(self.contested))

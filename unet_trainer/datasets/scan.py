@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import math
 import os
 import re
 import warnings
@@ -15,32 +15,65 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, ReadError, Stamp, content_digest, file_stamp, read_bytes
-from unet_trainer.images.image_files import NO_MEMORY, Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
-from unet_trainer.images.image_headers import has_alpha, is_lossy, is_turned, palette_colours
-from unet_trainer.images.image_spec import refuse_missing_mark
-from unet_trainer.images.mask_structure import MaskStructure, measure_structure
-from unet_trainer.shards.shard_store import find_member
-from unet_trainer.system.atomic_files import write_text_atomically
-from unet_trainer.system.forked_map import Crash, ReadStderr, forked_map
-from unet_trainer.system.plain_content import from_plain
+from unet_trainer.images.file_bytes import (
+    DataError,
+    ReadError,
+    ShardReadError,
+    Stamp,
+    content_digest,
+    file_stamp,
+    find_member,
+    read_bytes,
+)
+from unet_trainer.images.image_files import Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
+from unet_trainer.images.image_headers import channels_with_alpha, is_lossy, is_turned, mask_values_of, nodata_of, palette_colours
+from unet_trainer.images.image_spec import extreme_value, find_missing
+from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
+from unet_trainer.images.tiff_files import NO_MEMORY
+from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
+from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
+MANY_OPACITIES = 16  # values of an alpha channel that is a band,
+MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
 
 
 @dataclass(frozen=True)
+class AlphaFacts:
+    """What an alpha channel holds."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    is_band: bool  # many values, none of them frequent: no opacity
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """A value that may mark missing data, by the tag of GDAL or far from all others; and the statistics of the others."""
+
+    value: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    low: float
+    high: float
+    missing: tuple[int, ...]  # with those of this value
+
+
+@dataclass(frozen=True)
 class ImageFacts:
-    """What an image file holds."""
+    """What an image file holds, without its alpha channel."""
 
     height: int
     width: int
@@ -50,9 +83,12 @@ class ImageFacts:
     std: tuple[float, ...]
     low: float
     high: float
-    has_alpha: bool
+    alpha: AlphaFacts | None
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
+    missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
+    marks: tuple[str, ...] = ()  # what these hold
+    extreme: Extreme | None = None
     stamp: tuple[int, ...] = field(default=(), compare=False)  # when it was read
 
     @property
@@ -60,7 +96,23 @@ class ImageFacts:
         return self.height, self.width
 
     def is_consistent(self) -> bool:
-        return min(self.size) > 0 and len(self.mean) == len(self.std) == self.channels > 0
+        has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
+        return min(self.size) > 0 and has_channels
+
+    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> ImageFacts:
+        """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing data."""
+        facts = self
+        if self.extreme is not None and self.extreme.value in nodata:
+            others = {name: value for name, value in vars(self.extreme).items() if name != "value"}
+            facts = replace(facts, **others, extreme=None)
+        elif self.low == self.high and self.low in nodata and self.dtype.startswith("float"):
+            facts = replace(facts, missing=(self.height * self.width,) * self.channels)
+        alpha = self.alpha
+        if alpha is None or channels != self.channels + 1:
+            return facts
+        mean, std, missing = (*facts.mean, alpha.mean), (*facts.std, alpha.std), (*facts.missing, *[0] * bool(facts.missing))
+        low, high = min(facts.low, alpha.low), max(facts.high, alpha.high)
+        return replace(facts, channels=channels, mean=mean, std=std, missing=missing, low=low, high=high, alpha=None)
 
 
 @dataclass(frozen=True)
@@ -95,13 +147,6 @@ class PairFacts:
     image: ImageFacts | str
     mask: MaskFacts | str
 
-    def stamped(self, stamps: tuple[Stamp | None, Stamp | None]) -> PairFacts:
-        image, mask = (tuple(stamp or ()) for stamp in stamps)
-        return PairFacts(
-            self.image if isinstance(self.image, str) else replace(self.image, stamp=image),
-            self.mask if isinstance(self.mask, str) else replace(self.mask, stamp=mask),
-        )
-
 
 class ScanCache:
     """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found."""
@@ -110,43 +155,34 @@ class ScanCache:
         self.path = path
         self.known: dict[str, list[Any]] = {}
         self.is_changed = False
-        # Without its cache a scan takes longer, nothing else.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            content = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-            if content.get("format") == CACHE_FORMAT:
-                self.known = dict(content["files"])
+        content = read_cache(path)
+        if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
+            self.known = content["files"]
 
-    def find_image(self, path: Path, stamp: Stamp | None) -> ImageFacts | None:
-        return self._find("image", ImageFacts, path, stamp)
-
-    def find_mask(self, path: Path, stamp: Stamp | None) -> MaskFacts | None:
-        return self._find("mask", MaskFacts, path, stamp)
-
-    def _find(self, role: str, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
+    def find(self, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
             in_index = None if stored is None else stored.facts
-            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[_cache_key(role, path)]
+            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[_cache_key(kind, path)]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(kind, {**known, "stamp": stamp})
                 return facts if facts.is_consistent() else None
         return None
 
-    def add_pair(self, pair: Pair, facts: PairFacts, stamps: tuple[Stamp | None, Stamp | None]) -> None:
-        for role, path, found, stamp in (("image", pair.image, facts.image, stamps[0]), ("mask", pair.mask, facts.mask, stamps[1])):
-            if isinstance(found, str) or stamp is None:
-                self.known.pop(_cache_key(role, path), None)
-            elif isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-                self.known[_cache_key(role, path)] = [stamp, plain_facts(found)]
-            self.is_changed = True
+    def add(self, kind: type[Facts], path: Path, found: Facts | str, stamp: Stamp | None) -> Facts | str:
+        """Returns the facts with their stamp."""
+        self.is_changed = True
+        if isinstance(found, str) or stamp is None:
+            self.known.pop(_cache_key(kind, path), None)
+            return found
+        if isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
+            self.known[_cache_key(kind, path)] = [stamp, plain_facts(found)]
+        return replace(found, stamp=tuple(stamp))
 
     def save(self) -> None:
-        if self.path is None or not self.is_changed:
-            return
-        with contextlib.suppress(OSError):  # as above
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(self.path, json.dumps({"format": CACHE_FORMAT, "files": self.known}))
+        if self.is_changed:
+            write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
 
 
 def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
@@ -154,8 +190,8 @@ def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
 
-def _cache_key(role: str, path: Path) -> str:
-    return f"{role}:{path.absolute()}"
+def _cache_key(kind: type[ImageFacts] | type[MaskFacts], path: Path) -> str:
+    return f"{'image' if kind is ImageFacts else 'mask'}:{path.absolute()}"
 
 
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
@@ -192,7 +228,7 @@ def scan_pairs(
     tasks: list[_Task] = []
     for index, pair in enumerate(pairs):
         stamps = file_stamp(pair.image), file_stamp(pair.mask)
-        image, mask = cache.find_image(pair.image, stamps[0]), cache.find_mask(pair.mask, stamps[1])
+        image, mask = cache.find(ImageFacts, pair.image, stamps[0]), cache.find(MaskFacts, pair.mask, stamps[1])
         if image is None or mask is None:
             tasks.append(_Task(index, pair, stamps, image, mask))
         else:
@@ -208,9 +244,11 @@ def scan_pairs(
                 raise DataError(
                     f"{files}: {outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
                 )
+            if isinstance(outcome, str):  # the next ones would take as long
+                raise DataError(outcome)
             found = _scan_separately(task) if isinstance(outcome, Crash) else outcome
-            facts[task.index] = found.stamped(task.stamps)
-            cache.add_pair(task.pair, found, task.stamps)
+            image_facts = cache.add(ImageFacts, task.pair.image, found.image, task.stamps[0])
+            facts[task.index] = PairFacts(image_facts, cache.add(MaskFacts, task.pair.mask, found.mask, task.stamps[1]))
             tick()
     cache.save()
     return [facts[index] for index in range(len(pairs))]
@@ -221,9 +259,13 @@ def _use_one_thread() -> None:
     cv2.setNumThreads(0)
 
 
-def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts:
-    image = task.image or _unless_damaged(_scan_image(task.pair.image), read_stderr())
-    return PairFacts(image, task.mask or _unless_damaged(_scan_mask(task.pair.mask, _size_of(image)), read_stderr()))
+def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts | str:
+    """A text: why a remote shard cannot be read."""
+    try:
+        image = task.image or _unless_damaged(_scan_image(task.pair.image), read_stderr())
+        return PairFacts(image, task.mask or _unless_damaged(_scan_mask(task.pair.mask, _size_of(image)), read_stderr()))
+    except ShardReadError as error:
+        return f"{task.pair.shown_image}: {error}"
 
 
 def _scan_separately(task: _Task) -> PairFacts:
@@ -234,7 +276,10 @@ def _scan_separately(task: _Task) -> PairFacts:
 
 def _scan_alone(scan: Callable[[Path], Facts | str], path: Path) -> Facts | str:
     def scan_in_child(path: Path, read_stderr: ReadStderr) -> Facts | str:
-        return _unless_damaged(scan(path), read_stderr())
+        try:
+            return _unless_damaged(scan(path), read_stderr())
+        except ShardReadError as error:
+            return str(error)
 
     ((_, outcome),) = forked_map(scan_in_child, [path], 1, _use_one_thread)
     return f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
@@ -255,16 +300,19 @@ def _size_of(image: ImageFacts | str) -> tuple[int, int] | None:
 def _scan_image(path: Path) -> ImageFacts | str:
     try:
         data = read_bytes(path)
-        image = decode_image(data)
-        mean, std, low, high = _measure(image)
+        num_with_alpha = channels_with_alpha(data)
+        image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
+        if num_with_alpha and image.shape[2] == num_with_alpha:
+            image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
+        statistics, extreme, marks = _measure_values(image, nodata_of(data))
     except ReadError as error:
-        return str(error)
+        return _reason(error)
     except MemoryError:
         return NO_MEMORY
     height, width, channels = image.shape
-    return ImageFacts(
-        height, width, channels, str(image.dtype), mean, std, low, high, has_alpha(data), is_turned(data), content_digest(data)
-    )
+    mean, std, low, high, missing = statistics
+    source = alpha, is_turned(data), content_digest(data)
+    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
 
 def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | str:
@@ -276,51 +324,87 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | st
         counts = _count_values(mask)
         structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
     except ReadError as error:
-        return str(error)
+        return _reason(error)
     except MemoryError:
         return NO_MEMORY
-    colours = palette_colours(data)
-    return MaskFacts(
-        height,
-        width,
-        counts,
-        content_digest(data),
-        is_lossy(data),
-        is_alpha,
-        structure,
-        {value: _as_hex(colours[value]) for value in counts if value < len(colours)} if colours else None,
-    )
+    palette = None
+    if colours := palette_colours(data):
+        shown = {
+            value: (red << 16) + (green << 8) + blue
+            for value, (red, green, blue) in zip(mask_values_of(colours), colours, strict=True)
+        }
+        palette = {value: colour for value, colour in shown.items() if value in counts}
+    return MaskFacts(height, width, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
 
 
-def _as_hex(colour: tuple[int, int, int]) -> int:
-    red, green, blue = colour
-    return (red << 16) + (green << 8) + blue
+def _reason(error: ReadError) -> str:
+    if isinstance(error, ShardReadError) and error.is_remote:
+        raise error
+    return str(error)
 
 
-def _measure(image: Pixels) -> tuple[tuple[float, ...], tuple[float, ...], float, float]:
-    """Mean and standard deviation of each channel, lowest and highest value; raises ReadError for values that are not finite."""
-    if image.dtype == np.uint8 and image.shape[2] <= 4:
-        mean, std = cv2.meanStdDev(image)
-        return tuple(mean.ravel().tolist()), tuple(std.ravel().tolist()), float(image.min()), float(image.max())
-    bad, low, high = 0, np.inf, -np.inf
-    for part in _row_parts(image):
-        with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
-            bad += part.size - int(np.isfinite(part.astype(np.float32)).sum())
-        low, high = min(low, float(part.min())), max(high, float(part.max()))
-    if bad:
-        raise ReadError(f"{bad} of {image.size} values are NaN or infinite")
-    refuse_missing_mark(low, high)
-    num_pixels = image.shape[0] * image.shape[1]
-    mean = np.sum([part.sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels
-    variance = np.sum([((part - mean) ** 2).sum((0, 1)) for part in _row_parts(image)], axis=0) / num_pixels
-    return tuple(mean.tolist()), tuple(np.sqrt(variance).tolist()), low, high
+class _Statistics(NamedTuple):
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    low: float
+    high: float
+    missing: tuple[int, ...]
 
 
-def _row_parts(image: Pixels) -> Iterator[Pixels]:
-    """Some rows at a time as float64: the whole would take up to eight times the image's memory."""
+def _measure_alpha(alpha: Pixels) -> AlphaFacts:
+    """H,W,1. The visible pixels of a picture have one opacity, or nearly all of them."""
+    (mean,), (std,), low, high, _ = _measure(alpha, find_missing(alpha))
+    values, counts = np.unique(alpha[(alpha != 0) & (alpha == alpha)], return_counts=True)
+    is_band = len(values) >= MANY_OPACITIES and counts.max() < MAX_FREQUENT * counts.sum()
+    return AlphaFacts(mean, std, low, high, bool(is_band))
+
+
+def _measure_values(image: Pixels, tag: float | None) -> tuple[_Statistics, Extreme | None, tuple[str, ...]]:
+    """The statistics of the values that are data, a value that may mark others, and what marks those that are surely none."""
+    tags, is_float = (() if tag is None else (tag,)), image.dtype.kind == "f"
+    is_missing = find_missing(image, tags) if is_float else None
+    candidate = extreme_value(image, is_missing) if is_float else tag
+    with_candidate = None if candidate is None else find_missing(image, (candidate, *tags))
+    extreme = None
+    if candidate is not None and with_candidate is not None:
+        extreme = Extreme(candidate, *_measure(image, with_candidate))
+    marks = () if is_missing is None else tuple(sorted({_mark_text(value) for value in np.unique(image[is_missing])[:3]}))
+    return _measure(image, is_missing), extreme, marks
+
+
+def _mark_text(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
+
+
+def _measure(image: Pixels, is_missing: Pixels | None = None) -> _Statistics:
+    """Mean and standard deviation of each channel, lowest and highest value, of the values that are not missing."""
+    counts = image.shape[0] * image.shape[1] - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
+    if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:
+        mean, std = (found.ravel() for found in cv2.meanStdDev(image))
+    else:
+        mean = np.sum([part.sum((0, 1)) for part, _ in _row_parts(image, is_missing)], axis=0) / np.maximum(1, counts)
+        squares = [((part - mean) ** 2 * is_held).sum((0, 1)) for part, is_held in _row_parts(image, is_missing)]
+        std = np.sqrt(np.sum(squares, axis=0) / np.maximum(1, counts))
+    low, high = float(image.min()), float(image.max())
+    if is_missing is not None and (held := image[~is_missing]).size:
+        low, high = float(held.min()), float(held.max())
+    elif is_missing is not None:
+        low = high = 0.0
+    missing = () if is_missing is None else tuple((image.shape[0] * image.shape[1] - counts).tolist())
+    return _Statistics(tuple(mean.tolist()), tuple(std.tolist()), low, high, missing)
+
+
+def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixels, Pixels | int]]:
+    """Some rows at a time as float64, 0 where values are missing, and where they are not. The whole would take up to eight times
+    the image's memory."""
     num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
     for top in range(0, len(image), num_rows):
-        yield image[top : top + num_rows].astype(np.float64)
+        part = image[top : top + num_rows].astype(np.float64)
+        if is_missing is None:
+            yield part, 1
+        else:
+            is_held = ~is_missing[top : top + num_rows]
+            yield np.where(is_held, part, 0), is_held
 
 
 def _count_values(mask: Pixels) -> dict[int, int]:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.datasets.layouts import PARTS, Part
-from unet_trainer.datasets.pairs import FoundPairs, Pair, path_in
+from unet_trainer.datasets.file_tree import resolved
+from unet_trainer.datasets.layouts import PARTS
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, path_in
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.images.file_bytes import DataError, is_file
-from unet_trainer.system.console import counted
-from unet_trainer.system.names import UNDECODED, csv_line
+from unet_trainer.system.console import UNDECODED, counted, csv_line
+from unet_trainer.system.input_files import read_text
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
-
-Row = Mapping[str, str]
 
 
 def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -> FoundPairs:
@@ -42,8 +41,8 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
     num_unusable = 0  # rows of test
     for number, row in rows:
         split = row.get("split", "").strip()
-        part = PARTS.get(split.lower(), None if split in ("", UNUSED) else split)
-        if part not in ("train", "val", "test", None):
+        part = PARTS.get(split.lower())
+        if part is None and split not in ("", UNUSED):
             problems.append(f"line {number}: split {split!r}; need train, val or test")
             continue
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
@@ -66,16 +65,16 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
         if image in lines:
             problems.append(f"line {number}: {image} is in line {lines[image]} too")
         lines.setdefault(image, number)
-        its_part: Part | None = "train" if part == "train" else "val" if part == "val" else "test" if part == "test" else None
         group = row.get("group", "") if "name" in row else row.get("group", "").strip()
         origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
-        (test if part == "test" else pairs).append(
-            Pair(name, image, mask, its_part, group, *origins, row.get("content", "").strip())
-        )
+        (test if part == "test" else pairs).append(Pair(name, image, mask, part, group, *origins, row.get("content", "").strip()))
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
-        raise DataError(f"split_file: {path}:\n  " + "\n  ".join(_cut(problems)) + _encoding_hint(rows))
+        more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
+        if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
+            more.append("The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8")
+        raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
     notices = (f"{counted(num_unusable, 'row')} of test in {path.name} without both files left out",) if num_unusable else ()
@@ -97,7 +96,7 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
 def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
     images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
-    return {(_find_file(data_dir, image) or data_dir).resolve() for image in images}
+    return {resolved(_find_file(data_dir, image) or data_dir) for image in images}
 
 
 def listed_contents(path: Path, part: Part) -> set[str]:
@@ -109,9 +108,7 @@ def listed_contents(path: Path, part: Part) -> set[str]:
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"split_file: {path} is larger than {MAX_BYTES // 2**20} MiB")
-        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
     except OSError as error:
         raise DataError(f"split_file: {path} cannot be read ({error.strerror or error})") from None
     first = text.split("\n", 1)[0]
@@ -133,11 +130,6 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _encoding_hint(rows: Iterable[tuple[int, Row]]) -> str:
-    is_utf8 = not any(UNDECODED.search(cell) for _, row in rows for cell in row.values())
-    return "" if is_utf8 else "\n  The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
-
-
 def split_csv_text(
     train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
 ) -> str:
@@ -149,8 +141,3 @@ def split_csv_text(
             for pair in pairs
         ]
     return "".join(csv_line(row) for row in rows)
-
-
-def _cut(problems: Sequence[str]) -> list[str]:
-    more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-    return [*problems[:NUM_NAMED], *more]

@@ -5,22 +5,29 @@ Or contiguous blocks of a sequence, for images that are like their neighbours.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
-from unet_trainer.datasets.name_patterns import in_order, places_of
-from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.pairs import FoundPairs, Pair, composed
 from unet_trainer.datasets.problems import Question, first_few
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import counted
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
 MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on up to so many blocks, of at least so many images if there are several
 GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
+BY_HAND = "split_file=FILE.csv divides them as you say"
+CHUNK, SECONDS = 10_000, 20.0  # paths that group_pattern is matched with, and its limit; ordinary ones take a microsecond each
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
+NUMBER = re.compile(r"\d+")
+MIN_RUN = 3  # images in a row that make a sequence
 
 
 @dataclass(frozen=True)
@@ -151,21 +158,20 @@ def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests
 def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     """The parts that the data gives. A training image that also validates is left out; a group on both sides is an error."""
     if all(pair.part == "val" for pair in found.pairs):
-        raise DataError(f"every pair validates and none trains ({found.rule}); need train as well")
+        raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
     groups = [{pair.group for pair in found.pairs if pair.part == part and pair.group} for part in ("train", "val")]
     shared = sorted(groups[0] & groups[1])
     if shared:
-        raise DataError(f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side")
+        raise DataError(
+            f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
+        )
     validating = {digest for pair, digest in zip(found.pairs, digests, strict=True) if pair.part == "val" and digest}
-    kept: list[Pair] = []
-    left_out: list[Pair] = []
-    for pair, digest in zip(found.pairs, digests, strict=True):
-        if pair.part == "train":
-            (left_out if digest in validating else kept).append(pair)
-    if not kept:
-        raise DataError("every training image also validates (the files are identical); need different images in train and in val")
+    training = [(pair, digest in validating) for pair, digest in zip(found.pairs, digests, strict=True) if pair.part == "train"]
+    train, left_out = (tuple(pair for pair, is_held_out in training if is_held_out == which) for which in (False, True))
+    if not train:
+        raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
     val = tuple(pair for pair in found.pairs if pair.part == "val")
-    return Split(tuple(kept), val, found.rule, _describe_left_out(left_out), found.test, tuple(left_out))
+    return Split(train, val, found.rule, _describe_left_out(left_out), found.test, left_out)
 
 
 def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
@@ -193,7 +199,8 @@ def _describe_too_few(pairs: Sequence[Pair], num_units: int, num_folds: int | No
     if num_units < len(pairs):
         there_are += f" in {counted(num_units, 'group')} (or with identical images)"
     needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
-    return f"only {there_are}; need at least {needed}"
+    by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in pairs) else ""
+    return f"only {there_are}; need at least {needed}{by_hand}"
 
 
 def _split_into_blocks(
@@ -274,3 +281,86 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
             best = distance, blocks
     assert best is not None  # there is at least one arrangement
     return best[1]
+
+
+def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
+    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has one.
+
+    The pattern is the user's, and some take years for one name: it is matched in a child process, which can be killed.
+    """
+    paths, compiled = [pair.path_in(data_dir) for pair in pairs], re.compile(composed(pattern))
+    chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
+
+    def match(chunk: Sequence[str], _: ReadStderr) -> list[str | None]:
+        found = [compiled.search(path) for path in chunk]
+        return [None if match is None else match.group(1 if compiled.groups else 0) or "" for match in found]
+
+    groups: list[str | None] = []
+    for index, outcome in forked_map(match, chunks, 1, timeout=seconds):
+        if isinstance(outcome, Crash):
+            raise DataError(
+                f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(chunks[index], 2)}; a "
+                r"repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, e.g. ^([^_]+)_"
+            )
+        groups += outcome
+    unmatched = [path for path, group in zip(paths, groups, strict=True) if group is None]
+    if unmatched:
+        raise DataError(
+            f"group_pattern: {pattern!r} matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
+        )
+    return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
+
+
+# The order of a sequence
+
+
+class Place(NamedTuple):
+    """Where an image lies among its neighbours. Sorted, places are in the order in which the images were taken."""
+
+    sequence: tuple[tuple[int, int | str], ...]  # sortable; equal for the images of one sequence
+    number: int
+
+
+def places_of(names: Sequence[str]) -> list[Place]:
+    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs counts."""
+    by_template: dict[str, list[int]] = defaultdict(list)
+    for index, name in enumerate(names):
+        by_template[NUMBER.sub("#", _stem(name))].append(index)
+    places: list[Place] = [Place((), 0)] * len(names)
+    for members in by_template.values():
+        numbers = {index: [int(found) for found in NUMBER.findall(_stem(names[index]))] for index in members}
+        position = _counter_position(list(numbers.values()))
+        for index in members:
+            counter = numbers[index][position] if position is not None else 0
+            places[index] = Place(_without_number(names[index], position), counter)
+    return places
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).name
+
+
+def _counter_position(numbers: Sequence[Sequence[int]]) -> int | None:
+    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
+    best, position = -1, None
+    for candidate in range(len(numbers[0])):
+        runs = Counter((*found[:candidate], *found[candidate + 1 :]) for found in numbers)
+        in_runs = sum(count for count in runs.values() if count >= MIN_RUN)
+        if in_runs >= best:
+            best, position = in_runs, candidate
+    return position
+
+
+def _without_number(name: str, position: int | None) -> tuple[tuple[int, int | str], ...]:
+    """The name in parts that sort as people count (2 before 10), without one of the numbers of its last part."""
+    pieces = re.split(r"(\d+)", _stem(name))  # numbers at odd places
+    if position is not None:
+        pieces[2 * position + 1] = "#"
+    texts = (str(PurePosixPath(name).parent), "/", "".join(pieces))
+    parts = [part for text in texts for part in re.split(r"(\d+)", text) if part]
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
+
+
+def in_order(places: Sequence[Place]) -> list[int]:
+    """Indices in the order of the places."""
+    return sorted(range(len(places)), key=lambda index: places[index])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import stat
+from collections.abc import Hashable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.shards.shard_store import StoredFile, find_member
-from unet_trainer.shards.tar_files import ShardError
+from unet_trainer.system import input_files
 
+MAX_BYTES = 2**35  # of a file that is read whole
 Stamp = list[int]  # size and times of a file; a list, because JSON gives lists back
 
 
@@ -24,6 +24,26 @@ class ReadError(DataError):
     """A file that cannot be read as an image. The message is the reason only; the caller adds the file's name."""
 
 
+class ShardReadError(ReadError):
+    """A file in a shard that cannot be read. If `is_remote`, every other file may take as long, with its own retries."""
+
+    is_remote = False
+
+
+class ShardError(UserError):
+    """A shard that cannot be read or written: the message names it, the reason and the fix."""
+
+
+open_stores: dict[Hashable, Any] = {}  # ShardStores, by what names them; the one that was opened last at the end
+
+
+def find_member(path: Path) -> Any:
+    """The StoredFile of an open shard that has this path, data/cells-000000.tar/cell_17.png; None for any other path."""
+    if not open_stores or ".tar" not in (text := path.as_posix()):
+        return None
+    return next((found for store in reversed(open_stores.values()) if (found := store.find_path(text)) is not None), None)
+
+
 def read_bytes(path: Path) -> bytes:
     return read_with_stamp(path)[0]
 
@@ -33,23 +53,23 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     if (stored := find_member(path)) is not None:
         return _read_member(stored), stored.stamp
     try:
-        with open_file(path) as file:
+        with input_files.open_file(path) as file:
             stamp = as_stamp(os.fstat(file.fileno()))
-            data = file.read()
+            data = input_files.read_rest(file, MAX_BYTES)
     except OSError as error:
         raise ReadError(error.strerror or str(error)) from None
-    except MemoryError:
-        raise ReadError("there is not enough memory to read it") from None
     if not data:
         raise ReadError("the file is empty")
     return data, stamp
 
 
-def _read_member(stored: StoredFile) -> bytes:
+def _read_member(stored: Any) -> bytes:
     try:
-        data = stored.read()
+        data: bytes = stored.read()
     except ShardError as error:
-        raise ReadError(str(error)) from None
+        failure = ShardReadError(str(error))
+        failure.is_remote = stored.store.is_remote
+        raise failure from None
     if not data:
         raise ReadError("the file is empty")
     return data
@@ -58,7 +78,8 @@ def _read_member(stored: StoredFile) -> bytes:
 def file_stamp(path: Path) -> Stamp | None:
     """Size and times of a file, or what tells a file in a shard from another; None where it is not there."""
     if (stored := find_member(path)) is not None:
-        return stored.stamp
+        stamp: Stamp = stored.stamp
+        return stamp
     try:
         return as_stamp(path.stat())
     except (OSError, ValueError):
@@ -90,21 +111,10 @@ def content_digest(data: bytes) -> str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """For reading. A pipe would be waited for for ever, and a device may never end: neither is opened. Raises ReadError."""
+    """For reading. Raises ReadError."""
     if (stored := find_member(path)) is not None:
         return io.BytesIO(_read_member(stored))
     try:
-        # Unbuffered, for fewer system calls: threads wait for the GIL after each.
-        file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 # Path.open takes no opener
+        return input_files.open_file(path)
     except OSError as error:
         raise ReadError(error.strerror or str(error)) from None
-    except ValueError:
-        raise ReadError("its name holds a NUL") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ReadError("a pipe, a socket or a device; need a file")
-    return file
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -1,29 +1,34 @@
 """Reads and writes image files. Values keep their depth, and nothing is converted silently.
 
-OpenCV decodes. Where it would damage data (16 bit cut to 8, palettes turned into colours, further pages and channels left out,
-cut-off files accepted), PIL or tifffile decodes instead, or the file is refused.
+OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV would damage data (palettes turned into colours, cut-off files
+accepted), PIL decodes instead, or the file is refused.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from tokenize import TokenError
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.foreign_formats import describe_content
-from unet_trainer.images.image_headers import GIF_START, NPY_START, TIFF_STARTS, TiffTags
-from unet_trainer.images.tiff_structure import TiffDamage, TiffStructure, read_file_structure, read_structure
-
-Pixels = NDArray[Any]  # OpenCV's type stubs know no dtype
+from unet_trainer.images.image_headers import GIF_START, NPY_START, describe_content, tiff_header
+from unet_trainer.images.tiff_files import (
+    BOMB_PIXELS,
+    BOMB_RATIO,
+    TIFF_STARTS,
+    Pixels,
+    TiffImage,
+    read_errors,
+    upright,
+    with_channels_last,
+)
 
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
 # Factor → OpenCV's flags for grey and for colour. A JPEG decoded at a fraction of its size costs much less time.
@@ -34,11 +39,7 @@ REDUCED = {
 }
 AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
 COLOUR = 1 << 24  # a mask's colour that is not grey is the number COLOUR + 0xRRGGBB
-MAX_CHANNELS = 64  # an axis of an array that is longer holds rows or columns
-BOMB_PIXELS = 100_000_000  # smaller images are decoded whatever their file size
-BOMB_RATIO = 200  # pixels per byte of file; more is a decompression bomb
 COLOUR_CHANNELS = 3  # so many values count as one pixel
-NO_MEMORY = "there is not enough memory to decode it"
 
 # The decoders' own messages name no file; the errors raised here are shown with the file's name.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -50,38 +51,37 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
     return decode_image(read_bytes(path), min_side)
 
 
-def read_image_and_size(path: Path, min_side: int | None) -> tuple[Pixels, tuple[int, int]]:
-    """As read_image, and height and width at full size."""
-    return decode_image_and_size(read_bytes(path), min_side)
-
-
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour; int32 for colours.
+    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour (but see
+    image_headers.mask_values_of); int32 for colours.
 
     A picture in one colour with a varying alpha channel is a mask in its alpha channel.
     """
     return decode_mask(read_bytes(path))
 
 
-def decode_image(data: bytes, min_side: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. Alpha is dropped, EXIF rotation applied.
+def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
+    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is dropped, unless
+    it is one of the `channels` that are wanted.
 
     A decompression bomb is refused before it is decoded. Raises ReadError.
     """
     refuse_bomb(data)
-    try:
-        return _decode_image(data, min_side)
-    except MemoryError:
-        raise ReadError(NO_MEMORY) from None
+    with read_errors():
+        return _decode_image(data, min_side, channels)
 
 
-def _decode_image(data: bytes, min_side: int | None) -> Pixels:
+def _decode_image(data: bytes, min_side: int | None, channels: int | None) -> Pixels:
     if data.startswith(NPY_START):
-        return _channels_last(_decode_npy(data))
+        return np.ascontiguousarray(with_channels_last(_decode_npy(data)))
     if data.startswith(TIFF_STARTS):
-        return _decode_tiff(data)
+        return TiffImage(io.BytesIO(data), channels).read_all()
     if data.startswith(GIF_START):
         return _decode_with_pil(data, "RGB")
+    keeps_alpha = channels is not None and headers.channels_with_alpha(data) == channels
+    if keeps_alpha and (image := _decode(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
+        wanted = [0, 3] if headers.png_colour_type(data) == headers.PNG_GREY_ALPHA else [2, 1, 0, 3]
+        return np.ascontiguousarray(upright(image[:, :, wanted], headers.orientation_of(data)))
     _, flags = _reduction(data, min_side)
     image = _decode(data, flags)
     if image.ndim == 2:
@@ -98,9 +98,9 @@ class DecodedMask(NamedTuple):
     is_alpha: bool
 
 
-def decode_image_and_size(data: bytes, min_side: int | None) -> tuple[Pixels, tuple[int, int]]:
+def decode_image_and_size(data: bytes, min_side: int | None, channels: int | None = None) -> tuple[Pixels, tuple[int, int]]:
     """As decode_image, and height and width at full size."""
-    image = decode_image(data, min_side)
+    image = decode_image(data, min_side, channels)
     factor, _ = _reduction(data, min_side)
     return image, (image.shape[0] * factor, image.shape[1] * factor)
 
@@ -112,21 +112,24 @@ def decode_mask(data: bytes) -> Pixels:
 
 def decode_mask_or_alpha(data: bytes) -> DecodedMask:
     """The mask, and where it was found: of a picture in one colour with holes in it, the alpha channel is the mask."""
-    try:
-        return _decode_mask_or_alpha(data)
-    except MemoryError:
-        raise ReadError(NO_MEMORY) from None
+    with read_errors():
+        tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
+        mask = _decode_mask_values(data) if tiff is None else _tiff_mask_values(tiff)
+        has_alpha = headers.channels_with_alpha(data) > 0 if tiff is None else tiff.has_alpha
+        if has_alpha and (mask == mask.flat[0]).all():
+            alpha = _decode_alpha(data)
+            if alpha is not None and alpha.shape == mask.shape:
+                varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
+                if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
+                    return DecodedMask(alpha, True)
+        return DecodedMask(mask, False)
 
 
-def _decode_mask_or_alpha(data: bytes) -> DecodedMask:
-    mask = _decode_mask_values(data)
-    if headers.has_alpha(data) and (mask == mask.flat[0]).all():
-        alpha = _decode_alpha(data)
-        if alpha is not None and alpha.shape == mask.shape:
-            varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
-            if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
-                return DecodedMask(alpha, True)
-    return DecodedMask(mask, False)
+def _tiff_mask_values(tiff: TiffImage) -> Pixels:
+    mask = tiff.read_all()
+    if tiff.palette is None:
+        return _whole_numbers(mask)
+    return _shown_values(mask[:, :, 0], headers.mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()]))
 
 
 def _decode_mask_values(data: bytes) -> Pixels:
@@ -135,18 +138,19 @@ def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(_decode_with_pil(data, "RGB")))
     if headers.has_palette(data):
-        return _decode_with_pil(data)
-    if data.startswith(TIFF_STARTS):
-        mask = _decode_tiff(data)
-        tags = headers.tiff_tags(data)
-        if tags.get(headers.TIFF_PHOTOMETRIC) == (headers.TIFF_WHITE_IS_0,) and tags.get(headers.TIFF_BITS) == (8,):
-            mask = 255 - mask  # OpenCV gives brightness, but the values are ids
-    else:
-        mask = _decode(data, AS_STORED)  # applies EXIF rotation, as for images
-        mask = mask[:, :, ::-1] if mask.ndim == 3 else mask
+        return _shown_values(_decode_with_pil(data), headers.mask_values_of(headers.palette_colours(data)))
+    mask = _decode(data, AS_STORED)  # applies EXIF rotation, as for images
     if headers.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
         mask = mask // (255 // (2 ** headers.png_bits(data) - 1))
-    return _whole_numbers(mask)
+    return _whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
+
+
+def _shown_values(indices: Pixels, values: Sequence[int]) -> Pixels:
+    """H,W indices of a palette → the value of each; the indices themselves where two that occur have the same value."""
+    if values == list(range(len(values))) or indices.max() >= len(values):
+        return indices
+    lookup, used = np.array(values, np.uint8), cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0
+    return lookup[indices] if len({*lookup[used].tolist()}) == np.count_nonzero(used) else indices
 
 
 def _whole_numbers(mask: Pixels) -> Pixels:
@@ -187,38 +191,18 @@ def to_channels(image: Pixels, channels: int) -> Pixels:
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
     """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width. The pages
     and channels of a TIFF are summed."""
-    size = None if data.startswith(NPY_START) else headers.stored_size(data)
+    tiff = tiff_header(data)
+    size = tiff.stored_size if tiff is not None else None if data.startswith(NPY_START) else headers.stored_size(data)
     if size is None:
         return  # the decoder says what is wrong
     height, width = size
     num_pixels, what = height * width, f"{width}×{height} pixels"
-    if data.startswith(TIFF_STARTS) and (structure := _structure_or_none(data)) is not None:
-        num_pixels = max(num_pixels, structure.num_values // COLOUR_CHANNELS)
-        what += f" on {len(structure.pages)} pages" if len(structure.pages) > 1 else ""
+    if tiff is not None:
+        num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
+        what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
         expected = expected if num_pixels == height * width else None
     if num_pixels > max(BOMB_PIXELS, len(data) * BOMB_RATIO) and size != expected:
         raise ReadError(f"{len(data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
-
-
-def check_tiff(file: BinaryIO) -> TiffStructure:
-    """The structure of a TIFF, which is to be read before any decoder sees the file. Raises ReadError."""
-    try:
-        return read_file_structure(file)
-    except TiffDamage as damage:
-        raise _damaged(damage) from None
-    except OSError as error:
-        raise ReadError(error.strerror or str(error)) from None
-
-
-def _damaged(damage: TiffDamage) -> ReadError:
-    return ReadError(str(damage) if "cut off" in str(damage) else f"cannot be decoded ({damage})")
-
-
-def _structure_or_none(data: bytes) -> TiffStructure | None:
-    try:
-        return read_structure(data)
-    except TiffDamage:
-        return None
 
 
 def write_image(path: Path, pixels: Pixels) -> None:
@@ -249,10 +233,7 @@ def _reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
 
 def _decode(data: bytes, flags: int) -> Pixels:
     _refuse_cut_off(data)
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        raise ReadError(f"cannot be decoded ({error.err})") from None
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     if image is None:
         raise ReadError(describe_content(data) or "not an image that can be decoded")
     return image
@@ -261,19 +242,16 @@ def _decode(data: bytes, flags: int) -> Pixels:
 def _decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
     """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
     _refuse_cut_off(data)
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
-    except headers.PIL_ERRORS as error:
-        raise ReadError(f"cannot be decoded ({error})") from None
+    with Image.open(io.BytesIO(data)) as picture:
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
 
 
 def _decode_alpha(data: bytes) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            upright = ImageOps.exif_transpose(picture) if headers.is_turned(data) else picture
-            return np.array(upright.convert("RGBA").getchannel("A"))
+            turned = ImageOps.exif_transpose(picture) if headers.is_turned(data) else picture
+            return np.array(turned.convert("RGBA").getchannel("A"))
     except headers.PIL_ERRORS:
         return None
 
@@ -286,9 +264,8 @@ def _refuse_cut_off(data: bytes) -> None:
 def _decode_npy(data: bytes) -> Pixels:
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError) as error:  # a broken header
-        reason = "it holds Python objects" if "pickle" in str(error) else (str(error).splitlines() or [type(error).__name__])[0]
-        raise ReadError(f"cannot be decoded ({reason})") from None
+    except ValueError as error:
+        raise ReadError("cannot be decoded (it holds Python objects)") if "pickle" in str(error) else error from None
     if array.dtype.kind not in "buif" or array.size == 0:
         raise ReadError(f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -299,77 +276,8 @@ def map_npy(path: Path) -> Pixels:
     open_file(path).close()  # a pipe would be waited for
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError):
+    except Exception:  # of a broken header, anything
         array = None
     if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
         return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
-    return _with_channels_last(array)
-
-
-def _decode_tiff(data: bytes) -> Pixels:
-    """H,W,C. OpenCV decodes one page of grey or colour, tifffile everything else."""
-    tags = headers.single_page_tags(check_tiff(io.BytesIO(data)))
-    if headers.is_plain_tiff(tags):
-        try:
-            image = _decode(data, cv2.IMREAD_UNCHANGED)
-        except ReadError:
-            return _decode_with_tifffile(data, tags)
-        if image.ndim == 2:
-            return image[:, :, None]
-        # cvtColor is faster, but takes only a few depths.
-        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if image.dtype == np.uint8 else np.ascontiguousarray(image[:, :, ::-1])
-    image = _decode_with_tifffile(data, tags)
-    return image[:, :, :-1] if headers.tiff_has_alpha(tags) else image
-
-
-def _decode_with_tifffile(data: bytes, tags: TiffTags) -> Pixels:
-    import tifffile  # seldom needed, and importing it takes a tenth of a second
-
-    try:
-        with tifffile.TiffFile(io.BytesIO(data)) as file:
-            is_whole = all(
-                offset + length <= len(data)
-                for page in file.pages
-                for offset, length in zip(page.dataoffsets, page.databytecounts, strict=True)
-            )
-            array = file.asarray() if is_whole else np.empty(0)
-    except Exception as error:  # a broken file may raise anything here
-        if "imagecodecs" in str(error):
-            return _decode_compressed_tiff(data, tags)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ReadError(f"cannot be decoded ({reason})") from None
-    if array.size == 0 or array.dtype.kind not in "buif":
-        raise ReadError("not an image that can be decoded" if is_whole else "the file is cut off")
-    return _channels_last(array)
-
-
-def _decode_compressed_tiff(data: bytes, tags: TiffTags) -> Pixels:
-    """LZW, JPEG and other compressions for which tifffile needs the package imagecodecs."""
-    has_8bit_alpha = set(tags.get(headers.TIFF_BITS, ())) == {8} and tags[headers.TIFF_SAMPLES] == (4,)
-    if has_8bit_alpha:  # OpenCV would multiply 8-bit colours by their alpha
-        return _decode_with_pil(data)
-    try:
-        done, pages = cv2.imdecodemulti(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise ReadError(f"cannot be decoded ({error.err})") from None
-    if done and len(pages) > 1 and {page.shape for page in pages} == {pages[0].shape[:2]}:
-        return np.dstack(pages)
-    is_rgb = tags.get(headers.TIFF_PHOTOMETRIC) == (headers.TIFF_RGB,) and tags.get(headers.TIFF_PLANAR, (1,))[0] == 1
-    if done and is_rgb and len(pages) == 1 and pages[0].shape[2:] == (4,):
-        return np.ascontiguousarray(pages[0][:, :, [2, 1, 0, 3]])
-    raise ReadError("its compression needs another package; save it without compression, or run pip install imagecodecs")
-
-
-def _channels_last(array: Pixels) -> Pixels:
-    """H,W or C,H,W or H,W,C → H,W,C."""
-    return np.ascontiguousarray(_with_channels_last(array))
-
-
-def _with_channels_last(array: Pixels) -> Pixels:
-    """As _channels_last, as a view."""
-    squeezed = array.reshape([side for side in array.shape if side > 1]) if array.ndim > 3 else array
-    if squeezed.ndim == 2:
-        return squeezed[:, :, None]
-    if squeezed.ndim != 3 or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS or squeezed.shape[0] == squeezed.shape[2]:
-        raise ReadError(f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last")
-    return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.moveaxis(squeezed, 0, 2)
+    return with_channels_last(array)

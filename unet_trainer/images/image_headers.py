@@ -1,4 +1,5 @@
-"""What the bytes of an image file say before it is decoded: depth, palette, alpha, orientation, size, and whether it is complete.
+"""What the bytes of a file say before it is decoded: depth, palette, alpha, orientation, size, whether it is complete; and what a
+file is that is no image.
 
 Decodes no pixels. For a broken header the functions return what they return for a file without the property; decoding it fails.
 """
@@ -7,12 +8,15 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image
 
-from unet_trainer.images.tiff_structure import HEIGHT, SHORT, TIFF_STARTS, WIDTH, TiffDamage, TiffStructure, read_structure
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.tiff_files import ORIENTATION, SIDEWAYS, TIFF_STARTS, TURNS, TiffImage
+from unet_trainer.system.input_files import open_file
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -21,36 +25,40 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
-
-TIFF_BITS, TIFF_COMPRESSION, TIFF_PHOTOMETRIC, TIFF_SAMPLES, TIFF_PLANAR, TIFF_EXTRA_SAMPLES = 258, 259, 262, 277, 284, 338  # tags
-TIFF_JPEGS = (6, 7)  # values of TIFF_COMPRESSION
-TIFF_WHITE_IS_0, TIFF_RGB, TIFF_IS_PALETTE, TIFF_YCBCR = 0, 2, 3, 6  # values of TIFF_PHOTOMETRIC
-TIFF_ALPHAS = (1, 2)  # values of TIFF_EXTRA_SAMPLES; with any other value the sample is a channel
-
-ORIENTATION = 0x0112  # EXIF and TIFF tag
-TURNS = range(2, 9)  # orientations other than upright
-SIDEWAYS = range(5, 9)  # those that swap height and width
-
-TiffTags = Mapping[int, tuple[int, ...]]
+MANY_GREYS = 8  # so many in a palette, not in the order of their brightness, were put there by a program that reduced colours
 
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; image_files.refuse_bomb replaces that check
 # What PIL raises for a broken header.
 PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
 
 
-def has_alpha(data: bytes) -> bool:
-    """Whether there is an alpha channel, which decode_image drops."""
-    if data.startswith(TIFF_STARTS):
-        return tiff_has_alpha(tiff_tags(data))
+def tiff_header(data: bytes) -> TiffImage | None:
+    """None for other files, and for a broken one."""
+    try:
+        return TiffImage(io.BytesIO(data)) if data.startswith(TIFF_STARTS) else None
+    except ReadError:
+        return None
+
+
+def channels_with_alpha(data: bytes) -> int:
+    """The number of channels of a file of which the last one is alpha; 0 for other files."""
+    if (tiff := tiff_header(data)) is not None:
+        return tiff.num_channels if tiff.has_alpha else 0
     if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
-        return bool(data[20 if data[12:16] == b"VP8X" else 24] & 16)
-    return png_colour_type(data) in (PNG_GREY_ALPHA, PNG_COLOUR_ALPHA)
+        return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
+    return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(png_colour_type(data) or 0, 0)
+
+
+def nodata_of(data: bytes) -> float | None:
+    """The value of pixels without data, by the tag that GDAL writes into a TIFF."""
+    tiff = tiff_header(data)
+    return None if tiff is None else tiff.nodata
 
 
 def has_palette(data: bytes) -> bool:
     """Whether the pixels are indices into a table of colours. A palette of greys in order does not count."""
-    if data.startswith(TIFF_STARTS):
-        return tiff_tags(data).get(TIFF_PHOTOMETRIC) == (TIFF_IS_PALETTE,)
+    if (tiff := tiff_header(data)) is not None:
+        return tiff.palette is not None
     if data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8:
         try:
             with Image.open(io.BytesIO(data)) as picture:
@@ -62,6 +70,8 @@ def has_palette(data: bytes) -> bool:
 
 def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
     """Red, green and blue of each index; empty for a file without a palette."""
+    if (tiff := tiff_header(data)) is not None:
+        return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
     if not has_palette(data):
         return []
     try:
@@ -72,10 +82,23 @@ def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 
+def mask_values_of(colours: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of black and
+    white, black is 0 and white is 1; many greys that are in no order are their brightness."""
+    greys = [red for red, green, blue in colours if red == green == blue]
+    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)  # TIFF fills its table with black
+    if num_used == 0 or len(greys) < len(colours):
+        return list(range(len(colours)))
+    if {*greys} <= {0, 255}:
+        return [grey // 255 for grey in greys]
+    is_in_order = greys[:num_used] == sorted(greys[:num_used])
+    return list(range(len(colours))) if is_in_order or num_used < MANY_GREYS else greys
+
+
 def is_lossy(data: bytes) -> bool:
     """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
-    if data.startswith(TIFF_STARTS):
-        return tiff_tags(data).get(TIFF_COMPRESSION, (1,))[0] in TIFF_JPEGS
+    if (tiff := tiff_header(data)) is not None:
+        return tiff.is_lossy
     if data.startswith(WEBP_START):
         return b"VP8 " in data[12:16] or (data[12:16] == b"VP8X" and b"VP8L" not in data[:65536])
     return data.startswith(JPEG_START)
@@ -83,57 +106,49 @@ def is_lossy(data: bytes) -> bool:
 
 def is_turned(data: bytes) -> bool:
     """Whether decode_image rotates or mirrors the pixels because of the EXIF orientation."""
-    if data.startswith(TIFF_STARTS):
-        tags = tiff_tags(data)
-        return tags.get(ORIENTATION, (1,))[0] in TURNS and is_plain_tiff(tags)
+    return orientation_of(data) in TURNS
+
+
+def orientation_of(data: bytes) -> int:
+    """By which decode_image turns the pixels; 1: upright."""
+    if (tiff := tiff_header(data)) is not None:
+        return tiff.orientation
     if not data.startswith((JPEG_START, PNG_START, WEBP_START)):
-        return False
+        return 1
     if b"Exif" not in data[:65536] and b"eXIf" not in data and not (data.startswith(WEBP_START) and b"EXIF" in data):
-        return False  # saves the time that PIL needs
+        return 1  # saves the time that PIL needs
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            return picture.getexif().get(ORIENTATION, 1) in TURNS
+            return int(picture.getexif().get(ORIENTATION, 1))
     except PIL_ERRORS:
-        return False
+        return 1
 
 
 def is_cut_off(data: bytes) -> bool:
     """Whether the end of a PNG or JPEG is missing. OpenCV fills the missing part of a JPEG with grey and reports nothing."""
     if data.startswith(PNG_START):
         return PNG_END not in data[-4096:]
-    return data.startswith(JPEG_START) and not _has_jpeg_end(data)
+    if not data.startswith(JPEG_START):
+        return False
+    pixels = _find_jpeg_marker(data, JPEG_SCANS)  # a thumbnail before them has an end marker too, and other data may follow
+    return not data.endswith(JPEG_END, pixels) and data.find(JPEG_END, pixels) < 0
 
 
-def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header."""
+def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
+    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position of a file."""
+    stream = io.BytesIO(file) if isinstance(file, bytes) else file
+    stream.seek(0)
     try:
-        with Image.open(io.BytesIO(data)) as picture:  # reads the header only
-            width, height = picture.size
+        width, height = Image.open(stream).size  # reads the header only; closing it would close the file
     except PIL_ERRORS:
         return None
-    return height, width
-
-
-def size_in_file(file: BinaryIO) -> tuple[int, int] | None:
-    """As picture_size, of a file of which not all is in memory. Its position is moved."""
-    file.seek(0)
-    try:
-        picture = Image.open(file)  # closing it would close the file
-    except PIL_ERRORS:
-        return None
-    width, height = picture.size
     return height, width
 
 
 def displayed_size(data: bytes) -> tuple[int, int] | None:
     """As picture_size, but after the EXIF rotation that decode_image applies to a JPEG, PNG or WebP."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            width, height = picture.size
-            is_on_its_side = is_turned(data) and picture.getexif().get(ORIENTATION, 1) in SIDEWAYS
-    except PIL_ERRORS:
-        return None
-    return (width, height) if is_on_its_side else (height, width)
+    size = picture_size(data)
+    return size[::-1] if size is not None and orientation_of(data) in SIDEWAYS else size
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
@@ -145,11 +160,8 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
         width, height = struct.unpack_from(">II", data, 16)
         return height, width
     if data.startswith(TIFF_STARTS):
-        try:
-            first = read_structure(data).pages[0]
-        except TiffDamage:
-            return None
-        return first.number(HEIGHT, 0), first.number(WIDTH, 0)
+        tiff = tiff_header(data)
+        return None if tiff is None else tiff.stored_size
     return picture_size(data)
 
 
@@ -160,12 +172,6 @@ def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
         return None
     height, width, components = struct.unpack_from(">HHB", data, position + 5)
     return height, width, components
-
-
-def _has_jpeg_end(data: bytes) -> bool:
-    """Whether the end marker follows the pixel data: a thumbnail before it has an end marker too, and other data may follow."""
-    pixels = _find_jpeg_marker(data, JPEG_SCANS)
-    return data.endswith(JPEG_END, pixels) or data.find(JPEG_END, pixels) >= 0
 
 
 def _find_jpeg_marker(data: bytes, wanted: frozenset[int]) -> int:
@@ -188,32 +194,85 @@ def png_bits(data: bytes) -> int:
     return data[24] if data.startswith(PNG_START) and len(data) > 24 else 0
 
 
-def tiff_tags(data: bytes) -> TiffTags:
-    """The 16-bit tags of a TIFF with one page; empty for several pages, for BigTIFF and for a broken file."""
+# Files that are no images
+
+HEAD_BYTES = 512
+ARCHIVE = "an archive; unpack it, and set data_dir to the folder"
+VIDEO = "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)"
+# What a file is, with what to do about it; its extensions; and bytes that tell it, with their place in the file.
+FOREIGN_FORMATS: tuple[tuple[str, str, tuple[tuple[int, bytes], ...]], ...] = (
+    (
+        "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
+        ".heic .heif",
+        tuple((4, b"ftyp" + brand) for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")),
+    ),
+    ("an AVIF picture; convert it to PNG or JPEG", ".avif", ((4, b"ftypavif"), (4, b"ftypavis"))),
+    (
+        "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)",
+        ".dcm .dicom .ima",
+        ((128, b"DICM"),),
+    ),
+    (
+        "a NIfTI volume; save its slices as TIFF or .npy, one file a slice (nibabel reads them)",
+        ".nii .nii.gz",
+        ((344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")),
+    ),
+    (
+        "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)",
+        ".mha .mhd .nrrd",
+        ((0, b"NRRD0"),),
+    ),
+    (
+        ARCHIVE,
+        ".zip .tar .7z .rar .gz",
+        (
+            *((0, b"PK\3\4"), (0, b"PK\5\6"), (0, b"\x1f\x8b"), (0, b"BZh"), (257, b"ustar")),
+            *((0, b"7z\xbc\xaf\x27\x1c"), (0, b"Rar!\x1a\7"), (0, b"\xfd7zXZ\0")),
+        ),
+    ),
+    (f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)", ".tgz .tar.gz .tar.bz2 .tar.xz .tar.zst", ()),
+    (
+        VIDEO,
+        ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv",
+        ((0, b"\x1aE\xdf\xa3"), (0, b"\0\0\1\xba"), (0, b"\0\0\1\xb3"), (8, b"AVI "), (4, b"ftyp")),  # ftyp of any other brand
+    ),
+    (
+        "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
+        ".h5 .hdf5 .mat",
+        ((0, b"\x89HDF\r\n\x1a\n"), (0, b"MATLAB 5.0")),
+    ),
+    ("a PDF; save its pages as images", ".pdf", ((0, b"%PDF-"),)),
+    ("a vector drawing; save it as PNG", ".svg", ()),
+    ("a Photoshop file; save it as PNG or TIFF", ".psd", ((0, b"8BPS"),)),
+    (
+        "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
+        "",
+        ((0, b"version https://git-lfs.github.com/spec/"),),
+    ),
+)
+FOREIGN_EXTENSIONS = {extension: text for text, extensions, _ in FOREIGN_FORMATS for extension in extensions.split()}
+
+
+def describe_content(data: bytes) -> str | None:
+    """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
+    for description, _, marks in FOREIGN_FORMATS:
+        if any(data[place : place + len(mark)] == mark for place, mark in marks):
+            return description
+    text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "a web page; the download failed and saved the site's answer: download it again"
+    if text.startswith(b"<svg") or (text.startswith(b"<?xml") and b"<svg" in text):
+        return FOREIGN_EXTENSIONS[".svg"]
+    return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
+
+
+def describe_file(path: Path) -> str | None:
+    """What a file is by its extension or, where it has none, by its first bytes; None for anything else."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes:
+        return FOREIGN_EXTENSIONS.get("".join(suffixes[-2:])) or FOREIGN_EXTENSIONS.get(suffixes[-1])
     try:
-        return single_page_tags(read_structure(data))
-    except TiffDamage:
-        return {}
-
-
-def single_page_tags(structure: TiffStructure) -> TiffTags:
-    """As tiff_tags."""
-    if structure.is_big or len(structure.pages) != 1:
-        return {}
-    tags = structure.pages[0].tags
-    return {TIFF_SAMPLES: (1,), **{number: tag.values for number, tag in tags.items() if tag.kind == SHORT and tag.values}}
-
-
-def is_plain_tiff(tags: TiffTags) -> bool:
-    """Whether OpenCV decodes it right: one page of grey or of interleaved colours.
-
-    Of three samples that are no colours it reads only one, and it mixes up 16-bit channels that are stored plane by plane.
-    """
-    samples = tags.get(TIFF_SAMPLES, (0,))[0]
-    is_colour = tags.get(TIFF_PHOTOMETRIC, (0,))[0] in (TIFF_RGB, TIFF_YCBCR) and tags.get(TIFF_PLANAR, (1,))[0] == 1
-    return samples == 1 or (samples == 3 and is_colour)
-
-
-def tiff_has_alpha(tags: TiffTags) -> bool:
-    extra = tags.get(TIFF_EXTRA_SAMPLES, ())
-    return len(extra) > 0 and extra[-1] in TIFF_ALPHAS
+        with open_file(path) as file:
+            return describe_content(file.read(HEAD_BYTES))
+    except OSError:
+        return None

@@ -1,19 +1,25 @@
-"""What all images of a dataset share: channels, depth, value range and the statistics that normalise them."""
+"""What all images of a dataset share: channels, depth, value range, the statistics that normalise them, and what marks values
+without data. Such values are filled with the mean, so that a network sees 0 there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_files import Pixels, to_channels
+from unet_trainer.images.image_files import Pixels, decode_image_and_size, to_channels
+from unet_trainer.images.image_headers import nodata_of
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
-MISSING = 1e30  # larger numbers mark pixels without data
+MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
+# Marks that are common, and how far all others are from one of them at least, as a multiple of their range. Any other value at an
+# end must be farther: it may be a background, or saturated.
+COMMON_MARKS, COMMON_GAP, OTHER_GAP = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0), 0.1, 10.0
+MANY = 2**20  # values among which those that differ are counted
+MIN_VALUES = 32  # that differ, beside a mark that is not common: of fewer, one may be far from the others
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
 
 
@@ -27,6 +33,8 @@ class ImageSpec:
     std: tuple[float, ...]
     low: float  # lowest and highest value that occur; augmentations from a list see this range as 0 to 1
     high: float
+    nodata: tuple[float, ...] = ()  # values of the training images that mark missing data, besides NaN and what is beyond MISSING
+    ignores_nodata: bool = False  # pixels without data count in no loss and no metric
 
     @property
     def is_8bit(self) -> bool:
@@ -37,21 +45,88 @@ class ImageSpec:
         image = to_channels(image, self.channels)
         return image if self.is_8bit else image.astype(np.float32)
 
+    def decode(self, data: bytes, min_side: int | None = None) -> Decoded:
+        """The image in a file, as a model of this spec takes it. Raises ReadError."""
+        image, size = decode_image_and_size(data, min_side, self.channels)
+        is_missing = self.find_missing(image, nodata_of(data) if self.nodata or image.dtype.kind == "f" else None)
+        return Decoded(self._fill(image, is_missing), size, None if is_missing is None else np.all(is_missing, axis=2))
+
+    def fill(self, image: Pixels, tag: float | None = None) -> Pixels:
+        """H,W,C pixels, values without data replaced by the mean. `tag`: of their file, which marks them too."""
+        return self._fill(image, self.find_missing(image, tag))
+
+    def find_missing(self, image: Pixels, tag: float | None) -> Pixels | None:
+        """As find_missing. Whole numbers are marked by the tag of their file alone, and only where it was one in training: 0 may be
+        black elsewhere."""
+        tags = () if tag is None or (image.dtype.kind != "f" and tag not in self.nodata) else (tag,)
+        return find_missing(image, tags if image.dtype.kind != "f" else (*self.nodata, *tags))
+
+    def _fill(self, image: Pixels, is_missing: Pixels | None) -> Pixels:
+        if is_missing is None:
+            return image
+        mean = np.array(self.mean if image.shape[2] == self.channels else [np.mean(self.mean)])
+        return np.where(is_missing, (mean if image.dtype.kind == "f" else mean.round()).astype(image.dtype), image)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "nodata": list(self.nodata)}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> ImageSpec:
-        return ImageSpec(**{**content, "mean": tuple(content["mean"]), "std": tuple(content["std"])})
+        """Checkpoints of earlier versions say nothing of missing data."""
+        lists = {name: tuple(content.get(name, ())) for name in ("mean", "std", "nodata")}
+        return ImageSpec(**{**content, **lists})
+
+
+class Decoded(NamedTuple):
+    """An image as a model takes it."""
+
+    pixels: Pixels  # H,W,C
+    size: tuple[int, int]  # of the whole: a JPEG may be decoded at a fraction
+    is_missing: Pixels | None  # H,W: where no channel had data; None: no value was missing
 
 
 RGB_8BIT = ImageSpec(3, "uint8", IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
 
 
-def refuse_missing_mark(low: float, high: float) -> None:
-    """Of the values of an image, lowest and highest; raises ReadError. Neither statistics nor a network survive such a number."""
-    if max(-low, high) > MISSING:
-        raise ReadError(f"values from {low:.3g} to {high:.3g}; a mark for missing data? replace it by an ordinary number")
+def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
+    """H,W,C of bool: where an image has no data; None: it has data everywhere.
+
+    Of floats NaN, what is beyond MISSING and the marks. Of whole numbers, pixels of which all channels hold a mark.
+    """
+    dtype, given = image.dtype, np.array([*marks], np.float64)
+    if dtype.kind != "f" and not given.size:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # a mark may be beyond what the depth can hold
+        held = given.astype(dtype)
+    if dtype.kind != "f":
+        held = held[held == given]
+        is_missing = (
+            np.isin(image, held).all(axis=2, keepdims=True) if held.size and dtype.kind in "ui" else np.zeros((1, 1, 1), bool)
+        )
+        return np.broadcast_to(is_missing, image.shape) if is_missing.any() else None
+    low, high, limit = image.min(), image.max(), dtype.type(min(MISSING, float(np.finfo(dtype).max)))
+    if is_regular := bool(-limit <= low and high <= limit):  # not with NaN
+        held = held[(low <= held) & (held <= high)]
+    if is_regular and not held.size:
+        return None
+    is_missing = np.isin(image, held) | ~((image >= -limit) & (image <= limit))
+    return is_missing if is_missing.any() else None
+
+
+def extreme_value(image: Pixels, is_missing: Pixels | None = None) -> float | None:
+    """Of a float image, the lowest or the highest value if it is so far from all others that it may be a mark for missing data."""
+    values = image if is_missing is None else image[~is_missing]
+    if values.size == 0 or (low := values.min()) == (high := values.max()):
+        return None
+    lowest, highest = values.min(where=values != low, initial=np.inf), values.max(where=values != high, initial=-np.inf)
+    for end, inner, other_end in ((low, lowest, high), (high, highest, low)):
+        gap, others = abs(float(inner) - float(end)), abs(float(other_end) - float(inner))
+        if float(end) in COMMON_MARKS and gap >= COMMON_GAP * others:
+            return float(end)
+        if end != 0 and others > 0 and gap >= OTHER_GAP * others:
+            some = values.ravel()[:: 1 + values.size // MANY]
+            return float(end) if np.unique(some).size > MIN_VALUES else None
+    return None
 
 
 def depth_name(depth: str) -> str:

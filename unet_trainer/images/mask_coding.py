@@ -1,7 +1,7 @@
 """What mask values mean: value in the file → class id.
 
 A value is a whole number as it is in the file. A colour is one number too: a grey one is its brightness, any other is
-COLOUR + 0xRRGGBB. Decides nothing: datasets.coding_choice does.
+COLOUR + 0xRRGGBB. Decides nothing: datasets.mask_reading does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from unet_trainer.images.image_files import COLOUR, Pixels
 
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
 UNKNOWN = 254  # id of values that belong to no class; never reaches a batch
+
+SAVED = ("values", "threshold", "ignore_value", "merged", "ignores_unknown", "tolerance")  # fields, in checkpoints
 
 Channels = tuple[int, int, int]
 
@@ -83,28 +85,12 @@ class MaskCoding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a checkpoint holds them."""
-        ignored = self.ignore_value
-        return {
-            "values": None if self.values is None else list(self.values),
-            "threshold": self.threshold,
-            "ignore_value": list(ignored) if isinstance(ignored, tuple) else ignored,
-            "merged": [list(values) for values in self.merged],
-            "ignores_unknown": self.ignores_unknown,
-            "tolerance": self.tolerance,
-        }
+        return {name: as_lists(getattr(self, name)) for name in SAVED}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> MaskCoding:
         """Checkpoints of earlier versions hold the first three only."""
-        values, ignored = content["values"], content["ignore_value"]
-        return MaskCoding(
-            None if values is None else tuple(values),
-            content["threshold"],
-            tuple(ignored) if isinstance(ignored, list) else ignored,
-            tuple(tuple(values) for values in content.get("merged", ())),
-            content.get("ignores_unknown", False),
-            content.get("tolerance", 0),
-        )
+        return MaskCoding(**{name: as_tuples(content[name]) for name in SAVED if name in content})
 
     @property
     def mask_values(self) -> MaskValues:
@@ -123,6 +109,14 @@ class MaskCoding:
         if self.values is not None:
             return show_values(self.values_of(class_id))
         return f"{'>' if class_id else '≤'} {self.threshold}" if self.threshold else ("not 0" if class_id else "0")
+
+
+def as_lists(value: Any) -> Any:
+    return [as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def as_tuples(value: Any) -> Any:
+    return tuple(as_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def given_coding(
@@ -168,7 +162,8 @@ def channels_of(value: int) -> Channels:
 
 
 def show_value(value: int) -> str:
-    return f"#{value - COLOUR:06x}" if value >= COLOUR else str(value)
+    """As the config writes it: a colour is [255, 0, 0]."""
+    return str(list(channels_of(value))) if value >= COLOUR else str(value)
 
 
 def show_values(values: Iterable[int]) -> str:

@@ -157,9 +157,15 @@ def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> t
     image, mask = image[top : top + height, left : left + width], mask[top : top + height, left : left + width]
     bottom, right = height - mask.shape[0], width - mask.shape[1]
     if bottom or right:
-        image = np.pad(image, ((0, bottom), (0, right), (0, 0)), mode="reflect")
+        image = mirrored_to(image, size)
         mask = np.pad(mask, ((0, bottom), (0, right)), constant_values=IGNORED)
     return np.ascontiguousarray(image), np.ascontiguousarray(mask)
+
+
+def mirrored_to(image: Pixels, size: Size) -> Pixels:
+    """H,W,C of no less than this height and width: mirrored at the lower and right edge."""
+    bottom, right = (max(0, least - side) for least, side in zip(size, image.shape[:2], strict=True))
+    return np.pad(image, ((0, bottom), (0, right), (0, 0)), mode="reflect") if bottom or right else image
 
 
 def resize_pair(image: Pixels, mask: Pixels, size: Size) -> tuple[Pixels, Pixels]:

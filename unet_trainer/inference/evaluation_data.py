@@ -10,46 +10,38 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.build_report import read_every_pair
 from unet_trainer.datasets.class_statistics import class_ids, total_counts
-from unet_trainer.datasets.coding_choice import choose_classes
-from unet_trainer.datasets.dataset_report import DatasetReport
+from unet_trainer.datasets.dataset_report import DatasetReport, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.file_tree import resolved
 from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.image_kind import depth_of
-from unet_trainer.datasets.layouts import Part
+from unet_trainer.datasets.image_kind import depth_of, describe_reading
 from unet_trainer.datasets.mask_evidence import MaskEvidence
-from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.mask_reading import choose_classes
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, Question, first_few
-from unet_trainer.datasets.report_classes import unknown_value_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
+from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.split_csv import listed_contents, listed_images, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
-from unet_trainer.runs.run_folder import SPLIT_CSV
 from unet_trainer.system.console import Console, counted
+from unet_trainer.training.run_folder import SPLIT_CSV
+
+if TYPE_CHECKING:  # it needs torch
+    from unet_trainer.model.segmenter import SegmenterSpec
 
 SplitName = Literal["train", "val", "test", "all"]
 RUN_CONFIG = "config.yaml"
 LAYOUT_KEYS = ("image_dir", "mask_dir", "mask_suffix", "split_file")
-
-
-@dataclass(frozen=True)
-class KnownClasses:
-    """What a model knows of images and masks."""
-
-    image: ImageSpec
-    coding: MaskCoding
-    num_classes: int
-    id_names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -83,6 +75,28 @@ def run_folder_of(model_file: Path) -> Path | None:
     return model_file.parent if (model_file.parent / RUN_CONFIG).is_file() else None
 
 
+def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
+    """Of the run that the model's file lies in. `data_dir`: where the data are now, if not where the run had them.
+
+    Raises DataError with the reason if the split or the data are not there.
+    """
+    run = model.parent
+    if not (run / SPLIT_CSV).is_file():
+        raise DataError(f"{run} has no {SPLIT_CSV}, which names them")
+    config_file = run / RUN_CONFIG
+    if data_dir is None and not config_file.is_file():
+        raise DataError(f"{run} has no config.yaml, which says where the data are; data_dir=FOLDER says it too")
+    config = load_config(config_file) if config_file.is_file() else Config(checkpoint_dir=str(run.parent))
+    if data_dir is not None:
+        config = dataclasses.replace(config, data_dir=str(data_dir))
+    data_dir = Path(config.data_dir)
+    stored = find_in_shards(config)
+    if stored is None and not data_dir.is_dir():
+        raise DataError(f"data_dir: {data_dir} does not exist here; data_dir=FOLDER names another place")
+    found = read_split_csv(run / SPLIT_CSV, data_dir, [*stored.pairs, *stored.test] if stored else ())
+    return tuple(pair for pair in found.pairs if pair.part == "val")
+
+
 def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
     """The settings of the run, or of another folder if data_dir names one. Raises UserError."""
     folder = run_folder_of(model_file)
@@ -101,7 +115,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
 
 
 def load_evaluation_data(
-    source: DataSource, known: KnownClasses, overrides: Mapping[str, str], split: SplitName | None, console: Console
+    source: DataSource, spec: SegmenterSpec, overrides: Mapping[str, str], split: SplitName | None, console: Console
 ) -> EvaluationData:
     """Finds the pairs, reads every file, and checks that the model knows such images and masks. Raises UserError."""
     config = source.config
@@ -109,9 +123,9 @@ def load_evaluation_data(
         console.say(f"Made the demo dataset in {source.data_dir}")
     found, chosen = find_split(source, split)
     report = read_every_pair(found, config.resize_masks, _scan_cache(source), console, config.worker_timeout)
-    _refuse_other_kinds(report, known.image)
-    coding = _choose_coding(report, known, config, overrides)
-    _refuse_other_masks(report, coding, known)
+    _refuse_other_kinds(report, spec.image)
+    coding = _choose_coding(report, spec, config, overrides)
+    _refuse_other_masks(report, coding, spec)
     if report.blocking_message or not report.pairs:
         raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
     for notice in report.notices:
@@ -193,6 +207,8 @@ def _scan_cache(source: DataSource) -> ScanCache | None:
 
 
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
+    report.notices += describe_reading(report.images, spec.channels, spec.nodata, spec.ignores_nodata, can_be_set=False)
+    report.images = [image.as_read(spec.channels, spec.nodata) for image in report.images]
     lines = []
     for pair, image in zip(report.pairs, report.images, strict=True):
         if depth_of(image) != spec.depth:
@@ -205,22 +221,22 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
         report.problems.append(Problem("kind", one, many, tuple(lines), fix))
 
 
-def _choose_coding(report: DatasetReport, known: KnownClasses, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
+def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
     """The model's own, unless mask_values or ignore_value say what these masks mean."""
-    coding = known.coding
+    coding = spec.coding
     if "mask_values" in overrides:
         if config.mask_values != "auto":
             return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
         ignored = given_coding("nonzero", config.ignore_value).ignored
-        chosen = choose_classes(dataclasses.replace(config, num_classes=known.num_classes), MaskEvidence(report.masks, ignored))
+        chosen = choose_classes(dataclasses.replace(config, num_classes=spec.num_classes), MaskEvidence(report.masks, ignored))
         if chosen is None:
             raise UserError("mask_values: auto cannot tell what the values in these masks mean; give the value of each class")
         return chosen.coding
     return dataclasses.replace(coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else coding
 
 
-def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, known: KnownClasses) -> None:
-    names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(known.id_names))
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
+    names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
     order = "mask_values=[...] gives the value of each class of the model in these masks"
     lines = unknown_value_lines(report, coding)
     if lines:
@@ -234,11 +250,11 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, known: KnownC
         report.questions.append(
             Question(
                 f"mask_values: the masks hold the values {shown}, and by the model's coding ({names}) none of them is any class "
-                f"but {known.id_names[0]}; {order}"
+                f"but {spec.id_names[0]}; {order}"
             )
         )
     elif not ids - {0, IGNORED, UNKNOWN}:
-        report.notices.append(f"no mask holds any class but {known.id_names[0]}")
+        report.notices.append(f"no mask holds any class but {spec.id_names[0]}")
 
 
 def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
@@ -267,7 +283,7 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     )
 
 
-def check_same_classes(data: EvaluationData, this: KnownClasses, other: KnownClasses, name: str) -> None:
+def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:
     """Raises UserError unless both models have the same classes and, by their own coding, mean the same by these masks."""
     if list(this.id_names) != list(other.id_names):
         raise UserError(f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}")
@@ -293,7 +309,7 @@ class _Listed:
 
     def holds(self, pair: Pair) -> bool:
         """Wherever the files lie now: in a folder, or in shards of it."""
-        return pair.image.resolve() in self.images or (bool(pair.content) and pair.content in self.contents)
+        return resolved(pair.image) in self.images or (bool(pair.content) and pair.content in self.contents)
 
 
 def _listed(run_folder: Path, part: Part) -> _Listed | None:

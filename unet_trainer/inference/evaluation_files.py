@@ -7,7 +7,6 @@ before, as its evaluation.json lists them, are deleted; nothing else in the fold
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,27 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.datasets.pairs import Pair, path_in
-from unet_trainer.images.error_maps import error_picture
+from unet_trainer.images.drawing import error_picture, to_display
 from unet_trainer.images.image_files import encode_image, read_image, read_mask
-from unet_trainer.images.overlays import to_display
 from unet_trainer.images.tiling import fit_image, resize_mask
-from unet_trainer.inference.bootstrap import LEVEL, NUM_DRAWS, SEED
 from unet_trainer.inference.evaluate import EvaluatedSet, badness
 from unet_trainer.inference.evaluation_data import EvaluationData
-from unet_trainer.inference.evaluation_summary import MEAN, Comparison, Summary
-from unet_trainer.inference.image_scores import BOUNDARY_RATIO, Count, Floats, mean_over, scores_from_counts
+from unet_trainer.inference.scores import (
+    BOUNDARY_RATIO,
+    LEVEL,
+    MEAN,
+    NUM_DRAWS,
+    SEED,
+    Comparison,
+    Count,
+    Floats,
+    Summary,
+    mean_over,
+    scores_from_counts,
+)
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
-from unet_trainer.system.names import csv_line, json_text
+from unet_trainer.system.console import csv_line, json_text
+from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
@@ -173,7 +182,7 @@ def _write_pictures(
 def _listed_pictures(folder: Path) -> set[str]:
     """Pictures that an earlier evaluation wrote into this folder."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        content = json.loads((folder / JSON_FILE).read_text(encoding="utf-8"))
+        content = read_json(folder / JSON_FILE)
         names = {str(entry["picture"]) for entry in content["worst"]}
         return {name for name in names if re.fullmatch(rf"{PICTURES}/\d\d_[^/\\]+\.png", name)}
     return set()

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.layouts import list_files
+from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.datasets.shard_places import open_shards
+from unet_trainer.datasets.shards import open_shards
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
-from unet_trainer.images.row_writers import was_written_here
-from unet_trainer.runs.run_folder import SPLIT_CSV
+from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import counted
+from unet_trainer.system.input_files import read_text
+from unet_trainer.training.run_folder import SPLIT_CSV
 
 CSV_SUFFIX = ".csv"
-MARKED = (".png", ".tif")  # results that carry a mark
 MAX_CSV_BYTES = 256 * 2**20
 NUM_NAMED = 5
 
@@ -74,6 +74,18 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
         )
 
 
+def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
+    """Raises UserError if a result would lie beside an image: what reads that folder next would take it for one."""
+    folders = {folder.resolve() for folder in {path.parent for path, _ in inputs}}
+    results = {(out / name).parent: out / f"{name}.png" for _, name in reversed(inputs)}  # the first of each folder
+    beside = next((result for folder, result in results.items() if folder.resolve() in folders), None)
+    if beside is not None:
+        raise UserError(
+            f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read again. Choose "
+            f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
+        )
+
+
 def _is_single(word: str) -> bool:
     path = Path(word)
     return path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX
@@ -92,7 +104,7 @@ def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str,
     inside, parent = _absolute(out), _absolute(folder)
     may_hold_results = inside != parent and inside.is_relative_to(parent)
     images = [path for path in files if not (may_hold_results and _absolute(path).is_relative_to(inside))]
-    results = [path for path in images if _is_result(path)]
+    results = [path for path in images if is_result(path)]
     left_out = set(results)
     found = [Input(path, _name(path.relative_to(folder))) for path in images if path not in left_out]
     if not found:
@@ -101,14 +113,6 @@ def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str,
     if results:
         note(f"{counted(len(results), 'result')} of an earlier predict in {folder} left out, such as {results[0]}")
     return found
-
-
-def _is_result(path: Path) -> bool:
-    """False also for a file that cannot be read, which is told when it is predicted."""
-    try:
-        return path.suffix.lower() in MARKED and was_written_here(path)
-    except OSError:
-        return False
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -143,9 +147,7 @@ def _from_csv(path: Path) -> list[Input]:
 
 def _image_column(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > MAX_CSV_BYTES:
-            raise UserError(f"{path} is larger than {MAX_CSV_BYTES // 2**20} MiB")
-        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        text = read_text(path, MAX_CSV_BYTES, "utf-8-sig", "surrogateescape")
         separator = max(",;\t", key=text.split("\n", 1)[0].count)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = {name.strip().lower(): name for name in reader.fieldnames or () if name}

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.training_choices import NumberFormat
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.inference.engine import Engine, SymmetricEngine, TorchEngine
-from unet_trainer.inference.logits import all_ids, all_probabilities
-from unet_trainer.inference.model_card import ModelCard
-from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
-from unet_trainer.inference.predictor import Predictor
-from unet_trainer.model.precision import DTYPES
+from unet_trainer.inference.engine import Engine, SymmetricEngine, load_engine
+from unet_trainer.inference.logits import Logits, all_ids, all_probabilities
+from unet_trainer.inference.model_files import ModelCard, find_model
+from unet_trainer.inference.predictor import Predictor, chosen_tile
 
 PIL_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # not indices, CMYK, YCbCr, HSV, LAB
 
@@ -26,9 +24,10 @@ class LoadedModel:
     """Called with an image (numpy, height × width × channels or height × width, in the files' own units, any size) it gives the
     class id of every pixel. May be called from several threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tile: int | None = None) -> None:
         self.engine = engine
-        self.predictor = Predictor(engine)
+        self.predictor = Predictor(engine, chosen_tile(tile, engine.card.spec, "tile"))
+        self.has_warned = False  # of an image's scale
 
     @property
     def card(self) -> ModelCard:
@@ -50,11 +49,18 @@ class LoadedModel:
             raise ValueError(f"threshold: for a model of two class ids; this one has {self.card.spec.num_ids}")
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1")
-        return all_ids(self.predictor.predict_image(_pixels(image)), threshold)
+        return all_ids(self._logits(image), threshold)
 
     def probabilities(self, image: ArrayLike) -> Pixels:
         """H,W,C image → H,W,K float32: the probability of each class id."""
-        return all_probabilities(self.predictor.predict_image(_pixels(image)))
+        return all_probabilities(self._logits(image))
+
+    def _logits(self, image: ArrayLike) -> Logits:
+        found = self.predictor.predict_image(_pixels(image))
+        if (warning := self.predictor.take_scale_warning()) is not None and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(warning, stacklevel=3)
+        return found
 
     def __repr__(self) -> str:
         spec = self.card.spec
@@ -75,23 +81,10 @@ def load(
     precision: Literal["auto"] | NumberFormat = "auto",
     raw: bool = False,
     tta: bool = False,
+    tile: int | None = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as trained, not their
-    average. `tta`: means over the mirrored and turned images that training had. Raises UserError."""
+    average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the tiles of a model of fit: crop,
+    in place of the one that training chose. Raises UserError."""
     engine = load_engine(find_model(model, raw=raw), device, precision, raw)
-    return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine)
-
-
-def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
-    """Of a file that find_model found."""
-    if path.suffix == ONNX_SUFFIX:
-        if raw:
-            raise UserError(f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw")
-        if precision not in ("auto", "float32"):
-            raise UserError(f"precision: got {precision!r}; {path} computes in float32")
-        from unet_trainer.inference.onnx_engine import OnnxEngine
-
-        return OnnxEngine(path, device)
-    if precision not in ("auto", *DTYPES):
-        raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")
-    return TorchEngine(path, device, precision, raw)
+    return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine, tile)

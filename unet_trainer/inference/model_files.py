@@ -1,35 +1,97 @@
-"""The file of a trained model: finds it from what a user names, and reads card and weights. Nothing in it is run."""
+"""The file of a trained model: finds it from what a user names, and reads card and weights. Nothing in it is run.
+
+The card is what is known of a model besides its weights. Exported files carry it as JSON; from a checkpoint it is read.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
-from unet_trainer.datasets.split_csv import read_split_csv
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_image
-from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import given_coding
-from unet_trainer.images.overlays import class_colours
-from unet_trainer.inference.model_card import ModelCard, symmetries_of
+from unet_trainer import __version__
 from unet_trainer.model.segmenter import AUXILIARY, SegmenterSpec, without_wrappers
-from unet_trainer.runs.checkpoint_file import read_checkpoint
-from unet_trainer.runs.errors import CheckpointError
-from unet_trainer.runs.run_folder import BEST, LAST, SPLIT_CSV, find_run, has_checkpoint, newest_run
-from unet_trainer.system.console import first_line
+from unet_trainer.training.checkpoint_file import read_checkpoint
+from unet_trainer.training.errors import CheckpointError
+from unet_trainer.training.run_folder import BEST, LAST, find_run, has_checkpoint, newest_run
+
+Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
+SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
 ONNX_SUFFIX = ".onnx"
-OTHER_EXPORTS = (".pt2", ".torchscript")
+PT2_SUFFIX = ".pt2"
 SMP_CARD = "unet_trainer.json"  # in the folder of an export for segmentation-models-pytorch
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
-BEFORE_VERSIONS = "0.9 or earlier"  # in place of the version, in checkpoints that do not name it
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+CARD_FORMAT = 1
+# Transforms of albumentations → the symmetries that a model trained with them has seen.
+TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
+    "HorizontalFlip": ("horizontal_flip",),
+    "VerticalFlip": ("vertical_flip",),
+    "RandomRotate90": ("quarter_turn",),
+    "Transpose": (),
+    "D4": ("horizontal_flip", "vertical_flip", "quarter_turn"),
+    "SquareSymmetry": ("horizontal_flip", "vertical_flip", "quarter_turn"),
+}
+# `default` and `strong` are stored by name only where images have no up.
+NAMED_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = dict.fromkeys(("default", "strong"), ("horizontal_flip", "vertical_flip"))
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    spec: SegmenterSpec
+    symmetries: tuple[Symmetry, ...]  # of training's augmentation
+    run_name: str
+    epoch: int | None  # that the weights are of
+    val_iou: float | None  # of that epoch
+    version: str = __version__  # of the trainer that wrote it
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that no run can have: a card may come from anywhere."""
+        is_right = {
+            "symmetries": set(self.symmetries) <= set(SYMMETRIES),
+            "run_name": isinstance(self.run_name, str),
+            "epoch": self.epoch is None or type(self.epoch) is int,
+            "val_iou": self.val_iou is None or type(self.val_iou) in (int, float),
+            "version": isinstance(self.version, str),
+        }
+        wrong = [name for name, is_so in is_right.items() if not is_so]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} cannot be right")
+
+    def to_json(self) -> str:
+        content = {"format": CARD_FORMAT, **vars(self), "spec": self.spec.to_dict()}
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> ModelCard:
+        """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
+        content = json.loads(text)
+        if type(content["format"]) is not int or content["format"] < 1:
+            raise ValueError("no format number")
+        if content["format"] > CARD_FORMAT:
+            raise ValueError(f"written by a newer version (format {content['format']}); this one reads up to {CARD_FORMAT}")
+        found = {field.name: content[field.name] for field in fields(ModelCard)}
+        spec, symmetries = SegmenterSpec.from_dict(found["spec"]), tuple(found["symmetries"])
+        return ModelCard(**{**found, "spec": spec, "symmetries": symmetries})
+
+
+def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
+    """The symmetries that training with this augmentation, as the config has it, taught: a name or a list of transforms."""
+    if isinstance(augmentation, str):
+        return NAMED_SYMMETRIES.get(augmentation, ())
+    found: set[Symmetry] = set()
+    for entry in augmentation if isinstance(augmentation, Sequence) else ():
+        name = entry if isinstance(entry, str) else next(iter(entry), "") if isinstance(entry, Mapping) else ""
+        found |= set(TRANSFORM_SYMMETRIES.get(str(name), ()))
+    return tuple(symmetry for symmetry in SYMMETRIES if symmetry in found)
 
 
 def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoints"), raw: bool = False) -> Path:
@@ -39,7 +101,7 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
     ema_decay is set.
     """
     found = newest_run(checkpoint_dir) if where is None else _find(str(where), checkpoint_dir)
-    if found.suffix in OTHER_EXPORTS:
+    if found.suffix == PT2_SUFFIX:
         raise CheckpointError(f"{found} {FOR_OTHERS}")
     if found.is_file():
         return found
@@ -74,7 +136,7 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
         raise
     except ILL_FORMED as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is no checkpoint that can be used ({reason})") from None
+        raise CheckpointError(f"{path} is not a checkpoint that can be used ({reason})") from None
     bare = {without_wrappers(name): tensor for name, tensor in weights.items()}
     return card, {name: tensor for name, tensor in bare.items() if not name.startswith(f"{AUXILIARY}.")}
 
@@ -95,64 +157,19 @@ def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, 
 
 
 def _card(path: Path, content: Mapping[str, Any]) -> ModelCard:
-    spec, config = content.get("spec"), content["config"]
     metrics = content.get("metrics") or {}
     history = content.get("history") or []
     if not metrics and history:
         metrics = history[-1]
     return ModelCard(
-        spec=_spec_of_early_format(path, config) if spec is None else SegmenterSpec.from_dict(spec),
-        symmetries=symmetries_of(config.get("augmentation")),
+        spec=SegmenterSpec.from_dict(content["spec"]),
+        symmetries=symmetries_of(content["config"].get("augmentation")),
         run_name=path.absolute().parent.name or path.stem,
         epoch=content.get("epoch"),
         val_iou=_finite(metrics.get("val_iou")),
-        version=content.get("version", BEFORE_VERSIONS),
+        version=content.get("version", "unknown"),
     )
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _spec_of_early_format(path: Path, config: Mapping[str, Any]) -> SegmenterSpec:
-    """Formats 1 and 2 hold no spec. Their config says all of it but the depth of the images.
-
-    The first versions read 8-bit RGB alone and had no settings for images. Later ones took ImageNet's statistics for 8-bit RGB
-    alone; for other statistics the depth is that of the images that the run was trained with, if they are still there.
-    """
-    num_classes, size, values = config["num_classes"], config["image_size"], config["mask_values"]
-    names = config.get("class_names") or (["foreground"] if num_classes == 1 else [f"class {i}" for i in range(num_classes)])
-    names = ["background", *names] if num_classes == 1 else names
-    if values == "auto":
-        raise ValueError("its config does not say what mask values mean")
-    values = values if isinstance(values, str) else [value if isinstance(value, int) else tuple(value) for value in values]
-    return SegmenterSpec.from_dict(
-        {
-            "image": _image_spec_of_early_format(path, config).to_dict(),
-            "coding": given_coding(values, config.get("ignore_value")).to_dict(),
-            "num_classes": num_classes,
-            "id_names": names,
-            "id_colours": [list(colour) for colour in class_colours(len(names))],
-            "image_size": [size, size] if isinstance(size, int) else size,
-            "fit": config.get("fit", "resize"),
-            "architecture": config.get("architecture", "unet"),
-            "encoder": config["encoder"],
-            "decoder_channels": config.get("decoder_channels"),
-        }
-    )
-
-
-def _image_spec_of_early_format(path: Path, config: Mapping[str, Any]) -> ImageSpec:
-    mean, std = config.get("image_mean"), config.get("image_std")
-    if mean is None or std is None or (tuple(mean), tuple(std)) == (IMAGENET_MEAN, IMAGENET_STD):
-        return RGB_8BIT
-    try:
-        pairs = read_split_csv(path.parent / SPLIT_CSV, Path(config["data_dir"])).pairs
-        image = read_image(pairs[0].image)
-    except (DataError, OSError) as error:
-        raise CheckpointError(
-            f"{path} was written by an early version and does not say which depth its images have, and those that it was "
-            f"trained with cannot be read ({first_line(error)}); put them back, or train again"
-        ) from None
-    depth = "float" if image.dtype.kind == "f" else str(image.dtype)
-    return ImageSpec(config["in_channels"], depth, tuple(mean), tuple(std), float(image.min()), float(image.max()))

@@ -4,11 +4,15 @@
     output   logits   N,K,H,W float32, a logit for every class id (with one class: 0 for the background)
 
 Images of other sizes are padded here as the Segmenter pads them, and the padding is cut off again.
+
+The last metadata entry of a file is the SHA-256 digest of every byte before it. A file is checked before onnxruntime sees it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +20,14 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.model_card import ModelCard
-from unet_trainer.inference.onnx_file import read_onnx
+from unet_trainer.inference.model_files import ILL_FORMED, ModelCard
 from unet_trainer.model.segmenter import STRIDE
-from unet_trainer.runs.errors import CheckpointError
 from unet_trainer.system.console import first_line
+from unet_trainer.system.input_files import read_bytes
+from unet_trainer.training.errors import CheckpointError
 
-CARD_KEY = "unet_trainer"  # of the metadata: the ModelCard as JSON
+CARD_KEY, DIGEST_KEY = "unet_trainer", "sha256"  # of the metadata; the ModelCard is JSON
+MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 INPUT, OUTPUT = "images", "logits"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SILENT = 4  # log level: what onnxruntime would print on standard error is in the exception too
@@ -32,8 +37,8 @@ class OnnxEngine:
     """May be called from several threads. Logits are on the host."""
 
     def __init__(self, path: Path, device: str = "auto") -> None:
-        file = read_onnx(path)
-        self.card = _read_card(path, file.metadata)
+        content, metadata = read_onnx(path)
+        self.card = _read_card(path, metadata)
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
@@ -43,7 +48,7 @@ class OnnxEngine:
         options.enable_mem_pattern = False  # plans memory for one size, and images have many
         try:
             # From memory: what was checked is what is run. The name of the file would also be where it looks for others.
-            self.session = runtime.InferenceSession(file.content, options, providers=providers)
+            self.session = runtime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
             raise CheckpointError(f"{path} is no model that onnxruntime {runtime.__version__} can run ({_reason(error)})") from None
         self.provider: str = self.session.get_providers()[0]
@@ -71,6 +76,47 @@ class OnnxEngine:
         return torch.from_numpy(found)[:, :, :height, :width]
 
 
+def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
+    """Content and metadata of a file whose bytes are as exported, and that needs no other file. Raises CheckpointError."""
+    onnx = import_optional("onnx")
+    try:
+        content = read_bytes(path, MAX_FILE_BYTES)
+        model = onnx.load_model_from_string(content)
+    except FileNotFoundError:
+        raise CheckpointError(f"no model {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
+    except Exception:  # of protobuf, whose implementations share no base class
+        raise CheckpointError(f"{path} is no ONNX file, or a damaged one") from None
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if len(metadata) != len(model.metadata_props):
+        raise CheckpointError(f"{path} is no model of this trainer: its metadata has two entries of one key")
+    if DIGEST_KEY in metadata and content != add_digest(content[: -len(add_digest(b""))]):
+        raise CheckpointError(
+            f"{path} is damaged, or was changed since it was exported: its bytes do not match its digest "
+            f"(if you changed it, delete {DIGEST_KEY} from its metadata)"
+        )
+    if any(isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location) for part in _messages(model)):
+        raise CheckpointError(f"{path} keeps its weights in other files; export it again, into one file")
+    return content, metadata
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """A protobuf message and all that are inside of it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in (value,) if hasattr(value, "ListFields") else value:
+                yield from _messages(inner)
+
+
+def add_digest(message: bytes) -> bytes:
+    """The message with the digest of its bytes as a last metadata entry, of a length that is always the same."""
+    onnx = import_optional("onnx")
+    entry = onnx.StringStringEntryProto(key=DIGEST_KEY, value=hashlib.sha256(message).hexdigest())
+    return message + onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+
+
 def import_optional(name: str) -> Any:
     """A package of requirements-export.txt; raises UserError where it is missing."""
     try:
@@ -86,7 +132,7 @@ def _read_card(path: Path, metadata: dict[str, str]) -> ModelCard:
         raise CheckpointError(f"{path} is no model of this trainer: its metadata has no entry {CARD_KEY}")
     try:
         return ModelCard.from_json(metadata[CARD_KEY])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except ILL_FORMED as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({reason[:200]})") from None
 

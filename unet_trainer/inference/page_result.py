@@ -22,15 +22,14 @@ from PIL import Image
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_headers as headers
+from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import ReadError, read_bytes
 from unet_trainer.images.image_files import Pixels, decode_image, encode_image, read_mask, refuse_bomb
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
-from unet_trainer.images.overlays import to_display
-from unet_trainer.images.tiff_structure import TiffDamage, read_structure
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.logits import band_ids
+from unet_trainer.inference.logits import TiledLogits, band_ids
 from unet_trainer.inference.predictor import Predictor, check_image
-from unet_trainer.inference.tiled import TiledLogits
 from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix
 
 MAX_PIXELS = 100_000_000  # of an image that the page takes
@@ -54,6 +53,7 @@ class PageResult:
     truth: Pixels | None = None  # h,w uint8 as ids; IGNORED where it does not count
     truth_shares: list[float] | None = None  # of the pixels that count
     scores: Scores | None = None  # of this image, at its own size
+    warning: str | None = None
 
     def to_bytes(self, device: str) -> bytes:
         """One message: the length of a JSON header (4 bytes, little endian), the header, and the arrays that it lists."""
@@ -68,6 +68,7 @@ class PageResult:
             "shares": self.shares,
             "seconds": self.seconds,
             "device": device,
+            "warning": self.warning,
             "truth_shares": self.truth_shares,
             "iou": None if self.scores is None else _finite(self.scores.iou),
             "class_iou": None if self.scores is None else self.scores.per_class_iou,
@@ -120,6 +121,7 @@ def predict_for_page(
         truth=None if truth is None else truth[display_rows, display_columns],
         truth_shares=None if truth is None else (in_truth / in_truth.sum().clamp_min(1)).tolist(),
         scores=None if truth is None else compute_scores(counts, spec.num_classes),
+        warning=predictor.take_scale_warning(),
     )
 
 
@@ -169,30 +171,24 @@ def encode_index_png(ids: Pixels, colours: Sequence[tuple[int, int, int]]) -> by
     return file.getvalue()
 
 
-def decode_for_page(data: bytes, min_side: int | None = None) -> Pixels:
-    """H,W,C. Raises ReadError for what is no image, and for one too large for the page before it is decoded."""
+def decode_for_page(data: bytes, spec: ImageSpec | None = None, min_side: int | None = None) -> Pixels:
+    """H,W,C, as a model of this spec takes it. Raises ReadError for what is no image, and for one too large for the page before it
+    is decoded."""
     if not data:
         raise ReadError("the file is empty")
     refuse_bomb(data)
     size = None if data.startswith(headers.NPY_START) else headers.picture_size(data)
     if size is not None and size[0] * size[1] > MAX_PIXELS:
         raise ReadError(f"{size[1]}×{size[0]} pixels; the page takes up to {MAX_PIXELS // 10**6} megapixels, and {LARGER}")
-    if data.startswith(headers.TIFF_STARTS) and (num_bytes := _decoded_tiff_bytes(data)) > MAX_DECODED_BYTES:
+    tiff = headers.tiff_header(data)
+    if tiff is not None and (num_bytes := tiff.series.nbytes) > MAX_DECODED_BYTES:
         raise ReadError(f"a TIFF of {num_bytes / 1e9:.1f} GB; the page takes up to {MAX_DECODED_BYTES / 1e9:.1f} GB, and {LARGER}")
-    return decode_image(data, min_side)
-
-
-def _decoded_tiff_bytes(data: bytes) -> int:
-    """Of all pages; 0 where the header is broken, which decoding it reports."""
-    try:
-        return read_structure(data).num_bytes
-    except TiffDamage:
-        return 0
+    return decode_image(data, min_side) if spec is None else spec.decode(data, min_side).pixels
 
 
 def predict_pair(predictor: Predictor, pair: Pair, on_progress: OnProgress = lambda done, total: None) -> PageResult:
     """Of a validation image, with its mask. Raises DataError with the reason."""
-    image = decode_for_page(read_bytes(pair.image))
+    image = decode_for_page(read_bytes(pair.image), predictor.spec.image)
     try:
         truth = read_truth(pair.mask, predictor.spec.coding, (image.shape[0], image.shape[1]))
     except ReadError as error:

@@ -10,30 +10,46 @@ OUT/polygons.json             COCO, of all images                OUT/a/b.geojson
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.georeference import Georeference, read_georeference
+from unet_trainer.images.drawing import display_range, overlay_rows, to_display
 from unet_trainer.images.image_files import COLOUR, Pixels
-from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
+from unet_trainer.images.image_readers import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.images.overlays import display_range, overlay_rows, to_display
-from unet_trainer.images.row_writers import Content, NpyWriter, Palette, PngWriter, RowWriter, TiffWriter, was_written_here
+from unet_trainer.images.mask_shapes import Polygon, find_polygons, joined_rings, signed_area
+from unet_trainer.images.row_writers import (
+    MARK,
+    PROBABILITIES,
+    Content,
+    NpyWriter,
+    Palette,
+    PngWriter,
+    RowWriter,
+    TiffWriter,
+    was_written_here,
+)
+from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import Draft, discard_drafts
+from unet_trainer.system.console import json_text
 
 ProbabilityFormat = Literal["png", "npy"]
 
-VALUES, OVERLAYS, PROBABILITIES = "values", "overlays", "probabilities"  # folders in OUT
+VALUES, OVERLAYS = "values", "overlays"  # folders in OUT, beside PROBABILITIES
 COCO_NAME = "polygons.json"
 SAMPLE_SIDE = 512  # of the reduced image that tells how a large one is to be displayed
 FULL = 65535  # a probability of 1 in a PNG
@@ -64,20 +80,15 @@ class PredictionFolder:
         self.values = value_table(spec.coding, spec.num_ids) if kinds.values else np.zeros(0)
         self.colours = np.zeros((256, 3), np.uint8)
         self.colours[: spec.num_ids] = spec.id_colours
-        self.made: set[Path] = set()
         # Two ids: the foreground's probability says all.
         self.probable_ids = [1] if spec.num_ids == 2 else list(range(spec.num_ids))
 
-    def make(self, folder: Path) -> None:
-        if folder not in self.made:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.made.add(folder)
-
-    def discard_drafts(self, name: str, process: int) -> None:
-        """Deletes what a process that was killed left behind of the files of one image."""
+    def discard_drafts(self, name: str, processes: Sequence[int]) -> None:
+        """Deletes what processes that were killed left behind of the files of one image."""
         for path in self.files(name):
             for written in {path, path.with_suffix(".tif")}:
-                discard_drafts(written, process)
+                for process in processes:
+                    discard_drafts(written, process)
 
     def mask(self, name: str) -> Path:
         return self.out / f"{name}.png"
@@ -174,15 +185,9 @@ class ImageFiles:
     image can no longer be read.
     """
 
-    def __init__(
-        self,
-        folder: PredictionFolder,
-        given: Input,
-        size: Size,
-        georeference: Georeference | None = None,
-        picture: ImageReader | None = None,
-    ) -> None:
-        self.folder, self.given, self.size, self.georeference, self.picture = folder, given, size, georeference, picture
+    def __init__(self, folder: PredictionFolder, given: Input, size: Size, picture: ImageReader | None = None) -> None:
+        self.folder, self.given, self.size, self.picture = folder, given, size, picture
+        self.georeference = georeference_of(given.path)
         self.drafts: list[Draft] = []
         self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
         self.resources = contextlib.ExitStack()
@@ -194,31 +199,22 @@ class ImageFiles:
             raise
 
     def _open_all(self) -> None:
-        folder, kinds, spec = self.folder, self.folder.kinds, self.folder.spec
+        folder, kinds, name = self.folder, self.folder.kinds, self.given.name
         if kinds.values:
             table = folder.values
             channels = 3 if table.ndim == 2 else 1
-            path = folder.out / VALUES / f"{self.given.name}.png"
-            self._add_rasters(path, lambda rows: table[rows.ids], table.dtype, channels=channels)
+            self._add_rasters(folder.out / VALUES / f"{name}.png", lambda rows: table[rows.ids], table.dtype, channels)
         if kinds.overlay:
-            writer = PngWriter(
-                self._draft(folder.out / OVERLAYS / f"{self.given.name}.png").file, self.size, np.uint8, 3, None, "picture"
-            )
+            writer = PngWriter(self._draft(folder.out / OVERLAYS / f"{name}.png").file, self.size, np.uint8, 3, None, "picture")
             self.writers.append((OverlayWriter(writer, self._open_picture(), folder.colours, self.size), lambda rows: rows.ids))
-        self._open_probabilities()
-        palette = spec.id_colours
-        self._add_rasters(folder.mask(self.given.name), lambda rows: rows.ids, np.dtype(np.uint8), palette=palette)
-
-    def _open_probabilities(self) -> None:
-        paths = self.folder.probability_files(self.given.name)
-        num_stored = len(self.folder.probable_ids)
-        if self.folder.kinds.probabilities == "npy":
+        paths, num_stored = folder.probability_files(name), len(folder.probable_ids)
+        if kinds.probabilities == "npy":
             shape = self.size if num_stored == 1 else (*self.size, num_stored)
-            writer = NpyWriter(self._draft(paths[0]).file, shape, np.float32)
-            self.writers.append((writer, lambda rows: _plane(rows, 0) if num_stored == 1 else np.moveaxis(_stored(rows), 0, 2)))
-            return
-        for index, path in enumerate(paths):
-            self._add_rasters(path, lambda rows, index=index: _plane(rows, index), np.dtype(np.uint16), content="picture")  # type: ignore[misc]
+            self.writers.append((NpyWriter(self._draft(paths[0]).file, shape, np.float32), partial(_planes, shape=shape)))
+        else:
+            for index, path in enumerate(paths):
+                self._add_rasters(path, partial(_plane, index=index), np.dtype(np.uint16), content="picture")
+        self._add_rasters(folder.mask(name), lambda rows: rows.ids, np.dtype(np.uint8), palette=folder.spec.id_colours)
 
     def _add_rasters(
         self,
@@ -236,16 +232,16 @@ class ImageFiles:
         self.writers.append((PngWriter(self._draft(path).file, self.size, dtype, channels, palette, content), take))
 
     def _draft(self, path: Path) -> Draft:
-        self.folder.make(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.drafts.append(Draft(path))
         return self.drafts[-1]
 
     def _open_picture(self) -> ImageReader:
         if self.picture is not None:
             return self.picture
-        channels = self.folder.spec.image.channels
-        found = read_small(self.given.path, channels)
-        return self.resources.enter_context(open_reader(self.given.path, channels)) if found is None else ArrayReader(found[0])
+        spec = self.folder.spec.image
+        found = read_small(self.given.path, spec)
+        return self.resources.enter_context(open_reader(self.given.path, spec)) if found is None else ImageReader(found[0])
 
     def write(self, rows: Rows) -> None:
         for writer, take in self.writers:
@@ -277,7 +273,7 @@ class ImageFiles:
 def write_image(folder: PredictionFolder, given: Input, rows: Rows) -> None:
     """All files of an image whose rows are all there. Raises as ImageFiles does."""
     size = rows.ids.shape[0], rows.ids.shape[1]
-    files = ImageFiles(folder, given, size, georeference_of(given.path))
+    files = ImageFiles(folder, given, size)
     try:
         files.write(rows)
         files.finish()
@@ -289,13 +285,15 @@ def georeference_of(path: Path) -> Georeference | None:
     return read_georeference(path) if path.suffix.lower() in (".tif", ".tiff") else None
 
 
-def _stored(rows: Rows) -> Pixels:
-    assert rows.probabilities is not None
-    return rows.probabilities
-
-
 def _plane(rows: Rows, index: int) -> Pixels:
-    return _stored(rows)[index]
+    assert rows.probabilities is not None
+    return rows.probabilities[index]
+
+
+def _planes(rows: Rows, shape: tuple[int, ...]) -> Pixels:
+    """As an array of this shape has them: H,W,M, or H,W of a single one."""
+    assert rows.probabilities is not None
+    return rows.probabilities[0] if len(shape) == 2 else np.moveaxis(rows.probabilities, 0, 2)
 
 
 class OverlayWriter:
@@ -325,3 +323,112 @@ class OverlayWriter:
         image = to_display(self.picture.read(rows, slice(0, self.size[1])), self.shown)
         self.writer.write(overlay_rows(image, ids, self.above, below, self.colours))
         self.num_written = rows.stop
+
+
+class CocoFile:
+    """Images may be added in any order and from any thread; the file has them in theirs. Annotations go to a temporary file as
+    they come: only those of images that wait for one before them are in memory. To be finished or discarded."""
+
+    def __init__(self, path: Path, spec: SegmenterSpec, num_images: int) -> None:
+        self.lock = threading.Lock()
+        self.num_images = num_images
+        self.waiting: dict[int, tuple[str, Size, list[dict[str, Any]]] | None] = {}
+        self.next_index = 0
+        self.num_written = self.num_annotations = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.draft = Draft(path)
+        self.annotations: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 # closed when it is finished
+        categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
+        self._write(self.draft.file, f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [')
+
+    def add(self, index: int, file_name: str, size: Size, ids: Pixels) -> None:
+        """The image with this place among all inputs."""
+        found = [_annotation(class_id, polygon) for class_id, polygon in find_polygons(ids)]
+        self._release(index, (file_name, size, found))
+
+    def leave_out(self, index: int) -> None:
+        """An image that could not be read, or has a file of its own."""
+        self._release(index, None)
+
+    def finish(self) -> None:
+        assert self.next_index == self.num_images, f"{self.next_index} of {self.num_images} images"
+        self._write(self.draft.file, '],\n"annotations": [')
+        self.annotations.seek(0)
+        shutil.copyfileobj(self.annotations, self.draft.file)
+        self._write(self.draft.file, "]}\n")
+        self.draft.keep()
+        self.annotations.close()
+
+    def discard(self) -> None:
+        self.draft.discard()
+        self.annotations.close()
+
+    def _release(self, index: int, content: tuple[str, Size, list[dict[str, Any]]] | None) -> None:
+        with self.lock:
+            self.waiting[index] = content
+            while self.next_index in self.waiting:
+                following = self.waiting.pop(self.next_index)
+                self.next_index += 1
+                if following is not None:
+                    self._append(self.next_index, *following)
+
+    def _append(self, image_id: int, file_name: str, size: Size, found: list[dict[str, Any]]) -> None:
+        image = {"id": image_id, "file_name": file_name, "width": size[1], "height": size[0]}
+        self._write(self.draft.file, f"{',' if self.num_written else ''}\n{json_text(image)}")
+        self.num_written += 1
+        for annotation in found:
+            separator = "," if self.num_annotations else ""
+            self.num_annotations += 1
+            line = json.dumps({"id": self.num_annotations, "image_id": image_id, **annotation})
+            self._write(self.annotations, f"{separator}\n{line}")
+
+    def _write(self, file: BinaryIO, text: str) -> None:
+        file.write(text.encode())
+
+
+def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
+    """COCO has no holes: a polygon with some is one ring that goes to each and back."""
+    left, top = polygon.outer.min(0).tolist()
+    right, bottom = polygon.outer.max(0).tolist()
+    return {
+        "category_id": class_id,
+        "segmentation": [joined_rings(polygon).ravel().tolist()],
+        "area": polygon.num_pixels,
+        "bbox": [left, top, right - left, bottom - top],
+        "iscrowd": 0,
+    }
+
+
+def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
+    """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and QGIS read
+    it."""
+    head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
+    if georeference.epsg is not None:
+        head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
+    draft = Draft(path)
+    try:
+        draft.file.write(f'{json.dumps(head)[:-1]}, "features": ['.encode())
+        separator = ""
+        for class_id, polygon in find_polygons(ids):
+            feature = {
+                "type": "Feature",
+                "properties": {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels},
+                "geometry": {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)},
+            }
+            draft.file.write(f"{separator}\n{json_text(feature)}".encode())
+            separator = ","
+        draft.file.write(b"]}\n")
+        draft.keep()
+    finally:
+        draft.discard()
+
+
+def _coordinates(polygon: Polygon, georeference: Georeference) -> list[list[list[float]]]:
+    """Closed rings; the outer one runs anticlockwise on the map, holes clockwise."""
+    rings = []
+    for index, ring in enumerate((polygon.outer, *polygon.holes)):
+        places = georeference.places(ring)
+        if (signed_area(places) > 0) != (index == 0):
+            places = places[::-1]
+        rings.append(np.concatenate([places, places[:1]]).tolist())
+    return rings

@@ -1,62 +1,81 @@
-"""Predicts many images into files: threads read ahead, the device computes batches of one shape, threads write behind.
+"""Predicts many images into files: threads read, the main thread runs the engine on batches of one shape, threads write.
 
     files → ReadAhead → batches of one shape → device → HostCopy → WriteBehind → files
-                                                      → WriterProcesses → files      many small images on a fast GPU
+                                                             → WriterProcesses → files     many small images on a fast GPU
 
-Images come from the readers in their order, so that batches, and with them results, are the same in every run. The device is given
-the next batch before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be
-written is bounded in bytes. An image that is too large for that is read, computed and written in bands of rows, one at a time.
+Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next batch
+before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be written is bounded
+in bytes. An image that is too large for that is read, computed and written in bands of rows, one image at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
+import mmap
+import multiprocessing
+import os
+import queue
+import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import cv2
+import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.georeference import Georeference
 from unet_trainer.images.image_files import Pixels, read_mask
-from unet_trainer.images.image_readers import ArrayReader, ImageReader, open_reader, read_small
+from unet_trainer.images.image_readers import ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
-from unet_trainer.inference.engine import host_batch
-from unet_trainer.inference.forward_graphs import NUM_BEFORE_CAPTURE, ForwardGraphs
+from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, ForwardGraphs, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.logits import Logits, WholeLogits, predicted_ids
-from unet_trainer.inference.polygon_files import CocoFile, write_geojson
-from unet_trainer.inference.prediction_files import COCO_NAME, FULL, ImageFiles, PredictionFolder, Rows, georeference_of
+from unet_trainer.inference.logits import Logits, TiledLogits, WholeLogits, predicted_ids
+from unet_trainer.inference.prediction_files import (
+    COCO_NAME,
+    FULL,
+    CocoFile,
+    ImageFiles,
+    PredictionFolder,
+    Rows,
+    georeference_of,
+    write_geojson,
+    write_image,
+)
 from unet_trainer.inference.predictor import ModelInput, Predictor
-from unet_trainer.inference.tiled import TiledLogits
-from unet_trainer.inference.writer_processes import WriterProcesses
-from unet_trainer.model.native_resolution import MAX_ELEMENTS, select_images, upsampled_rows
-from unet_trainer.runs.host_copy import HostCopy
-from unet_trainer.system.read_ahead import ReadAhead
+from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
+from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
+from unet_trainer.system.concurrency import SIGNALS, ReadAhead, WriteBehind, run_as_child
 from unet_trainer.system.resources import count_cores
-from unet_trainer.system.write_behind import WriteBehind
+from unet_trainer.training.async_device import HostCopy
 
-# Of a batch, if its size is not given. While the network is called, its thread waits for Python's lock beside readers and writers:
-# large batches keep a fast GPU busy all the same.
+# Of a batch, if its size is not given. While the network is called, its thread waits for the GIL beside readers and writers: large
+# batches keep a fast GPU busy all the same.
 CPU_BATCH_PIXELS = 2 * 512**2
 GPU_BATCH_PIXELS = {0: 16 * 512**2, 12: 32 * 512**2, 32: 64 * 512**2}  # by GiB of its memory
 MAX_BATCH = 64
 SMALL_BATCH = 16  # no less than this for being few images
 MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
-IMAGES_PER_TASK = 4  # of a writer: waking it costs about as much as an image
+IMAGES_PER_TASK = 8  # of a thread that writes: waking it costs about as much as an image
+IMAGES_PER_PROCESS_TASK = 16  # a task of a process wakes three threads here
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
+MIN_IMAGES = 256  # for fewer, starting processes takes longer than they save
+MAX_PROCESSES = 8
+SLOT_BYTES = 2**24  # of memory that a task shares with its process: 16 masks of 512 × 512 take 4 MiB
 
-Found = ModelInput | ArrayReader | DataError | None  # None: large, and not read yet
+Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
 
 
 class Progress(Protocol):
@@ -79,11 +98,125 @@ class Numbered(NamedTuple):
 class Outcome:
     num_written: int = 0
     failed: list[tuple[Path, str]] = field(default_factory=list)  # path and reason
+    num_with_missing: int = 0  # images of which some values are no data
+
+
+class WriterProcesses:
+    """Processes that encode and write the files of small images: in threads, that would take the GIL from the thread that keeps a
+    fast GPU busy. Forked before the GPU is started up; they never use CUDA."""
+
+    def __init__(self, num_processes: int) -> None:
+        self.num_processes = num_processes
+        # A place a task, in memory that the processes inherit: pixels that go through a pipe are copied under the GIL.
+        num_slots = 2 * num_processes  # the next task of a process waits for it
+        memory = [np.frombuffer(mmap.mmap(-1, SLOT_BYTES), np.uint8) for _ in range(num_slots)]
+        self.slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(num_slots):
+            self.slots.put(slot)
+        self.memory, context = memory, multiprocessing.get_context("fork")
+        self.pool = ProcessPoolExecutor(num_processes, context, run_as_child, (_start_process, os.getpid(), memory))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the processes ignore them
+        try:
+            for _ in range(num_processes):  # of sleeping ones: some versions of Python fork only where none is idle
+                self.pool.submit(time.sleep, 0.02)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.workers = [*self.pool._processes.values()]
+
+    def __enter__(self) -> WriterProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def submit(self, folder: PredictionFolder, images: Sequence[Input], rows: Sequence[Rows]) -> Future[list[str]]:
+        """As write_images, in one of the processes. Waits only for a slot. Raises WorkerError if a process has died."""
+        slot = self.slots.get()
+        try:
+            stored = _store(self.memory[slot], rows)
+            if stored is None:  # too large
+                future = self.pool.submit(write_images, folder, images, rows)
+            else:
+                future = self.pool.submit(_write_stored, folder, images, slot, stored)
+        except BrokenExecutor:
+            self.slots.put(slot)
+            raise self.died(folder, images) from None
+        future.add_done_callback(lambda _: self.slots.put(slot))
+        return future
+
+    def died(self, folder: PredictionFolder, images: Sequence[Input]) -> WorkerError:
+        """Ends the other processes and deletes what was half written of these images; returns the error to raise."""
+        for worker in self.workers:
+            worker.kill()  # the pool sends SIGTERM, which they ignore, and waits for them
+        self.pool.shutdown()
+        for given in images:
+            folder.discard_drafts(given.name, [worker.pid or 0 for worker in self.workers])
+        names = f"{images[0].path} to {images[-1].path}" if len(images) > 1 else str(images[0].path)
+        return WorkerError(f"a process that writes results died, perhaps for want of memory, while those of {names} were written")
+
+
+Stored = tuple[int, tuple[int, ...], str]  # where an array lies in a slot, its shape and dtype
+_memory: list[Pixels] = []  # the slots, in a process that writes
+
+
+def _store(memory: Pixels, rows: Sequence[Rows]) -> list[list[Stored]] | None:
+    """Copies the arrays of each image into a slot; None where they do not fit."""
+    if sum(array.nbytes for its_rows in rows for array in its_rows if array is not None) + 16 * len(rows) > len(memory):
+        return None
+    place, stored = 0, []
+    for its_rows in rows:
+        parts: list[Stored] = []
+        for array in its_rows:
+            if array is not None:
+                memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+                parts.append((place, array.shape, array.dtype.str))
+                place += -(-array.nbytes // 8) * 8
+        stored.append(parts)
+    return stored
+
+
+def _write_stored(folder: PredictionFolder, images: Sequence[Input], slot: int, stored: Sequence[Sequence[Stored]]) -> list[str]:
+    """As write_images, of the arrays in a slot."""
+
+    def array(place: int, shape: tuple[int, ...], dtype: str) -> Pixels:
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return _memory[slot][place : place + num_bytes].view(dtype).reshape(shape)
+
+    return write_images(folder, images, [Rows(*(array(*part) for part in parts), *[None] * (2 - len(parts))) for parts in stored])
+
+
+def _start_process(memory: list[Pixels]) -> None:
+    _memory[:] = memory
+    gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
+    cv2.setNumThreads(1)
+
+
+def start_writers(num_images: int, device: str) -> WriterProcesses | None:
+    """For many images on what may become a CUDA device; None elsewhere. To be called before the device is started up: `device` is
+    the user's word for it. Raises OSError."""
+    # device_count asks the driver's monitoring library: the GPU is not started up by it.
+    is_gpu = device.startswith(("auto", "cuda")) and torch.cuda.device_count() > 0
+    # A daemonic process (a worker of somebody else's pool) may not have children.
+    if not CAN_FORK or multiprocessing.current_process().daemon or not is_gpu or num_images < MIN_IMAGES:
+        return None
+    return WriterProcesses(max(2, min(MAX_PROCESSES, count_cores() // 2)))
+
+
+def write_images(folder: PredictionFolder, images: Sequence[Input], rows: Sequence[Rows]) -> list[str]:
+    """All files of some images; for each an empty text, or why it can no longer be read. Raises OSError."""
+    reasons = []
+    for given, its_rows in zip(images, rows, strict=True):
+        try:
+            write_image(folder, given, its_rows)
+            reasons.append("")
+        except ReadError as error:
+            reasons.append(str(error))
+    return reasons
 
 
 class PredictionStream:
-    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes`: write the images that
-    are computed in batches, in place of threads; forked with the inputs of `run`, which closes them if it fails."""
+    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` write the images that are
+    computed in batches, in place of threads."""
 
     def __init__(
         self,
@@ -97,21 +230,22 @@ class PredictionStream:
         self.predictor, self.folder, self.progress, self.threshold = predictor, folder, progress, threshold
         self.batch_size = batch_size
         self.num_images = MAX_BATCH * MIN_BATCHES  # until it is known
-        device = predictor.engine.device
+        self.device = device = predictor.engine.device
         self.batch_pixels = _batch_pixels(device)
+        self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
-        self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
+        if self.processes is not None:
+            self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
+        self.in_processes: deque[tuple[Sequence[Numbered], Future[list[str]]]] = deque()
         self.forward = ForwardGraphs(predictor.engine)
         self.outcome = Outcome()
         self.lock = threading.Lock()
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
-        self.streamed: StreamedImage | None = None
+        self.large: LargeImage | None = None
         self.queued: tuple[Sequence[tuple[Numbered, ModelInput]], Future[torch.Tensor]] | None = None
-        if self.processes is not None:
-            self.processes.open(folder, device, partial(self._count_answers, self.processes.inputs))
 
     def warm_up(self, num_images: int) -> None:
         """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images resized."""
@@ -122,17 +256,14 @@ class PredictionStream:
         if spec.fit == "resize" and num_images >= NUM_BEFORE_CAPTURE * batch_size:
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
             self.forward.prepare((batch_size, *shape), dtype)
-            if self.predictor.engine.device.type == "cuda":
+            if self.device.type == "cuda":
                 if num_left := num_images % batch_size:  # the last batch: its kernels are chosen for its shape, layer by layer
                     with contextlib.suppress(torch.OutOfMemoryError):  # told when it is computed
                         self.predictor.engine.logits(torch.zeros((num_left, *shape), dtype=dtype))
                 # Allocating page-locked memory stops the device; what is freed here is given out again.
                 pixels = batch_size * shape[0] * shape[1]
-                _ = [
-                    torch.empty(size, dtype=dtype, pin_memory=True)
-                    for size in ((pixels, pixels * shape[2]) if self.processes is None else (pixels * shape[2],))
-                    for _ in range(2 * MAX_BATCHES_AHEAD)
-                ]
+                sizes = (pixels, pixels * shape[2]) * (2 * MAX_BATCHES_AHEAD)
+                _ = [torch.empty(size, dtype=dtype, pin_memory=True) for size in sizes]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
         """Raises OSError where results cannot be written, WorkerError where a process that writes them died. Whatever ends it,
@@ -147,53 +278,51 @@ class PredictionStream:
         try:
             with (
                 one_opencv_thread(),
-                ThreadPoolExecutor(1, "batches", partial(_use_device, self.predictor.engine.device)) as self.batches,
+                ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)) as self.batches,
                 WriteBehind(self.num_writers, MAX_BYTES) as self.writers,
                 WriteBehind(1, MAX_BYTES) as self.large_writer,  # one thread: in order
-                self.read_ahead(todo) as ahead,
-                _closed_on_failure(self.processes),
+                self.read_ahead(todo) as found,
                 torch.inference_mode(),
             ):
                 for numbered in every:
                     if done[numbered.number] and self.coco is not None:
                         self.writers.submit(partial(self._polygons_of_mask, numbered), 0)
-                self._compute(ahead)
+                self._compute(found)
                 self.large_writer.finish()
                 self.writers.finish()
-                if self.processes is not None:
-                    self.processes.finish()
+                self._take_written(is_last=True)
             if self.coco is not None:
                 self.coco.finish() if self.coco.num_written else self.coco.discard()
         except torch.OutOfMemoryError:
             raise UserError("the GPU has too little memory even for one image at a time; take --device cpu") from None
         finally:
-            if self.streamed is not None:
-                self.streamed.discard()
+            self._end_tasks()
+            if self.large is not None:
+                self.large.discard()
             if self.coco is not None:
                 self.coco.discard()
         self.outcome.failed.sort()
         return self.outcome
 
     def read_ahead(self, images: Sequence[Numbered]) -> ReadAhead[Numbered, Found]:
-        return ReadAhead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, max_items=2 * MAX_BATCH)
+        return ReadAhead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
 
     def _read(self, numbered: Numbered) -> Found:
         try:
-            found = read_small(numbered.given.path, self.predictor.spec.image.channels, self.predictor.min_side)
+            found = read_small(numbered.given.path, self.predictor.spec.image, self.predictor.min_side)
             if found is None:
                 return None
-            image, size = found
-            return ArrayReader(image) if self.predictor.is_tiled(size) else self.predictor.prepare(image, size)
+            image, size, is_missing = found
+            self._count_missing(is_missing is not None)
+            return ImageReader(image) if self.predictor.is_large(size) else self.predictor.prepare(image, size)
         except DataError as error:
             return error
 
     def _compute(self, ahead: ReadAhead[Numbered, Found]) -> None:
         waiting: dict[tuple[int, ...], list[tuple[Numbered, ModelInput]]] = {}  # by shape
         for numbered, found in ahead:
-            if self.processes is not None:
-                self.processes.poll()
             if isinstance(found, DataError):
-                self.failed(numbered, found)
+                self.failed(numbered, str(found))
             elif isinstance(found, ModelInput):
                 group = waiting.setdefault(found.pixels.shape, [])
                 group.append((numbered, found))
@@ -216,8 +345,7 @@ class PredictionStream:
 
     def _queue_batch(self, images: Sequence[tuple[Numbered, ModelInput]]) -> None:
         """Begins to copy the images into one piece of memory, and computes the batch before it meanwhile."""
-        pixels = [given.pixels for _, given in images]
-        coming = self.batches.submit(host_batch, pixels, self.predictor.engine.device)
+        coming = self.batches.submit(host_batch, [given.pixels for _, given in images], self.device)
         self._run_queued()
         self.queued = images, coming
 
@@ -227,30 +355,27 @@ class PredictionStream:
             self._run_batch(images, coming.result())
 
     def _run_batch(self, images: Sequence[tuple[Numbered, ModelInput]], batch: torch.Tensor) -> None:
-        logits = self.forward.logits(batch)  # before the next call they are used up
+        batch_logits = self.predictor.logits(batch, self.forward.logits)  # before the next call they are used up
         by_size: dict[Size, list[int]] = {}
         for place, (_, given) in enumerate(images):
             by_size.setdefault(given.size, []).append(place)
         for size, places in by_size.items():
+            logits = self.predictor.at_size(batch_logits, size)
             num_elements = self.folder.spec.num_ids * size[0] * size[1]
             if num_elements > MAX_ELEMENTS:
                 for place in places:
                     self._stream(images[place][0], WholeLogits(logits[place], size))
                 continue
             num_at_once = max(1, 4 * MAX_ELEMENTS // num_elements)
-            if self.processes is not None:
-                num_at_once = min(num_at_once, self.processes.num_at_once(size))
             for start in range(0, len(places), num_at_once):
                 some = places[start : start + num_at_once]
                 results = self._at_native_size(select_images(logits, some), size)
-                if self.processes is not None:
-                    self.processes.write([images[place][0].number for place in some], size, results)
-                    continue
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                for first in range(0, len(some), IMAGES_PER_TASK):
-                    numbered = [images[place][0] for place in some[first : first + IMAGES_PER_TASK]]
-                    self.writers.submit(partial(self._write_images, numbered, size, copy, first), num_bytes * len(numbered))
+                step = IMAGES_PER_TASK if self.processes is None else IMAGES_PER_PROCESS_TASK
+                for first in range(0, len(some), step):
+                    numbered = [images[place][0] for place in some[first : first + step]]
+                    self.writers.submit(partial(self._write_images, numbered, copy, first), num_bytes * len(numbered))
 
     def _at_native_size(self, logits: torch.Tensor, size: Size) -> list[torch.Tensor]:
         """Results of N,K,h,w logits at one size."""
@@ -281,47 +406,76 @@ class PredictionStream:
             self.on_device.popleft().content()
         return copy
 
-    def _write_images(self, images: Sequence[Numbered], size: Size, copy: HostCopy, first: int) -> None:
+    def _write_images(self, images: Sequence[Numbered], copy: HostCopy, first: int) -> None:
         """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
-        for position, numbered in enumerate(images, first):
-            streamed = StreamedImage(self, numbered, size, None)
-            try:
-                streamed.write(copy, position)
-                streamed.finish()
-            finally:
-                streamed.discard()
+        rows = [_rows(copy, position) for position in range(first, first + len(images))]
+        inputs = [numbered.given for numbered in images]
+        if self.processes is not None:
+            self.in_processes.append((images, self.processes.submit(self.folder, inputs, rows)))
+            self._take_written()
+            return
+        for numbered, its_rows, reason in zip(images, rows, write_images(self.folder, inputs, rows), strict=True):
+            if reason:
+                self.failed(numbered, reason)
+            else:
+                self.written(numbered, its_rows.ids)
 
-    def _run_large(self, numbered: Numbered, reader: ArrayReader | None) -> None:
-        """An image in tiles, or one that is read block by block."""
+    def _take_written(self, is_last: bool = False) -> None:
+        """Counts what the processes have written, at the end all of it. Raises WorkerError."""
+        while self.in_processes and (is_last or self.in_processes[0][1].done()):
+            images, future = self.in_processes.popleft()
+            try:
+                reasons = future.result()
+            except BrokenExecutor:
+                assert self.processes is not None
+                raise self.processes.died(self.folder, [numbered.given for numbered in images]) from None
+            self._count_written(images, reasons)
+
+    def _end_tasks(self) -> None:
+        """After an error or a signal: tasks that a process has begun are waited for and counted, the others dropped."""
+        for images, future in self.in_processes:
+            if not future.cancel() and not future.exception():
+                self._count_written(images, future.result())
+        self.in_processes.clear()
+
+    def _count_written(self, images: Sequence[Numbered], reasons: Sequence[str]) -> None:
+        for numbered, reason in zip(images, reasons, strict=True):
+            if reason:
+                self.failed(numbered, reason)
+        num_written = reasons.count("")
+        with self.lock:
+            self.outcome.num_written += num_written
+            self.progress.images_done(num_written)
+
+    def _run_large(self, numbered: Numbered, reader: ImageReader | None) -> None:
+        """An image in bands of rows, or one that is read block by block."""
         try:
             with contextlib.ExitStack() as stack:
-                opened: ImageReader = reader or stack.enter_context(
-                    open_reader(numbered.given.path, self.predictor.spec.image.channels)
-                )
+                opened: ImageReader = reader or stack.enter_context(open_reader(numbered.given.path, self.predictor.spec.image))
                 logits = self.predictor.predict_large(opened)
                 num_tiles = logits.num_tiles if isinstance(logits, TiledLogits) else 1
                 on_tiles = stack.enter_context(self.progress.large_image(numbered.given.path, num_tiles))
                 if isinstance(logits, TiledLogits):
                     logits.on_tiles = on_tiles
-                self._stream(numbered, logits, opened if isinstance(opened, ArrayReader) else None)
+                self._stream(numbered, logits, opened if opened.in_memory is not None else None)
+                self._count_missing(opened.has_missing)
         except DataError as error:
-            self.failed(numbered, error)
+            self.failed(numbered, str(error))
 
     def _stream(self, numbered: Numbered, logits: Logits, picture: ImageReader | None = None) -> None:
         """Writes the bands of one image as they come. Raises DataError if the image cannot be read to its end."""
         self.large_writer.finish()  # of the image before
-        self.streamed = streamed = StreamedImage(self, numbered, logits.size, picture)
-        bands = logits.bands()
+        self.large = large = LargeImage(self, numbered, logits.size, picture)
         try:
-            while (band := next(bands, None)) is not None:
+            for band in logits.bands():
                 copy = self._copy_to_host(self._results(band.logits))
                 num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
-                self.large_writer.submit(partial(streamed.write, copy), num_bytes)
+                self.large_writer.submit(partial(large.write, copy), num_bytes)
         except DataError:
             self.large_writer.finish()
-            streamed.discard()
+            large.discard()
             raise
-        self.large_writer.submit(streamed.finish, 0)
+        self.large_writer.submit(large.finish, 0)
 
     def _polygons_of_mask(self, numbered: Numbered) -> None:
         """Of an image that was predicted before."""
@@ -329,12 +483,13 @@ class PredictionStream:
         try:
             ids = read_mask(path)
         except ReadError as error:
-            self.failed(numbered, DataError(f"{path}: {error}"))
-            return
-        self.add_polygons(numbered, ids, georeference_of(numbered.given.path))
+            self.failed(numbered, f"{path}: {error}")
+        else:
+            self._add_polygons(numbered, ids)
 
-    def add_polygons(self, numbered: Numbered, ids: Pixels, georeference: Georeference | None) -> None:
+    def _add_polygons(self, numbered: Numbered, ids: Pixels) -> None:
         assert self.coco is not None
+        georeference = georeference_of(numbered.given.path)
         if georeference is not None and georeference.transform is not None:
             write_geojson(self.folder.out / f"{numbered.given.name}.geojson", ids, self.folder.spec, georeference)
             self.coco.leave_out(numbered.number)
@@ -342,23 +497,64 @@ class PredictionStream:
             file_name = f"{numbered.given.name}{numbered.given.path.suffix}"
             self.coco.add(numbered.number, file_name, (ids.shape[0], ids.shape[1]), ids)
 
-    def _count_answers(self, inputs: Sequence[Input], num_written: int, unreadable: Sequence[tuple[int, str]]) -> None:
-        """Of the processes."""
-        self.written(num_written)
-        for number, reason in unreadable:
-            self.failed(Numbered(number, inputs[number]), DataError(reason))
-
-    def written(self, number: int = 1) -> None:
+    def _count_missing(self, has_missing: bool) -> None:
         with self.lock:
-            self.outcome.num_written += number
-            self.progress.images_done(number)
+            self.outcome.num_with_missing += has_missing
 
-    def failed(self, numbered: Numbered, error: DataError) -> None:
+    def written(self, numbered: Numbered, ids: Pixels | None) -> None:
+        """`ids`: H,W, where polygons are wanted."""
+        if self.coco is not None and ids is not None:
+            self._add_polygons(numbered, ids)
         with self.lock:
-            self.outcome.failed.append((numbered.given.path, str(error)))
+            self.outcome.num_written += 1
+            self.progress.images_done(1)
+
+    def failed(self, numbered: Numbered, reason: str) -> None:
+        with self.lock:
+            self.outcome.failed.append((numbered.given.path, reason))
             self.progress.images_done(1)
         if self.coco is not None:
             self.coco.leave_out(numbered.number)
+
+
+class LargeImage:
+    """The files of one image, opened with its first rows. If the image cannot be read again for them, it counts as failed."""
+
+    def __init__(self, stream: PredictionStream, numbered: Numbered, size: Size, picture: ImageReader | None) -> None:
+        self.stream, self.numbered, self.size, self.picture = stream, numbered, size, picture
+        self.files: ImageFiles | None = None
+        self.has_failed = False
+
+    def write(self, copy: HostCopy) -> None:
+        if self.has_failed:
+            return
+        try:
+            self.files = self.files or ImageFiles(self.stream.folder, self.numbered.given, self.size, self.picture)
+            self.files.write(_rows(copy))
+        except ReadError as error:
+            self.has_failed = True
+            self.discard()
+            self.stream.failed(self.numbered, str(error))
+
+    def finish(self) -> None:
+        if not self.has_failed:
+            assert self.files is not None
+            self.files.finish()
+            self.stream.written(self.numbered, self.files.all_ids() if self.stream.coco is not None else None)
+
+    def discard(self) -> None:
+        """Deletes what is unfinished."""
+        if self.files is not None:
+            self.files.discard()
+
+
+def _rows(copy: HostCopy, position: int | None = None) -> Rows:
+    """Of one image, or of that at `position` of a batch."""
+    ids, *others = (tensor.numpy() if position is None else tensor[position].numpy() for tensor in copy.content())
+    probabilities = others[0] if others else None
+    if probabilities is not None and probabilities.dtype == "int16":
+        probabilities = probabilities.view("uint16")
+    return Rows(ids, probabilities)
 
 
 @contextlib.contextmanager
@@ -370,59 +566,6 @@ def one_opencv_thread() -> Iterator[None]:
         yield
     finally:
         cv2.setNumThreads(before)
-
-
-@contextlib.contextmanager
-def _closed_on_failure(processes: WriterProcesses | None) -> Iterator[None]:
-    """After a success, whoever started them closes them: that takes as long as some images."""
-    try:
-        yield
-    except BaseException:
-        if processes is not None:
-            processes.close()
-        raise
-
-
-class StreamedImage:
-    """The files of one image, opened with its first rows. If the image cannot be read again for them, it counts as failed."""
-
-    def __init__(self, stream: PredictionStream, numbered: Numbered, size: Size, picture: ImageReader | None) -> None:
-        self.stream, self.numbered, self.size, self.picture = stream, numbered, size, picture
-        self.files: ImageFiles | None = None
-        self.georeference: Georeference | None = None
-        self.has_failed = False
-
-    def write(self, copy: HostCopy, position: int | None = None) -> None:
-        """`position`: of the image in a batch."""
-        if self.has_failed:
-            return
-        try:
-            if self.files is None:
-                self.georeference = georeference_of(self.numbered.given.path)
-                self.files = ImageFiles(self.stream.folder, self.numbered.given, self.size, self.georeference, self.picture)
-            arrays = [tensor if position is None else tensor[position] for tensor in copy.content()]
-            probabilities = None if len(arrays) == 1 else arrays[1].numpy()
-            if probabilities is not None and probabilities.dtype == "int16":
-                probabilities = probabilities.view("uint16")
-            self.files.write(Rows(arrays[0].numpy(), probabilities))
-        except ReadError as error:
-            self.has_failed = True
-            self.discard()
-            self.stream.failed(self.numbered, error)
-
-    def finish(self) -> None:
-        if self.has_failed:
-            return
-        assert self.files is not None
-        if self.stream.coco is not None:
-            self.stream.add_polygons(self.numbered, self.files.all_ids(), self.georeference)
-        self.files.finish()
-        self.stream.written()
-
-    def discard(self) -> None:
-        """Deletes what is unfinished."""
-        if self.files is not None:
-            self.files.discard()
 
 
 def _use_device(device: torch.device) -> None:
@@ -439,4 +582,5 @@ def _batch_pixels(device: torch.device) -> int:
 
 
 def _num_bytes(found: Found) -> int:
-    return found.pixels.nbytes if isinstance(found, ModelInput | ArrayReader) else 0
+    pixels = found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
+    return 0 if pixels is None else pixels.nbytes

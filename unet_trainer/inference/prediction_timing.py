@@ -16,7 +16,7 @@ from unet_trainer.images.tiling import fit_image
 from unet_trainer.inference.engine import Engine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_stream import Numbered, PredictionStream, one_opencv_thread
-from unet_trainer.inference.predictor import ModelInput
+from unet_trainer.inference.predictor import ModelInput, Predictor
 
 FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
 PLAIN_SECONDS = 20.0  # after which the plain loop ends
@@ -36,7 +36,8 @@ class Rates:
 
 
 def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
-    """Of images that are not tiled. The plain loop writes its masks into `folder`. The first use of the device is not counted."""
+    """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of the device
+    is not counted."""
     images = [Numbered(number, given) for number, given in enumerate(inputs)]
     sample: list[ModelInput] = []
     started = time.perf_counter()
@@ -46,23 +47,24 @@ def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Pat
                 sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
     reading = len(images) / (time.perf_counter() - started)
     if not sample:
-        raise DataError("--time: for images that can be read and go through the network whole; there is none")
-    engine = stream.predictor.engine
-    return Rates(reading, _time_forward(engine, sample), _time_plain_loop(engine, inputs, folder))
+        raise DataError("--time: for images that can be read and go through the network in batches; there is none")
+    predictor = stream.predictor
+    return Rates(reading, _time_forward(predictor, sample), _time_plain_loop(predictor.engine, inputs, folder))
 
 
-def _time_forward(engine: Engine, sample: Sequence[ModelInput]) -> float:
+def _time_forward(predictor: Predictor, sample: Sequence[ModelInput]) -> float:
     """The batch lies in page-locked memory, as in the stream."""
-    batch = host_batch([given.pixels for given in sample], engine.device)
+    device = predictor.engine.device
+    batch = host_batch([given.pixels for given in sample], device)
     for _ in range(3):
-        engine.logits(batch)
-    _synchronize(engine.device)
+        predictor.logits(batch)
+    _synchronize(device)
     num_images, started = 0, time.perf_counter()
     while (seconds := time.perf_counter() - started) < FORWARD_SECONDS:
         for _ in range(4):
-            engine.logits(batch)
+            predictor.logits(batch)
             num_images += len(batch)
-        _synchronize(engine.device)
+        _synchronize(device)
     return num_images / seconds
 
 

@@ -2,84 +2,159 @@
 memory does not grow with the image.
 
     fit: resize    the whole image at the size that the model was trained at; logits are upsampled
-    fit: crop      the whole image at native resolution, or overlapping tiles where it is large
+    fit: crop      overlapping tiles at native resolution, of the size that served best on validation images; an image that is no
+                   larger than a tile is one, mirrored to the size of training's crops where it is smaller than those
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_readers import ArrayReader, ImageReader
-from unet_trainer.images.image_spec import ImageSpec, depth_name, refuse_missing_mark
-from unet_trainer.images.tiling import Size, fit_image
+from unet_trainer.images.image_readers import ImageReader
+from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
-from unet_trainer.inference.logits import Logits, WholeLogits
-from unet_trainer.inference.tiled import TiledLogits
+from unet_trainer.inference.logits import Forward, Logits, TiledLogits, WholeLogits, blended_logits
+from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.console import counted
 
-GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels that go through the network at once
-MIN_TILE = 512  # side of a tile: larger than a small crop of training, whose borders would be a large share of it
+GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
+FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
+
+
+def chosen_tile(given: Any, spec: SegmenterSpec, key: str = "--tile") -> Size | None:
+    """The tile that an option asks for; None: the model's own. Raises UserError."""
+    if given is None:
+        return None
+    side = tile_side(given, key)
+    if spec.fit == "resize":
+        height, width = spec.image_size
+        raise UserError(
+            f"{key}: got {side}; the model sees whole images at {width}×{height} (fit: resize), not tiles; leave it out"
+        )
+    return side, side
 
 
 class ModelInput(NamedTuple):
     """An image as the network sees it, and the size that its result has."""
 
     pixels: Pixels  # h,w,C uint8 or float32
-    size: Size
+    size: Size  # fit: crop: of the upper left part that is the image
 
 
 class Predictor:
     """Prepares images, runs them through an engine, in batches where they have one size."""
 
-    def __init__(self, engine: Engine, tile: int | None = None, whole: int | None = None) -> None:
+    def __init__(self, engine: Engine, tile: Size | None = None, whole: int | None = None) -> None:
         self.engine = engine
         self.spec = engine.card.spec
-        self.tile = tile or max(MIN_TILE, *self.spec.image_size)
+        self.tile = tile or self.spec.tile or self.spec.image_size
         self.whole = whole or (GPU_WHOLE if engine.device.type == "cuda" else CPU_WHOLE)
+        self.far_sizes: list[Size] = []  # of images whose scale is far from training's
+
+    def describe_tile(self) -> str:
+        """With the reason, for the user."""
+        height, width = self.tile
+        if self.tile == self.spec.image_size:
+            return f"{width}×{height}, as trained"
+        return f"{width}×{height} ({'the best on validation images' if self.tile == self.spec.tile else '--tile'})"
 
     @property
     def min_side(self) -> int | None:
         """To which a JPEG may be decoded at a fraction of its size; as in training."""
         return 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
 
-    def is_tiled(self, size: Size) -> bool:
+    def is_large(self, size: Size) -> bool:
+        """Whether the logits of an image of this size are computed in bands of rows."""
         return self.spec.fit == "crop" and size[0] * size[1] > self.whole
 
     def prepare(self, image: Pixels, size: Size | None = None) -> ModelInput:
         """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image was read at
         less than its own. Raises DataError."""
         pixels = check_image(image, self.spec.image)
-        size = size or (pixels.shape[0], pixels.shape[1])
-        return ModelInput(fit_image(pixels, self.spec.image_size) if self.spec.fit == "resize" else pixels, size)
+        return self.as_input(pixels, size or (pixels.shape[0], pixels.shape[1]))
+
+    def as_input(self, pixels: Pixels, size: Size) -> ModelInput:
+        """Of H,W,C pixels as a batch has them."""
+        fit = fit_image if self.spec.fit == "resize" else mirrored_to
+        least, most = self.spec.source_sides or (0.0, math.inf)
+        if not least / FAR <= math.sqrt(size[0] * size[1]) <= most * FAR:
+            self.far_sizes.append(size)
+        return ModelInput(fit(pixels, self.spec.image_size), size)
+
+    def take_scale_warning(self) -> str | None:
+        """Of the images since the last call that were seen at another scale than any of training."""
+        far_sizes, self.far_sizes = self.far_sizes, []
+        if not far_sizes or self.spec.source_sides is None:
+            return None
+        (height, width), (rows, columns), (least, most) = far_sizes[0], self.spec.image_size, self.spec.source_sides
+        side = math.sqrt(rows * columns)
+        return (
+            f"{counted(len(far_sizes), 'image is', 'images are')} seen at a scale far from training's: {width}×{height} "
+            f"pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}; in training by {side / most:.2g} "
+            f"to {side / least:.2g}. Unless their objects fill as much of the image as in training, results are poor: give parts "
+            f"of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
+        )
+
+    def logits(self, images: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
+        """Of N,H,W,C inputs of one shape on the host → N,K,H,W. `forward` in place of the engine's."""
+        forward = forward or self.engine.logits
+        tile = self._tile_of((images.shape[1], images.shape[2]))
+        if self.spec.fit == "resize" or tile == tuple(images.shape[1:3]):
+            return forward(images)
+        return blended_logits(self.engine, images, tile, forward)
+
+    def _tile_of(self, size: Size) -> Size:
+        """That of an image of this size: no larger than the image, unless training's crops are."""
+        height, width = (
+            min(side, max(length, trained)) for side, length, trained in zip(self.tile, size, self.spec.image_size, strict=True)
+        )
+        return height, width
+
+    def at_size(self, logits: torch.Tensor, size: Size) -> torch.Tensor:
+        """…,K,h,w of an input without what was mirrored; those of a resized image stay as they are."""
+        return logits[..., : size[0], : size[1]] if self.spec.fit == "crop" else logits
 
     def predict(self, inputs: Sequence[ModelInput]) -> list[Logits]:
-        """Of inputs of one shape that are not tiled."""
-        logits = self.engine.logits(host_batch([given.pixels for given in inputs], self.engine.device))
-        return [WholeLogits(one, given.size) for one, given in zip(logits, inputs, strict=True)]
+        """Of inputs of one shape that are not large."""
+        logits = self.logits(host_batch([given.pixels for given in inputs], self.engine.device))
+        return [WholeLogits(self.at_size(one, given.size), given.size) for one, given in zip(logits, inputs, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:
-        """Of one image, tiled if it is large."""
-        if image.ndim not in (2, 3) or not self.is_tiled((image.shape[0], image.shape[1])):
+        """Of one image, in bands if it is large."""
+        if image.ndim not in (2, 3) or not self.is_large((image.shape[0], image.shape[1])):
             return self.predict([self.prepare(image)])[0]
         pixels = image[:, :, None] if image.ndim == 2 else image
         check_image(pixels[:1, :1], self.spec.image)
-        return self.predict_large(ArrayReader(pixels))
+        return self.predict_large(ImageReader(pixels, self.spec.image))
+
+    def predict_input(self, given: ModelInput) -> Logits:
+        """Of one input, in bands if it is large."""
+        if not self.is_large(given.size):
+            return self.predict([given])[0]
+        reader = ImageReader(given.pixels[: given.size[0], : given.size[1]])
+        return TiledLogits(self.engine, reader, self._tile_of(given.size), lambda pixels: pixels)
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read block by block."""
         if self.spec.fit == "resize":
             pixels = check_image(reader.read_resized(self.spec.image_size), self.spec.image)
-            return self.predict([ModelInput(fit_image(pixels, self.spec.image_size), reader.size)])[0]
-        return TiledLogits(self.engine, reader, self.tile, lambda pixels: check_image(pixels, self.spec.image))
+            return self.predict([self.as_input(pixels, reader.size)])[0]
+        tile = self._tile_of(reader.size)
+        return TiledLogits(self.engine, reader, tile, lambda pixels: check_image(pixels, self.spec.image))
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it; raises DataError for another depth, other channels
-    than the model knows, values that are not finite, and marks for missing data."""
+    """H,W,C or H,W → H,W,C as a batch has it, missing data filled; raises DataError for another depth and other channels than the
+    model knows."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
@@ -89,11 +164,4 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
-    if depth != "float":
-        return spec.to_batch(image)
-    with np.errstate(over="ignore"):  # a float64 may be infinite as the float32 of a batch
-        batch = spec.to_batch(image)
-    if num_bad := image.size - int(np.isfinite(batch[:, :, : image.shape[2]]).sum()):
-        raise DataError(f"{num_bad} of {image.size} values are NaN or infinite")
-    refuse_missing_mark(float(image.min()), float(image.max()))
-    return batch
+    return spec.to_batch(spec.fill(image))

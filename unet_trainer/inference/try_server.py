@@ -33,6 +33,7 @@ from unet_trainer.images.image_spec import depth_name
 from unet_trainer.inference.page_result import LARGER, decode_for_page, predict_for_page, predict_pair, thumbnail
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.system.console import counted
+from unet_trainer.system.input_files import read_bytes
 from unet_trainer.system.local_server import JSON_TYPE, LocalHandler, LocalServer, RequestRefused, content_security_policy
 
 PAGE = Path(__file__).with_name("try_page.html")
@@ -52,7 +53,7 @@ class TryServer(LocalServer):
         """`note`: why there are no validation images. Raises OSError if the address cannot be used."""
         self.predictor = predictor
         self.pairs, self.note = list(pairs), note
-        self.page = PAGE.read_bytes()
+        self.page = read_bytes(PAGE)
         self.page_policy = content_security_policy(self.page.decode())
         self.facts = json.dumps(model_facts(predictor, self.pairs, note), allow_nan=False).encode()
         self.places = threading.BoundedSemaphore(MAX_WAITING)
@@ -120,10 +121,9 @@ class PageHandler(LocalHandler):
             raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
         num_bytes = self._content_length()
         if not self.server.places.acquire(blocking=False):
-            self._read_body(num_bytes, keep=False)  # else the browser sees a broken connection instead of the answer
             raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment")
         try:
-            data = self._read_body(num_bytes, keep=pair is None)
+            data = self._read_body(num_bytes)
             result = self._wait_for(self.server.submit(lambda: self._predict(pair, data)))
         finally:
             self.server.places.release()
@@ -139,7 +139,7 @@ class PageHandler(LocalHandler):
     def _predict(self, pair: Pair | None, data: bytes) -> bytes:
         predictor = self.server.predictor
         if pair is None:
-            result = predict_for_page(predictor, decode_for_page(data), on_progress=self._on_progress)
+            result = predict_for_page(predictor, decode_for_page(data, predictor.spec.image), on_progress=self._on_progress)
         else:
             result = predict_pair(predictor, pair, self._on_progress)
         return result.to_bytes(predictor.engine.description)
@@ -166,15 +166,14 @@ class PageHandler(LocalHandler):
             raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{num_bytes / 2**20:.0f} MiB; {UPLOAD_LIMIT}")
         return num_bytes
 
-    def _read_body(self, num_bytes: int, keep: bool) -> bytes:
+    def _read_body(self, num_bytes: int) -> bytes:
         parts, num_read, deadline = [], 0, time.monotonic() + UPLOAD_SECONDS
         while num_read < num_bytes:
             part = self.rfile.read1(min(CHUNK, num_bytes - num_read))
             if not part or time.monotonic() > deadline:
                 raise RequestRefused(HTTPStatus.BAD_REQUEST, "the upload was cut off")
             num_read += len(part)
-            if keep:
-                parts.append(part)
+            parts.append(part)
         return b"".join(parts)
 
 

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, read_with_stamp, shown_path
-from unet_trainer.images.image_files import Pixels, decode_image_and_size, decode_mask, refuse_bomb
+from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, find_member, read_with_stamp, shown_path
+from unet_trainer.images.image_files import Pixels, decode_mask, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
 from unet_trainer.loading.augmentation import Augmentation
-from unet_trainer.loading.checked_file import ContentDamage
-from unet_trainer.loading.pixel_cache import PixelCache
-from unet_trainer.shards.shard_store import find_member
+from unet_trainer.loading.pixel_cache import ContentDamage, PixelCache
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
@@ -130,7 +128,7 @@ class SegmentationDataset:
     def is_remote(self) -> bool:
         """Whether reading waits for a network."""
         stored = find_member(self.pairs[0].image) if self.pairs else None
-        return stored is not None and stored.store.is_remote
+        return stored is not None and bool(stored.store.is_remote)
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
         """Begins to fetch samples of remote shards that will be asked for next."""
@@ -188,7 +186,7 @@ class SegmentationDataset:
         known = self.sizes[index]
         path = pair.image
         try:
-            image, size = decode_image_and_size(self._content(index, path, known.image_state, IMAGE_CHANGED), min_side)
+            image, size, is_missing = self.image_spec.decode(self._content(index, path, known.image_state, IMAGE_CHANGED), min_side)
             path = pair.mask
             data = self._content(index, path, known.mask_state, MASK_CHANGED)
             refuse_bomb(data, known.mask)
@@ -202,6 +200,8 @@ class SegmentationDataset:
             raise DataError(f"{shown_path(pair.image)}: changed since the run began")
         if self.resize_masks:
             mask = resize_mask(mask, size)
+        if is_missing is not None and self.image_spec.ignores_nodata:
+            mask = np.where(is_missing, np.uint8(IGNORED), mask)
         return self.image_spec.to_batch(image), mask
 
     def _content(self, index: int, path: Path, known: FileState, flag: int) -> bytes:

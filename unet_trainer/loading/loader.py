@@ -16,10 +16,9 @@ import torch
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.cutmix import cut_boxes
 from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
-from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
-from unet_trainer.loading.worker_backends import WorkerError
-from unet_trainer.loading.worker_pool import WorkerPool
-from unet_trainer.system.processes import Launch
+from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
+from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
+from unet_trainer.system.distributed import Launch
 
 Outcome = TypeVar("Outcome")
 
@@ -53,8 +52,7 @@ class Loader:
         self.number = 0 if pool is None else pool.add(self.assembler)
         self.timeout = timeout
         self.cutmix = cutmix
-        self._thread = ReadingThread()
-        self._assembler = self.assembler  # of that thread alone
+        self._assembler = self.assembler  # of the thread that reads in this process
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -128,10 +126,10 @@ class Loader:
         stop_seconds: float = STOP_SECONDS,
     ) -> Outcome:
         try:
-            return self._thread.call(function, self.timeout, is_stopping, stop_seconds)
+            return call_with_timeout(function, self.timeout, is_stopping, stop_seconds)
         except ReadTimeout:
             reading = describe()
-            self._thread, self._assembler = ReadingThread(), self.assembler.clone_for_worker()  # the others still hang
+            self._assembler = self.assembler.clone_for_worker()  # the other still hangs
             why = "a signal came" if is_stopping() else f"no batch in {self.timeout:g} s (worker_timeout)"
             raise WorkerError(f"{why}: reading {reading} hangs") from None
 

@@ -1,9 +1,12 @@
 """Decoded pairs kept for the run: in memory that all workers share, or in a file that later runs find again.
 
 A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
-the time and size of every image and mask: when one of them changes, the cache is built anew. What the file holds is checked when
-it is read. All who may read the folder share it. Drafts of killed runs and files that no run has used for a while are deleted,
-and on a full disk those used longest ago make room; never one that a run has open.
+the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read the folder share it.
+Drafts of killed runs and files that no run has used for a while are deleted, and on a full disk those used longest ago make room;
+never one that a run has open.
+
+Behind the pairs the file has a checksum of each of its blocks. A block is checked at its first reading in a run, by whichever
+process reads it. Read with pread and not mapped into memory: a file that another program makes shorter is an error, and no SIGBUS.
 """
 
 from __future__ import annotations
@@ -14,33 +17,44 @@ import json
 import math
 import mmap
 import os
+import struct
 import sys
 import tempfile
+import threading
 import time
+import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.tiling import Size
-from unet_trainer.loading.checked_file import CheckedFile, CheckedWriter, ContentDamage, file_bytes
-from unet_trainer.loading.reading_threads import map_in_threads
+from unet_trainer.system.concurrency import call_each
+from unet_trainer.system.input_files import open_handle
+from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.resources import free_disk, free_host_memory
-from unet_trainer.system.shared_locks import is_in_use, lock_shared
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
-ALIGNMENT = 64
+BLOCK = 4096  # bytes that have one checksum; a pair begins with a block
+FORMAT = 3
+TAIL = struct.Struct("<8sQI")  # magic, number of pairs, checksum of the table of checksums
+MAGIC = b"unetpix2"
+CHECKSUM_BYTES = 4
 SUFFIX, DRAFT_SUFFIX = ".pixels", ".draft"
-FORMAT = 2
 DRAFT_SECONDS = 24 * 3600  # where files cannot be locked, an older draft was left by a killed run
 UNUSED_SECONDS = 14 * 24 * 3600  # a cache that was not used for longer is deleted
 
 Place = Literal["ram", "disk"]
+_lock = threading.Lock()  # of reading and writing where there is no pread
+
+
+class ContentDamage(Exception):
+    """The file does not hold what was written; the message says how."""
 
 
 class CacheEntry(NamedTuple):
@@ -52,6 +66,10 @@ class CacheEntry(NamedTuple):
     mask_size: Size
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.itemsize == 1 else np.float32)
+
+    @property
     def image_bytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
@@ -59,73 +77,131 @@ class CacheEntry(NamedTuple):
     def num_bytes(self) -> int:
         return self.image_bytes + math.prod(self.mask_size)
 
+    @property
+    def end(self) -> int:
+        return self.start + -(-self.num_bytes // BLOCK) * BLOCK
 
-class PixelCache(Protocol):
-    """The first pairs of a dataset, decoded: H,W,C images and H,W class ids."""
+    def views(self, content: Pixels) -> tuple[Pixels, Pixels]:
+        """Image and mask of a pair that begins with these bytes."""
+        image = content[: self.image_bytes].view(self.dtype).reshape(self.shape)
+        return image, content[self.image_bytes : self.num_bytes].reshape(self.mask_size)
+
+
+def lay_out(
+    shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int, mask_sizes: Sequence[Size] | None = None
+) -> list[CacheEntry]:
+    """Entries for the first pairs, one after the other, up to `max_bytes`."""
+    entries: list[CacheEntry] = []
+    for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
+        entry = CacheEntry(_end(entries), shape, itemsize, mask_size)
+        if entry.end > max_bytes:
+            break
+        entries.append(entry)
+    return entries
+
+
+def _end(entries: Sequence[CacheEntry]) -> int:
+    return entries[-1].end if entries else 0
+
+
+class MemoryCache:
+    """The first pairs of a dataset, decoded: H,W,C images and H,W class ids. In memory that forked workers share."""
+
+    def __init__(self, entries: Sequence[CacheEntry]) -> None:
+        self.entries = entries
+        # Anonymous: /dev/shm is small in containers.
+        self.content: Pixels = np.frombuffer(mmap.mmap(-1, max(1, _end(entries))), np.uint8)
 
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        return _end(self.entries)
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def write(self, index: int, pixels: tuple[Pixels, Pixels]) -> None:
+        entry = self.entries[index]
+        for view, part in zip(entry.views(self.content[entry.start : entry.end]), pixels, strict=True):
+            view[:] = part
 
     def pair(self, index: int) -> tuple[Any, Any]:
         """Arrays, or StoredPixels that are read when they are looked at. They cannot be written to."""
+        entry = self.entries[index]
+        image, mask = entry.views(self.content[entry.start : entry.end])
+        image.flags.writeable = mask.flags.writeable = False
+        return image, mask
 
     def discard(self) -> None:
         """Makes the next start build it anew."""
 
 
-@dataclass(frozen=True)
-class MemoryCache:
-    entries: Sequence[CacheEntry]
-    content: torch.Tensor  # bytes, in memory that processes share
+class DiskCache(MemoryCache):
+    """As MemoryCache, in a file; may be read from several threads and forked processes."""
 
-    @property
-    def num_bytes(self) -> int:
-        return _end(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def pair(self, index: int) -> tuple[Pixels, Pixels]:
-        image, mask = _views(self.entries[index], self.content.numpy())
-        image.flags.writeable = mask.flags.writeable = False
-        return image, mask
-
-    def discard(self) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class DiskCache:
-    entries: Sequence[CacheEntry]
-    file: CheckedFile
-
-    @property
-    def num_bytes(self) -> int:
-        return _end(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    def __init__(self, path: Path, every_entry: Sequence[CacheEntry]) -> None:
+        """The file has these entries or the first of them. Raises OSError, and ContentDamage."""
+        self.path = path
+        self.handle = open_handle(path, follow=False)
+        weakref.finalize(self, os.close, self.handle)
+        size = os.fstat(self.handle).st_size
+        tail = self._read(max(0, size - TAIL.size), TAIL.size).tobytes()
+        magic, num_entries, checksum = TAIL.unpack(tail)
+        self.entries = every_entry[:num_entries]
+        end = _end(self.entries)
+        if magic != MAGIC or num_entries > len(every_entry) or size != _file_bytes(self.entries):
+            raise ContentDamage("it does not end as it should")
+        table = self._read(end, CHECKSUM_BYTES * (end // BLOCK)).tobytes()
+        if zlib.crc32(table) != checksum:
+            raise ContentDamage("its table of checksums is damaged")
+        self.checksums = np.frombuffer(table, "<u4")
+        self.is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.checksums))), np.uint8)  # shared with forked processes
 
     def pair(self, index: int) -> tuple[StoredPixels, StoredPixels]:
         entry = self.entries[index]
-        dtype = np.dtype(np.uint8 if entry.itemsize == 1 else np.float32)
-        image = StoredPixels(self.file, index, 0, entry.shape, dtype)
-        return image, StoredPixels(self.file, index, entry.image_bytes, entry.mask_size, np.dtype(np.uint8))
+        image = StoredPixels(self, entry.start, entry.shape, entry.dtype)
+        return image, StoredPixels(self, entry.start + entry.image_bytes, entry.mask_size, np.dtype(np.uint8))
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
-            self.file.path.unlink()
+            self.path.unlink()
+
+    def read(self, start: int, stop: int) -> Pixels:
+        """Raises ContentDamage."""
+        blocks = range(start // BLOCK, -(-stop // BLOCK))
+        if self.is_checked[blocks.start : blocks.stop].all():
+            return self._read(start, stop - start)
+        begin = blocks.start * BLOCK
+        content = self._read(begin, len(blocks) * BLOCK)
+        for block in blocks:
+            if not self.is_checked[block]:
+                if zlib.crc32(content[block * BLOCK - begin :][:BLOCK].data) != self.checksums[block]:
+                    raise ContentDamage("its content has changed")
+                self.is_checked[block] = 1
+        return content[start - begin : stop - begin]
+
+    def _read(self, offset: int, num_bytes: int) -> Pixels:
+        content = np.empty(num_bytes, np.uint8)
+        left = memoryview(content.data)
+        try:
+            while left and (number := _pread_into(self.handle, left, offset)):
+                left, offset = left[number:], offset + number
+        except OSError as error:
+            raise ContentDamage(error.strerror or str(error)) from None
+        if left:
+            raise ContentDamage("it has become shorter")
+        content.flags.writeable = False
+        return content
+
+
+PixelCache = MemoryCache | DiskCache
 
 
 @dataclass(frozen=True)
 class StoredPixels:
     """An image or a mask in a file. Taking rows and columns of it reads those rows; np.asarray reads all. Raises ContentDamage."""
 
-    file: CheckedFile
-    index: int
-    start: int  # in the entry
+    file: DiskCache
+    start: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -140,7 +216,7 @@ class StoredPixels:
 
     def _read(self, top: int, bottom: int) -> Pixels:
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        content = self.file.read(self.index, self.start + top * row_bytes, self.start + bottom * row_bytes)
+        content = self.file.read(self.start + top * row_bytes, self.start + bottom * row_bytes)
         return content.view(self.dtype).reshape(bottom - top, *self.shape[1:])
 
 
@@ -161,128 +237,105 @@ def fill_cache(
 
     `mask_sizes`: of each pair, where they differ from the images'. Raises ReadTimeout if no pair is read in `timeout` seconds.
     """
+
+    def for_each(store: Callable[[int, tuple[Pixels, Pixels]], None], num_entries: int) -> None:
+        for _ in call_each(lambda index: store(index, read(index)), num_entries, num_threads, timeout):
+            tick()
+
     if place == "ram":
         free = free_host_memory() if limit is None else limit
-        entries = lay_out(shapes, itemsize, int(free * MAX_SHARE), mask_sizes)
-        content = _shared_memory(_end(entries))
-        raw = content.numpy()
-
-        def store(index: int) -> None:
-            for view, pixels in zip(_views(entries[index], raw), read(index), strict=True):
-                view[:] = pixels
-
-        for _ in map_in_threads(store, len(entries), num_threads, timeout):
-            tick()
-        return MemoryCache(entries, content)
+        cache = MemoryCache(lay_out(shapes, itemsize, int(free * MAX_SHARE), mask_sizes))
+        for_each(cache.write, len(cache))
+        return cache
     identity = [FORMAT, list(stamp), itemsize, list(shapes), *([] if mask_sizes is None else [list(mask_sizes)])]
     digest = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:24]
     path = folder / f"{digest}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _delete_old_files(folder, keep=path)
-        whole = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
-        found = _find_cache(path, whole)
+        every_entry = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
+        found = _find_cache(path, every_entry)
         max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
-        if found is None and limit is None and _end(whole) > max_bytes:
-            _make_room(folder, _end(whole))
+        if found is None and limit is None and _end(every_entry) > max_bytes:
+            _make_room(folder, _end(every_entry))
             max_bytes = int(free_disk(folder) * MAX_SHARE)
-        entries = lay_out(shapes, itemsize, max_bytes, mask_sizes)
-        if found is None or len(found.entries) < len(entries):
-            _build(path, entries, read, num_threads, tick, timeout)
-            found = _open_cache(path, entries)
+        entries = [entry for entry in every_entry if entry.end <= max_bytes]
+        if found is None or len(found) < len(entries):
+            _build(path, entries, for_each)
+            found = _find_cache(path, entries)
         if found is None:
             raise UserError(f"cache: disk: {path} was changed while it was written; set cache: none or ram")
         with contextlib.suppress(OSError):  # another user's file
             os.utime(path)  # it was used now
-        lock_shared(found.file.handle)
+        lock_shared(found.handle)
         return found
     except OSError as error:
         raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
 
 
-def _shared_memory(num_bytes: int) -> torch.Tensor:
-    """Anonymous memory that forked workers share. Not in /dev/shm, which is small in containers."""
-    if not num_bytes:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8))
+def _find_cache(path: Path, every_entry: Sequence[CacheEntry]) -> DiskCache | None:
+    with contextlib.suppress(OSError, ContentDamage):
+        return DiskCache(path, every_entry)
+    return None
 
 
-def _end(entries: Sequence[CacheEntry]) -> int:
-    return entries[-1].start + entries[-1].num_bytes if entries else 0
+def _file_bytes(entries: Sequence[CacheEntry]) -> int:
+    return _end(entries) + CHECKSUM_BYTES * (_end(entries) // BLOCK) + TAIL.size
 
 
-def _records(entries: Sequence[CacheEntry]) -> list[tuple[int, int]]:
-    return [(entry.start, entry.num_bytes) for entry in entries]
-
-
-def _find_cache(path: Path, whole: Sequence[CacheEntry]) -> DiskCache | None:
-    """The cache in the file, of all entries or of the first ones; None if there is no whole file."""
-    try:
-        num_bytes = path.stat().st_size
-    except OSError:
-        return None
-    records = _records(whole)
-    low, high = 0, len(whole)
-    while low < high:  # the file of more entries is longer
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if file_bytes(records[:middle]) <= num_bytes else (low, middle - 1)
-    return _open_cache(path, whole[:low])
-
-
-def _open_cache(path: Path, entries: Sequence[CacheEntry]) -> DiskCache | None:
-    try:
-        if path.stat().st_size != file_bytes(_records(entries)):
-            return None
-        return DiskCache(entries, CheckedFile(path, _records(entries)))
-    except (OSError, ContentDamage):
-        return None
-
-
-def _build(
-    path: Path,
-    entries: Sequence[CacheEntry],
-    read: Callable[[int], tuple[Pixels, Pixels]],
-    num_threads: int,
-    tick: Callable[[], object],
-    timeout: float | None,
-) -> None:
+def _build(path: Path, entries: Sequence[CacheEntry], for_each: Callable[[Callable[..., None], int], None]) -> None:
     """Written under a temporary name until it is complete: another run may be building the same cache."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=DRAFT_SUFFIX)
     draft = Path(name)
+    checksums = np.zeros(_end(entries) // BLOCK, "<u4")
+
+    def store(index: int, pixels: tuple[Pixels, Pixels]) -> None:
+        entry = entries[index]
+        content = np.zeros(entry.end - entry.start, np.uint8)
+        for view, part in zip(entry.views(content), pixels, strict=True):
+            view[:] = part
+        for block in range(len(content) // BLOCK):
+            checksums[entry.start // BLOCK + block] = zlib.crc32(content[block * BLOCK : (block + 1) * BLOCK].data)
+        _write_at(handle, content.data, entry.start)
+
     try:
-        with os.fdopen(handle, "r+b", buffering=0) as file:
+        try:
             lock_shared(handle)  # as long as this process lives, nobody takes the draft for that of a killed run
             if hasattr(os, "posix_fallocate"):  # a full disk is told before hours are spent
-                os.posix_fallocate(handle, 0, file_bytes(_records(entries)))
-            _fill(file, entries, read, num_threads, tick, timeout)
+                os.posix_fallocate(handle, 0, _file_bytes(entries))
+            for_each(store, len(entries))
+            table = checksums.tobytes()
+            _write_at(handle, memoryview(table + TAIL.pack(MAGIC, len(entries), zlib.crc32(table))), _end(entries))
             if hasattr(os, "fchmod"):
                 os.fchmod(handle, 0o666 & ~_umask())
             os.fsync(handle)
             draft.replace(path)
+        finally:
+            os.close(handle)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
 
 
-def _fill(
-    file: IO[bytes],
-    entries: Sequence[CacheEntry],
-    read: Callable[[int], tuple[Pixels, Pixels]],
-    num_threads: int,
-    tick: Callable[[], object],
-    timeout: float | None,
-) -> None:
-    writer = CheckedWriter(file, _records(entries))  # type: ignore[arg-type]
+def _pread_into(handle: int, place: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, [place], offset)
+    with _lock:
+        os.lseek(handle, offset, os.SEEK_SET)
+        part = os.read(handle, len(place))
+    place[: len(part)] = part
+    return len(part)
 
-    def store(index: int) -> None:
-        content = np.empty(entries[index].num_bytes, np.uint8)
-        for view, pixels in zip(_views(entries[index]._replace(start=0), content), read(index), strict=True):
-            view[:] = pixels
-        writer.write(index, content.tobytes())
 
-    for _ in map_in_threads(store, len(entries), num_threads, timeout):  # decoding releases the GIL
-        tick()
-    writer.finish()
+def _write_at(handle: int, left: memoryview, offset: int) -> None:
+    while left:
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(handle, left, offset)
+        else:
+            with _lock:
+                os.lseek(handle, offset, os.SEEK_SET)
+                written = os.write(handle, left)
+        left, offset = left[written:], offset + written
 
 
 def _umask() -> int:
@@ -297,7 +350,7 @@ def _delete_old_files(folder: Path, keep: Path) -> None:
     for pattern, max_age in ((f".*{DRAFT_SUFFIX}", DRAFT_SECONDS), (f"*{SUFFIX}", UNUSED_SECONDS)):
         for file in folder.glob(pattern):
             with contextlib.suppress(OSError):
-                status = file.stat()
+                status = file.lstat()
                 is_old = time.time() - status.st_mtime > max_age
                 is_used = is_in_use(file)
                 # Without content it may be one that was begun just now and is not locked yet.
@@ -308,37 +361,16 @@ def _delete_old_files(folder: Path, keep: Path) -> None:
 
 def _make_room(folder: Path, num_bytes: int) -> None:
     """Deletes caches, those used longest ago first, until a file of so many bytes fits."""
-    for file in sorted(folder.glob(f"*{SUFFIX}"), key=_used_at):
+
+    def used_at(file: Path) -> float:
+        try:
+            return file.lstat().st_mtime
+        except OSError:  # another run has just deleted it
+            return 0.0
+
+    for file in sorted(folder.glob(f"*{SUFFIX}"), key=used_at):
         if free_disk(folder) * MAX_SHARE >= num_bytes:
             return
         with contextlib.suppress(OSError):
             if not is_in_use(file):
                 file.unlink()
-
-
-def _used_at(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:  # another run has just deleted it
-        return 0.0
-
-
-def lay_out(
-    shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int, mask_sizes: Sequence[Size] | None = None
-) -> list[CacheEntry]:
-    """Entries for the first pairs, one after the other, up to `max_bytes`."""
-    entries: list[CacheEntry] = []
-    start = 0
-    for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
-        entry = CacheEntry(start, shape, itemsize, mask_size)
-        if start + entry.num_bytes > max_bytes:
-            break
-        entries.append(entry)
-        start += -(-entry.num_bytes // ALIGNMENT) * ALIGNMENT
-    return entries
-
-
-def _views(entry: CacheEntry, raw: Pixels) -> tuple[Pixels, Pixels]:
-    middle = entry.start + entry.image_bytes
-    image = raw[entry.start : middle].view(np.uint8 if entry.itemsize == 1 else np.float32).reshape(entry.shape)
-    return image, raw[middle : entry.start + entry.num_bytes].reshape(entry.mask_size)

@@ -1,4 +1,4 @@
-"""A pool of workers that fill batches in memory shared with the training process.
+"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere.
 
 The life of a batch:
 
@@ -16,42 +16,184 @@ real reason; if not, it is counted in `failures` for the user to be told.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
+import multiprocessing.util
+import os
+import queue
+import select
+import struct
+import sys
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
-from unet_trainer.loading.reading_threads import ReadingThread, ReadTimeout
 from unet_trainer.loading.transfer import copy_stream, pin, unpin
-from unet_trainer.loading.worker_backends import (
-    CAN_FORK,
-    RESULT,
-    TASK,
-    ForkBackend,
-    Result,
-    Task,
-    ThreadBackend,
-    WorkerBackend,
-    WorkerError,
-)
+from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
+JOIN_SECONDS = 1  # after SIGKILL
 MIN_BUFFERS = 4
 BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 MAX_OPEN_PIECES = 1024
 STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
 ERROR_BYTES = 512  # of a worker's error message
+
+# receive a task (empty: no more tasks), send a result, the worker's number
+WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
+
+
+class WorkerError(RuntimeError):
+    """A worker died or hangs; the message says which, and what it was reading."""
+
+
+class Task(NamedTuple):
+    """Fill positions `start` to `stop` of a batch in a shared buffer."""
+
+    batch_id: int
+    assembler: int
+    epoch: int
+    batch: int
+    buffer: int
+    start: int
+    stop: int
+
+
+class Result(NamedTuple):
+    """What came of a task."""
+
+    batch_id: int
+    start: int
+    worker: int
+    is_filled: int
+    read_seconds: float
+    augment_seconds: float
+
+
+TASK = struct.Struct("7q")
+RESULT = struct.Struct("4q2d")
+
+
+class ForkBackend:
+    """Forked processes, which share what there is at their start copy-on-write. All take their tasks from one pipe and send their
+    results into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed process never leaves
+    half a message."""
+
+    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
+        import fcntl  # only where processes can be forked
+
+        task_reader, self.task_writer = os.pipe()
+        self.result_reader, result_writer = os.pipe()
+        parent_ends = (self.task_writer, self.result_reader)
+        self.workers: list[BaseProcess] = []
+        # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
+        self.close = multiprocessing.util.Finalize(self, _close, (*parent_ends, self.workers), exitpriority=100)
+        try:
+            for number in range(num_workers):
+                self.workers.append(start_process(_run_worker, worker_main, number, task_reader, result_writer, parent_ends))
+        except OSError as error:
+            self.close()
+            raise WorkerError(f"worker process {number + 1} of {num_workers} could not be started ({error.strerror})") from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(task_reader)
+            os.close(result_writer)
+        os.set_blocking(self.result_reader, False)
+        self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
+        for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
+            self.poller.register(file, select.POLLIN)
+        # Tasks that can be open before a write to a full pipe would block.
+        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // max(TASK.size, RESULT.size)
+
+    def send(self, task: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
+            os.write(self.task_writer, task)
+
+    def receive(self, seconds: float) -> bytes:
+        """All results that have arrived; waits up to so many seconds for the first one."""
+        found = self._read()
+        if not found and seconds:
+            self.poller.poll(1000 * seconds)
+            found = self._read()
+        return found
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.result_reader, 256 * RESULT.size)
+        except BlockingIOError:
+            return b""
+
+    def dead_worker(self) -> tuple[int, str] | None:
+        """Number of a worker that died, and how."""
+        ready = {file for file, _ in self.poller.poll(0)}
+        for number, worker in enumerate(self.workers):
+            if worker.sentinel in ready and worker.exitcode is not None:
+                return number, f"worker process {worker.pid} died ({describe_exit(worker)})"
+        return None
+
+
+def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
+    """Kills the workers: they hold nothing that could be lost."""
+    os.close(task_writer)
+    kill_processes(workers, JOIN_SECONDS)
+    os.close(result_reader)
+
+
+def _run_worker(worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int]) -> None:
+    for file in parent_ends:  # else the pipe would stay open after the training process has ended
+        os.close(file)
+    cv2.setNumThreads(0)  # one thread per worker
+    torch.set_num_threads(1)
+    with contextlib.suppress(BrokenPipeError):  # the training process has ended
+        worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)
+
+
+class ThreadBackend:
+    """Threads, for systems that cannot fork; methods as those of ForkBackend. OpenCV and numpy release the GIL."""
+
+    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
+        self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.num_workers = num_workers
+        self.capacity = sys.maxsize
+        for number in range(num_workers):
+            threading.Thread(target=worker_main, args=(self.tasks.get, self.results.put, number), daemon=True).start()
+
+    def send(self, task: bytes) -> None:
+        self.tasks.put(task)
+
+    def receive(self, seconds: float) -> bytes:
+        try:
+            return self.results.get(timeout=seconds) if seconds else self.results.get_nowait()
+        except queue.Empty:
+            return b""
+
+    def dead_worker(self) -> None:
+        return None
+
+    def close(self) -> None:
+        for _ in range(self.num_workers):
+            self.tasks.put(b"")
+
+
+WorkerBackend = ForkBackend | ThreadBackend
 
 
 @dataclass
@@ -149,7 +291,6 @@ class WorkerPool:
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
         self.failures = Failures()
-        self.thread = ReadingThread()  # for what the workers failed to read
         self.backend: WorkerBackend | None = None
         self._reset()
 
@@ -333,11 +474,10 @@ class WorkerPool:
             for piece in assembler.pieces(self.num_workers):
                 if piece.start in batch.failed:
                     fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
-                    self.thread.call(fill, timeout, is_stopping, STOP_SECONDS)
+                    call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
                     self.failures.num_pieces += 1
         except ReadTimeout:
             files = assembler.files(batch.epoch, batch.batch)
-            self.thread = ReadingThread()
             self.close()  # and what the thread may still write into is not used again
             raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:

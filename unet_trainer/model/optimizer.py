@@ -1,14 +1,19 @@
-"""The optimizer and its learning-rate schedule. The rate is a function of the step, so a resumed run needs no replay."""
+"""The optimizer, its learning-rate schedule and the average of the weights (EMA).
+
+The rate is a function of the step, so a resumed run needs no replay.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.model.network import parameter_groups
+from unet_trainer.model.segmenter import Segmenter
 
 POLY_POWER = 0.9
 MOMENTUM = 0.9
@@ -30,6 +35,23 @@ def fill_momentum(sgd: torch.optim.SGD) -> None:
     for group in sgd.param_groups:
         for parameter in group["params"]:
             sgd.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
+def parameter_groups(network: torch.nn.Module, weight_decay: float, encoder_lr_factor: float = 1.0) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels; none for biases and normalisation. The encoder apart if its factor is not 1."""
+    if encoder_lr_factor == 1:
+        return _decayed_and_plain(list(network.parameters()), weight_decay)
+    encoder = list(network.get_submodule("encoder").parameters())
+    in_encoder = set(encoder)
+    others = [parameter for parameter in network.parameters() if parameter not in in_encoder]
+    slow = [{**group, "lr_factor": encoder_lr_factor} for group in _decayed_and_plain(encoder, weight_decay)]
+    return [*slow, *_decayed_and_plain(others, weight_decay)]
+
+
+def _decayed_and_plain(parameters: Sequence[torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+    plain = [parameter for parameter in parameters if parameter.ndim <= 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 
 class LearningRate:
@@ -109,3 +131,35 @@ def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> Learnin
         plateau_patience=config.plateau_patience,
         plateau_factor=config.plateau_factor,
     )
+
+
+class Ema:
+    """Average of weights and buffers. The decay rises with the number of updates: the initial weights are soon forgotten."""
+
+    def __init__(self, segmenter: Segmenter, decay: float) -> None:
+        self.segmenter = copy.deepcopy(segmenter).eval().requires_grad_(False)
+        self.decay = decay
+        device = next(segmenter.parameters()).device
+        # On the device: the host does not wait to know whether a step was good.
+        self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        # These tensors stay at their addresses: loading a state copies into them.
+        pairs = list(zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True))
+        self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self, is_good: torch.Tensor) -> None:
+        """Moves the average towards the current weights; a step that was not good leaves it as it is."""
+        self.num_updates += is_good
+        decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
+        _move_towards(self.floats, ((1 - decay) * is_good).float())
+        if self.counters:
+            _move_towards(self.counters, is_good.long())
+
+
+def _move_towards(pairs: list[tuple[torch.Tensor, torch.Tensor]], share: torch.Tensor) -> None:
+    """Each average moves by a share of its distance to the value."""
+    averages = [average for average, _ in pairs]
+    distances = torch._foreach_sub([value for _, value in pairs], averages)
+    torch._foreach_mul_(distances, share)
+    torch._foreach_add_(averages, distances)

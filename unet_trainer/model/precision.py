@@ -13,7 +13,8 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.training_choices import NumberFormat
-from unet_trainer.system.processes import Launch
+from unet_trainer.system.distributed import Launch
+from unet_trainer.system.input_files import read_text
 from unet_trainer.system.resources import count_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,7 +83,7 @@ def cpu_computes_bfloat16() -> bool:
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return True
-    flags = {word for line in path.read_text().splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    flags = {word for line in read_text(path).splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
 
@@ -95,9 +96,6 @@ def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.Grad
     return torch.amp.GradScaler(
         device.type,
         init_scale=config.scaler_init_scale,
-        growth_factor=config.scaler_growth_factor,
-        backoff_factor=config.scaler_backoff_factor,
-        growth_interval=config.scaler_growth_interval,
         enabled=config.number_format == "float16",
     )
 

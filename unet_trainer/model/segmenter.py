@@ -7,8 +7,9 @@ Training, evaluation, prediction and export use this one module. There is no def
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -16,14 +17,14 @@ import torch.nn.functional as F
 
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
+from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.images.overlays import BACKGROUND_COLOUR, class_colours
+from unet_trainer.images.mask_coding import MaskCoding, as_lists, as_tuples
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 # Bounds of a spec that is read from a file; config/schema.py has those of what can be asked for.
-MAX_CHANNELS, MAX_IDS, MAX_SIDE, MAX_VALUE, MAX_FLOAT32 = 4096, 254, 8192, 2**32, 3.4e38
+MAX_CHANNELS, MAX_IDS, MAX_SIDE, MAX_VALUE, MAX_FLOAT32, MAX_MARKS = 4096, 254, 8192, 2**32, 3.4e38, 64
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class SegmenterSpec:
     encoder: str
     decoder_channels: tuple[int, ...] | None
     decoder_attention: Literal["none", "scse"] = "none"
+    tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
+    source_sides: tuple[float, float] | None = None  # fit: resize: √(height × width) of the smallest and largest training image
 
     @property
     def num_ids(self) -> int:
@@ -58,39 +61,16 @@ class SegmenterSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a checkpoint holds them."""
-        return {
-            "image": self.image.to_dict(),
-            "coding": self.coding.to_dict(),
-            "num_classes": self.num_classes,
-            "id_names": list(self.id_names),
-            "id_colours": [list(colour) for colour in self.id_colours],
-            "image_size": list(self.image_size),
-            "fit": self.fit,
-            "architecture": self.architecture,
-            "encoder": self.encoder,
-            "decoder_channels": None if self.decoder_channels is None else list(self.decoder_channels),
-            "decoder_attention": self.decoder_attention,
-        }
+        content = {**vars(self), "image": self.image.to_dict(), "coding": self.coding.to_dict()}
+        return {name: as_lists(value) for name, value in content.items()}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
-        """Raises KeyError, TypeError or ValueError for content that is no spec."""
+        """Raises KeyError, TypeError or ValueError for content that is no spec. Earlier versions saved fewer fields."""
         _check_content(content)
-        channels = content["decoder_channels"]
-        height, width = content["image_size"]
-        return SegmenterSpec(
-            image=ImageSpec.from_dict(content["image"]),
-            coding=MaskCoding.from_dict(content["coding"]),
-            num_classes=content["num_classes"],
-            id_names=tuple(content["id_names"]),
-            id_colours=tuple((red, green, blue) for red, green, blue in content["id_colours"]),
-            image_size=(height, width),
-            fit=content["fit"],
-            architecture=content["architecture"],
-            encoder=content["encoder"],
-            decoder_channels=None if channels is None else tuple(channels),
-            decoder_attention=content.get("decoder_attention", "none"),
-        )
+        known = {field.name: as_tuples(content[field.name]) for field in fields(SegmenterSpec) if field.name in content}
+        parts = {"image": ImageSpec.from_dict(content["image"]), "coding": MaskCoding.from_dict(content["coding"])}
+        return SegmenterSpec(**{**known, **parts})
 
 
 def _check_content(content: Mapping[str, Any]) -> None:
@@ -100,18 +80,24 @@ def _check_content(content: Mapping[str, Any]) -> None:
     is_count = _is_whole(num_channels, 1, MAX_CHANNELS) and _is_whole(num_classes, 1, MAX_IDS)
     num_ids = max(2, num_classes) if is_count else 0
     decoder_channels, values = content["decoder_channels"], coding["values"]
+    tile, sides = content.get("tile"), content.get("source_sides")
     is_right = {
         "channels or num_classes": is_count,
         "depth": isinstance(image["depth"], str),
         "mean": _are_numbers(image["mean"]) and len(image["mean"]) == num_channels,
         "std": _are_numbers(image["std"]) and len(image["std"]) == num_channels and all(value > 0 for value in image["std"]),
+        "nodata": _are_numbers(image.get("nodata", []))
+        and len(image.get("nodata", [])) <= MAX_MARKS
+        and isinstance(image.get("ignores_nodata", False), bool),
         "low and high": _are_numbers([image["low"], image["high"]]),
         "coding": (values is None or len(values) == num_ids)
         and all(value is None or _is_whole(value, -MAX_VALUE, MAX_VALUE) for value in _flat(list(coding.values()))),
         "id_names": _are_texts(content["id_names"]) and len(content["id_names"]) == num_ids,
         "id_colours": len(content["id_colours"]) == num_ids
         and all(len(colour) == 3 and all(_is_whole(part, 0, 255) for part in colour) for colour in content["id_colours"]),
-        "image_size": len(content["image_size"]) == 2 and all(_is_whole(side, 1, MAX_SIDE) for side in content["image_size"]),
+        "image_size": _is_size(content["image_size"]),
+        "tile": tile is None or _is_size(tile),
+        "source_sides": sides is None or (_are_numbers(sides) and len(sides) == 2 and 0 < sides[0] <= sides[1]),
         "fit": content["fit"] in ("resize", "crop"),
         "architecture or encoder": _are_texts([content["architecture"], content["encoder"]]),
         "decoder_channels": decoder_channels is None or all(_is_whole(number, 1, MAX_CHANNELS) for number in decoder_channels),
@@ -124,6 +110,10 @@ def _check_content(content: Mapping[str, Any]) -> None:
 
 def _is_whole(value: Any, least: int, most: int) -> bool:
     return isinstance(value, int) and least <= value <= most
+
+
+def _is_size(value: Any) -> bool:
+    return len(value) == 2 and all(_is_whole(side, 1, MAX_SIDE) for side in value)
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
@@ -142,8 +132,15 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding, has_background: bool = True) -> SegmenterSpec:
-    """`has_background`: class 0 is what no class is, and has no colour."""
+def build_spec(
+    config: ResolvedConfig,
+    image: ImageSpec,
+    coding: MaskCoding,
+    has_background: bool = True,
+    sizes: Sequence[tuple[int, int]] = (),
+) -> SegmenterSpec:
+    """`has_background`: class 0 is what no class is, and has no colour. `sizes`: of the training images."""
+    sides = [math.sqrt(height * width) for height, width in sizes] if config.fit == "resize" else []
     names = tuple(id_names(config))
     return SegmenterSpec(
         image=image,
@@ -157,6 +154,7 @@ def build_spec(config: ResolvedConfig, image: ImageSpec, coding: MaskCoding, has
         encoder=config.encoder,
         decoder_channels=config.decoder_channels,
         decoder_attention=config.decoder_attention,
+        source_sides=(min(sides), max(sides)) if sides else None,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,16 +19,15 @@ from PIL import Image
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair, path_in
-from unet_trainer.images.error_maps import ERROR_COLOURS, error_kinds
+from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError, read_bytes
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.images.overlays import IGNORED_COLOUR, to_display
 from unet_trainer.images.tiling import fit_image, resize_mask
-from unet_trainer.runs.run_folder import BEST
-from unet_trainer.runs.run_summary import RunSummary
-from unet_trainer.runs.val_scores import ImageScore, image_score, worst_first
-from unet_trainer.system.console import counted, first_line
+from unet_trainer.system.console import Console, counted, first_line, silent_console
+from unet_trainer.training.run_folder import BEST
+from unet_trainer.training.run_summary import RunSummary
+from unet_trainer.training.val_scores import ImageScore, image_score, worst_first
 
 if TYPE_CHECKING:
     from unet_trainer.inference.predictor import Predictor
@@ -103,23 +102,30 @@ def make_gallery(
     device: str = "auto",
     data_dir: Path | None = None,
     max_seconds: float = MAX_SECONDS,
-    tick: Callable[[], object] = lambda: None,
+    console: Console | None = None,
 ) -> Gallery:
-    """Predicts and draws. What is not there (data, best.pt, a file) makes a note and not an error."""
-    from unet_trainer.inference.loaded_model import load_engine
-    from unet_trainer.inference.predictor import Predictor
-    from unet_trainer.inference.validation_images import find_validation_pairs
-
+    """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report is written
+    all the same."""
     model = summary.folder / BEST
     if not model.is_file():
         return Gallery(note=f"There are no pictures: the run has no {BEST}.")
     try:
-        pairs = find_validation_pairs(model, data_dir)
-        predictor = Predictor(load_engine(model, device))
+        pairs, predictor = load_predictor(model, device, data_dir)
+        base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
+        return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, console)
     except UserError as error:
         return Gallery(note=f"There are no pictures: {first_line(error)}.")
-    base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
-    return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, tick)
+    except Exception as error:  # memory, a driver, a damaged file: more than can be listed
+        return Gallery(note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]}).")
+
+
+def load_predictor(model: Path, device: str, data_dir: Path | None) -> tuple[Sequence[Pair], Predictor]:
+    """With the validation pairs. Raises UserError."""
+    from unet_trainer.inference.engine import load_engine
+    from unet_trainer.inference.evaluation_data import find_validation_pairs
+    from unet_trainer.inference.predictor import Predictor
+
+    return find_validation_pairs(model, data_dir), Predictor(load_engine(model, device))
 
 
 def draw_gallery(
@@ -128,7 +134,7 @@ def draw_gallery(
     data_dir: Path,
     predictor: Predictor,
     max_seconds: float = MAX_SECONDS,
-    tick: Callable[[], object] = lambda: None,
+    console: Console | None = None,
 ) -> Gallery:
     """Pictures of the worst, middle and best of `scores`; without scores of a sample of the pairs, which are then scored here."""
     by_name = {path_in(data_dir, pair.image): pair for pair in pairs}
@@ -141,18 +147,19 @@ def draw_gallery(
     pictures: list[Picture] = []
     reasons: list[str] = []
     num_late = 0
-    for score, group, pair in chosen:
-        if time.monotonic() > deadline:
-            num_late += 1
-            continue
-        if pair is None:
-            reasons.append(f"{score.image if score else ''} is not in {data_dir} any more")
-            continue
-        try:
-            pictures.append(draw_picture(predictor, pair, score, group, data_dir, MAX_BYTES // len(chosen)))
-        except DataError as error:
-            reasons.append(f"{pair.shown_image}: {first_line(error)}")
-        tick()
+    with (console or silent_console()).bar("Predicting images for the report:", len(chosen), keep=False) as bar:
+        for score, group, pair in chosen:
+            if time.monotonic() > deadline:
+                num_late += 1
+                continue
+            if pair is None:
+                reasons.append(f"{score.image if score else ''} is not in {data_dir} any more")
+                continue
+            try:
+                pictures.append(draw_picture(predictor, pair, score, group, data_dir, MAX_BYTES // len(chosen)))
+            except DataError as error:
+                reasons.append(f"{pair.shown_image}: {first_line(error)}")
+            bar.tick()
     if not scores:
         pictures = _regrouped(pictures)
     notes = [f"{counted(len(reasons), 'image')} could not be shown ({reasons[0]})."] if reasons else []
@@ -175,13 +182,13 @@ def draw_picture(
     predictor: Predictor, pair: Pair, score: ImageScore | None, group: Group, data_dir: Path, max_bytes: int
 ) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
-    from unet_trainer.inference.image_scores import count_image
     from unet_trainer.inference.logits import all_ids
     from unet_trainer.inference.page_result import decode_for_page, read_truth
     from unet_trainer.inference.predictor import check_image
+    from unet_trainer.inference.scores import count_image
 
     spec = predictor.spec
-    image = decode_for_page(read_bytes(pair.image))
+    image = decode_for_page(read_bytes(pair.image), spec.image)
     height, width = image.shape[:2]
     if height * width > MAX_PIXELS:
         raise DataError(f"{width}×{height} pixels; a report shows images of up to {MAX_PIXELS // 10**6} megapixels")

@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 
-from unet_trainer.reports.comparison_page import render_comparison
-from unet_trainer.reports.gallery import Gallery
+from unet_trainer.reports.comparison import render_comparison
+from unet_trainer.reports.gallery import Gallery, make_gallery
 from unet_trainer.reports.page import page_policy
-from unet_trainer.reports.run_report import NO_PICTURES, SAMPLES, gallery_or_reason, render_report
-from unet_trainer.runs.run_folder import BEST, SETTINGS, VAL_SCORES
-from unet_trainer.runs.run_summary import RUN_FILES, RunSummary, read_run_summary
-from unet_trainer.system.folder_lock import is_locked
+from unet_trainer.reports.run_report import NO_PICTURES, render_report
 from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
+from unet_trainer.system.locks import is_locked
+from unet_trainer.training.run_folder import BEST, SAMPLES, SETTINGS, VAL_SCORES
+from unet_trainer.training.run_summary import RUN_FILES, RunSummary, read_run_summary
 
 WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES)
 
@@ -81,11 +81,8 @@ class WatchServer(LocalServer):
     def _gallery(self, summary: RunSummary) -> Gallery:
         """As far as it is made; asks for it if it is not."""
         if summary.state == "running":
-            return (
-                Gallery(note="Pictures of the worst and the best images follow when the run has ended.")
-                if summary.best
-                else NO_PICTURES
-            )
+            note = "Pictures of the worst and the best images follow when the run has ended."
+            return Gallery(note=note) if summary.best else NO_PICTURES
         if not self.with_pictures:
             return NO_PICTURES
         made_of = "\n".join(_file_facts(summary.folder))
@@ -100,7 +97,7 @@ class WatchServer(LocalServer):
     def _make_gallery(self, summary: RunSummary, made_of: str) -> None:
         try:
             # On the CPU: a run that trains beside needs the GPU's memory.
-            self.galleries[summary.folder] = made_of, gallery_or_reason(summary, "cpu")
+            self.galleries[summary.folder] = made_of, make_gallery(summary, "cpu")
             with self._lock:
                 self._pages.clear()
         finally:

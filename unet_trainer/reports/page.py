@@ -1,22 +1,49 @@
-"""One self-contained page: style and script are inlined, and its policy forbids everything else, the network first of all."""
+"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything else.
+
+Class names, paths, notices and names of files come from users and their data. Templates escape every value; no other code here
+makes markup.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from unet_trainer.reports.html_elements import Child, Html, element, text
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from unet_trainer import __version__
+from unet_trainer.system.console import counted, readable
+from unet_trainer.system.input_files import read_text
 from unet_trainer.system.local_server import digest
 
-FOLDER = Path(__file__).parent
-MARK = re.compile(r"\{\{(\w+)\}\}")
+TEMPLATES = Path(__file__).parent / "templates"
+CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # not allowed in HTML, or not in UTF-8
+NONE = "–"
+NUM_COLOURS = 8  # of page.css
+NUM_SHADES = 10  # of a cell of the confusion matrix
 
 
-@cache
-def _file(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
+def render_page(template: str, title: str, live: str | None = None, **values: Any) -> str:
+    """`live`: the version of a page that its server refreshes."""
+    made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            live=live,
+            policy=page_policy(live is not None),
+            style=Markup(_file("page.css")),
+            script=Markup(_file("page.js")),
+            num_colours=NUM_COLOURS,
+            **{"footer": f"{made}. This page is one file and asks the network for nothing.", **values},
+        )
+    )
 
 
 def page_policy(live: bool = False) -> str:
@@ -28,27 +55,85 @@ def page_policy(live: bool = False) -> str:
     )
 
 
-def fill_page(title: str, body: Html, live: str | None = None) -> str:
-    """`live`: the version of a page that its server refreshes."""
-    values: Mapping[str, str] = {
-        "policy": text(page_policy(live is not None)),
-        "title": text(title),
-        "style": _file("page.css"),
-        "script": _file("page.js"),
-        "live": f' data-live="{text(live)}"' if live is not None else "",
-        "body": body,
+@cache
+def _file(name: str) -> str:
+    return read_text(TEMPLATES / name)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters |= {
+        function.__name__: function for function in (score, interval, percent, duration, rate, count, moment, place, shade, counted)
     }
-    return MARK.sub(lambda found: values[found[1]], _file("page.html"))  # one pass: what is filled in is not looked at again
+    return environment
 
 
-def layout(heading: Child, subtitle: Child, sections: Sequence[tuple[str, str, Html | None]], footer: Child) -> Html:
-    """Header, links to the sections that there are, the sections. `sections`: key, short name, content."""
-    present = [(key, name, content) for key, name, content in sections if content is not None]
-    links = [element("li", element("a", name, href=f"#{key}")) for key, name, _ in present if name]
-    parts = [
-        element("header", element("div", element("h1", heading), element("p", subtitle, class_="muted"), class_="wide"), id="head"),
-        element("nav", element("ul", links, class_="wide"), aria_label="Sections", id="links"),
-        element("main", [content for _, _, content in present], id="main", class_="wide"),
-        element("footer", footer, class_="wide muted small", id="foot"),
-    ]
-    return Html("\n".join(parts))
+def _shown(value: Any) -> Any:
+    """Text without what a browser would not take; the environment escapes it afterwards."""
+    return value if isinstance(value, Markup) else "" if value is None else CONTROLS.sub("\ufffd", readable(str(value)))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def score(value: float | None, digits: int = 4) -> str:
+    return f"{value:.{digits}f}" if _is_number(value) else NONE
+
+
+def interval(ends: tuple[float, float] | None) -> str:
+    return NONE if ends is None else f"{score(ends[0], 3)} – {score(ends[1], 3)}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    if share is None or not math.isfinite(share):
+        return NONE
+    if 0 < share < 0.5 * 10 ** -(digits + 2):
+        return f"< {10**-digits:.{digits}f} %"
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """90 s is 1 min 30 s."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
+    whole = round(seconds)
+    for unit, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit} {name}" + (f" {rest} {smaller_name}" if rest else "")
+    return f"{whole} s"
+
+
+def rate(images_per_second: float | None) -> str:
+    if images_per_second is None or not math.isfinite(images_per_second):
+        return NONE
+    return f"{images_per_second:.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
+
+
+def count(number: int) -> str:
+    """1 234 567, with narrow spaces that do not break."""
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def moment(time: datetime | None) -> str:
+    return NONE if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def place(share: float) -> str:
+    """On a scale from 0 to 1, for an attribute of SVG."""
+    return f"{100 * min(1.0, max(0.0, share)):.2f}%"
+
+
+def shade(share: float | None) -> int:
+    return 0 if share is None else min(NUM_SHADES, round(NUM_SHADES * share))

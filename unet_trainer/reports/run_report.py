@@ -1,32 +1,59 @@
-"""report.html: one run on one page. Never ends a run: what cannot be read or drawn is left out and said."""
+"""report.html: one run on one page. Never ends a run: what cannot be read or drawn is left out and said on the page."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from unet_trainer import __version__
-from unet_trainer.reports.curve_section import curve_section
-from unet_trainer.reports.fact_sections import command_section, data_section, event_section, machine_section, settings_section
-from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, make_gallery
-from unet_trainer.reports.gallery_section import image_section
-from unet_trainer.reports.html_elements import Html, text
-from unet_trainer.reports.number_texts import count, moment
-from unet_trainer.reports.page import fill_page, layout
-from unet_trainer.reports.score_sections import class_section, confusion_section, distribution_figure, headline, state_pill
-from unet_trainer.reports.score_statistics import set_scores
-from unet_trainer.runs.run_folder import REPORT
-from unet_trainer.runs.run_summary import RunSummary, read_run_summary
+from unet_trainer.config.dump import value_text
+from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
+from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.reports.charts import distribution_chart, drawn_epochs, run_charts
+from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Picture, make_gallery
+from unet_trainer.reports.page import NONE, count, duration, moment, percent, rate, render_page, score
+from unet_trainer.reports.score_statistics import SetScores, set_scores
 from unet_trainer.system.atomic_files import write_bytes_atomically
+from unet_trainer.system.console import Console, counted
+from unet_trainer.system.input_files import read_bytes
+from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
+from unet_trainer.training.run_summary import RunSummary, read_run_summary
 
-SAMPLES = "samples"
-MAX_BYTES = 5_000_000
 NO_PICTURES = Gallery()
 SHEET_SIDE, SHEET_QUALITY = 1100, 78
+FEW_IMAGES = 20  # with fewer, an interval is rough
+MAX_MATRIX = 30  # classes in the confusion matrix
+MAX_PROBLEMS = 5  # damaged files and lines that are shown
+MAX_EVENTS = 200
+MAX_NAMED = 24  # classes in the legend
+GROUP_WORDS = {"worst": "Worst", "median": "Middle", "best": "Best"}
+ERROR_WORDS = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found", ErrorKind.WRONG: "wrong"}
+# Key, title, whether it is open, sources.
+SETTING_GROUPS = (
+    ("set", "Set by you", True, ("command line", "file", "config", "argument")),
+    ("demo", "As the demo has them", False, ("demo",)),
+    ("decided", "Decided from the data and the machine", True, ("decided",)),
+    ("default", "Defaults", False, ("default",)),
+    ("unknown", "Source not known (of an earlier version)", False, ("",)),
+)
+SOURCE_WORDS = {"config": "script", "": "not known"}
+EVENT_WORDS = {
+    **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
+    **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
+    **{"shrink": "Memory ran out", "warning": "Warning", "note": "Note"},
+}
+
+
+def report_command(folder: Path) -> str:
+    return f"python train_unet.py report {shlex.quote(str(folder))}"
 
 
 def write_report(
@@ -36,81 +63,276 @@ def write_report(
     path: Path | None = None,
     data_dir: Path | None = None,
     max_seconds: float = MAX_SECONDS,
+    console: Console | None = None,
 ) -> Path:
     """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the pictures are
-    told on the page."""
+    told on the page. The console shows how far the pictures are."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
-        gallery = gallery_or_reason(summary, device, data_dir, max_seconds)
+        gallery = make_gallery(summary, device, data_dir, max_seconds, console)
     elif summary.best is not None:
-        gallery = Gallery(note=f"Pictures of the worst and the best images are made by: python train_unet.py report {folder}")
+        gallery = Gallery(note=f"Pictures of the worst and the best images are made by: {report_command(folder)}")
     path = path or folder / REPORT
     write_bytes_atomically(path, render_report(summary, gallery).encode())
     return path
 
 
-def gallery_or_reason(
-    summary: RunSummary, device: str = "auto", data_dir: Path | None = None, max_seconds: float = MAX_SECONDS
-) -> Gallery:
-    """Predicting may fail in ways that cannot be listed (memory, a driver, a damaged file); the report is written all the same."""
-    try:
-        return make_gallery(summary, device, data_dir, max_seconds)
-    except Exception as error:
-        return Gallery(note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]}).")
-
-
-def render_report(summary: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:
-    scores = set_scores(summary.image_scores)
-    sheet = None if gallery.pictures else latest_samples(summary.folder)
-    sections: list[tuple[str, str, Html | None]] = [
-        ("result", "Result", headline(summary, scores)),
-        ("curves", "Curves", curve_section(summary)),
-        ("classes", "Classes", class_section(summary, scores)),
-        ("confusion", "Confusion", confusion_section(summary)),
-        ("images", "Images", image_section(summary, distribution_figure(summary), gallery, sheet)),
-        ("data", "Data", data_section(summary)),
-        ("settings", "Settings", settings_section(summary)),
-        ("machine", "Machine", machine_section(summary)),
-        ("events", "Events", event_section(summary)),
-        ("next", "Next", command_section(summary)),
-    ]
-    body = layout([summary.name, " ", state_pill(summary)], _subtitle(summary), sections, _footer(summary, live))
-    return fill_page(f"{summary.name} – training report", body, live)
-
-
-def _subtitle(summary: RunSummary) -> Html:
-    model, data, machine = summary.model, summary.data, summary.machine
-    parts = [
-        " · ".join(str(part) for part in (model.get("architecture"), model.get("encoder")) if part),
-        f"{count(data['num_train'])} training and {count(data['num_val'])} validation images"
-        if isinstance(data.get("num_train"), int) and isinstance(data.get("num_val"), int)
-        else "",
-        ", ".join(str(part) for part in (machine.get("device"), machine.get("name")) if part),
-        f"started {moment(summary.starts[0])}" if summary.starts else "",
-    ]
-    return text(" · ".join(part for part in parts if part))
-
-
-def _footer(summary: RunSummary, live: str | None) -> Html:
+def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:
+    scores, baseline = set_scores(run.image_scores), _baseline(run)
+    epochs = drawn_epochs(run)
+    sheet = None if gallery.pictures else _latest_samples(run.folder)
+    distribution = distribution_chart(run.image_scores)
+    events = [event for event in run.events if event.kind in EVENT_WORDS]
+    values: dict[str, Any] = {
+        **{"run": run, "scores": scores, "baseline": baseline, "doubts": _doubts(run, scores, baseline), "few_images": FEW_IMAGES},
+        **{"cards": _cards(run), "charts": run_charts(run, epochs), "num_drawn": len(epochs), "distribution": distribution},
+        **{"class_rows": _class_rows(run, scores), "confusion": _confusion(run), "gallery": gallery, "sheet": sheet},
+        **{"setting_groups": _setting_groups(run), "stage_rows": _stage_rows(run), "commands": _commands(run)},
+        **{"events": events[-MAX_EVENTS:], "num_events": len(events), "event_words": EVENT_WORDS, **_gallery_values(run, gallery)},
+        "num_interruptions": sum(event.kind in ("interrupted", "killed", "failed") for event in events),
+    }
+    present = {
+        **{"result": True, "curves": epochs, "classes": values["class_rows"], "confusion": values["confusion"]},
+        **{"images": distribution or gallery.pictures or gallery.note or sheet, "data": True, "settings": run.settings},
+        **{"machine": run.machine or values["stage_rows"], "events": events, "next": True},
+    }
+    footer = {}
+    last_written = f"Last written by the run: {moment(run.updated)}."
     if live is not None:
-        return text(
-            f"U-Net trainer {__version__}; refreshed as epochs end. The run's last sign of life: {moment(summary.updated)}."
+        footer["footer"] = f"U-Net trainer {__version__}; refreshed as epochs end. {last_written}"
+    elif run.updated:
+        made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}. {last_written}"
+        footer["footer"] = f"{made} This page is one file and asks the network for nothing."
+    return render_page(
+        "report.html",
+        f"{run.name} – training report",
+        live,
+        subtitle=_subtitle(run),
+        sections={key: key.capitalize() for key, is_there in present.items() if is_there},
+        **values,
+        **footer,
+    )
+
+
+def _words(parts: Iterable[Any], between: str = ", ") -> str:
+    return between.join(str(part) for part in parts if part)
+
+
+def _subtitle(run: RunSummary) -> str:
+    data = run.data
+    has_numbers = "num_train" in data and "num_val" in data
+    return _words(
+        [
+            _words([run.model.get("architecture"), run.model.get("encoder")], " · "),
+            f"{count(data['num_train'])} training and {count(data['num_val'])} validation images" if has_numbers else "",
+            _words([run.machine.get("device"), run.machine.get("name")]),
+            f"started {moment(run.starts[0])}" if run.starts else "",
+        ],
+        " · ",
+    )
+
+
+def _baseline(run: RunSummary) -> Baseline | None:
+    """Of the best epoch's validation: the best prediction that needs no model."""
+    if run.best is not None and run.best.confusion:
+        return best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
+    kept = (run.result or {}).get("baseline_iou")
+    return None if kept is None else Baseline("one class everywhere", kept)
+
+
+def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None) -> list[str]:
+    """What a reader must not overlook."""
+    found = []
+    low = scores.interval[0] if scores is not None and scores.interval else run.best_iou
+    if baseline is not None and low is not None and low <= baseline.iou:
+        found.append(
+            f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU {score(baseline.iou)}."
         )
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    seen = f"; the run's last sign of life: {moment(summary.updated)}" if summary.updated else ""
-    return text(f"Made {made} by U-Net trainer {__version__}{seen}. This page is one file and asks the network for nothing.")
+    found += (run.result or {}).get("warnings", [])
+    found += [f"Files of the run are damaged, and what they hold is left out: {problem}" for problem in run.problems[:MAX_PROBLEMS]]
+    failed = [event for event in run.events if event.kind == "failed"]
+    if run.state == "failed" and failed:
+        found.append(f"The run ended with an error: {failed[-1].text}")
+    return found
 
 
-def latest_samples(folder: Path) -> tuple[int, bytes] | None:
+def _cards(run: RunSummary) -> list[tuple[str, str, str]]:
+    """Label, value and note beside the score."""
+    done, planned, startup = len(run.epochs), run.num_epochs, run.startup_seconds
+    cards = []
+    if run.best is not None:
+        progress = f"{done} of {counted(planned, 'epoch')} done" if planned else f"{counted(done, 'epoch')} done"
+        note = progress if run.monitor == "val_iou" else f"by {run.monitor}"
+        cards = [("Dice", score(run.best.get("val_dice")), "of the best epoch"), ("Best epoch", str(run.best.number), note)]
+    in_epochs = f"in epochs; start-up {duration(startup)}" if startup else "in epochs"
+    return [*cards, ("Time", duration(run.seconds), in_epochs), ("Images/s", rate(run.images_per_second), "in training")]
+
+
+def _class_rows(run: RunSummary, scores: SetScores | None) -> list[dict[str, Any]]:
+    """Scores of each class at the best epoch, with its share of the pixels."""
+    best, per_class = run.best, run.per_class_iou
+    if best is None or not per_class:
+        return []
+    shares = {entry.get("name"): entry.get("share") for entry in run.data.get("classes", [])}
+    totals = [sum(row) for row in best.confusion or []]
+    in_val = {name: total / max(1, sum(totals)) for name, total in zip(run.id_names, totals, strict=False)}
+    return [
+        {
+            "name": name,
+            "iou": per_class.get(name),
+            "interval": scores.class_intervals.get(name) if scores else None,
+            "others": [getattr(best.classes.get(name), kind, None) for kind in ("dice", "precision", "recall")],
+            "share": shares.get(name),
+            "val_share": in_val.get(name),
+        }
+        for name in run.class_names
+    ]
+
+
+def _confusion(run: RunSummary) -> dict[str, Any] | None:
+    """Of the best epoch: which class is taken for which; with many classes those with the most wrong pixels."""
+    if run.best is None or not run.best.confusion:
+        return None
+    names, matrix = run.id_names, np.array(run.best.confusion)
+    in_truth, predicted, wrong = matrix.sum(1), matrix.sum(0), matrix - np.diag(matrix.diagonal())
+    shown = sorted(np.argsort(-(wrong.sum(1) + wrong.sum(0)), kind="stable")[:MAX_MATRIX].tolist())
+    words = "No pixel of the validation images is predicted wrongly."
+    if wrong.any():
+        shares = wrong / np.maximum(1, in_truth)[:, None]
+        row, column = np.unravel_index(shares.argmax(), shares.shape)
+        words = f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
+    if len(matrix) > len(shown):
+        words += f" The {len(shown)} of {len(matrix)} classes with the most wrong pixels are shown."
+
+    def cell(row: int, column: int) -> dict[str, Any]:
+        pixels = int(matrix[row, column])
+        of_truth = pixels / in_truth[row] if in_truth[row] else None
+        of_predicted = pixels / predicted[column] if predicted[column] else None
+        return {"of_truth": of_truth, "of_predicted": of_predicted, "pixels": pixels, "is_right": row == column}
+
+    rows = [(names[row], [cell(row, column) for column in shown]) for row in shown]
+    return {"words": words, "names": [names[column] for column in shown], "rows": rows}
+
+
+def _setting_groups(run: RunSummary) -> list[dict[str, Any]]:
+    """Every value that the run took: first those that were set or decided, then the defaults."""
+    groups = []
+    for key, title, is_open, sources in SETTING_GROUPS:
+        rows = [
+            (name, value_text(setting.value), SOURCE_WORDS.get(setting.source, setting.source), setting.reason)
+            for name, setting in run.settings.items()
+            if setting.source in sources
+        ]
+        if rows:
+            has_reasons = any(reason for *_, reason in rows)
+            groups.append({"key": key, "title": title, "is_open": is_open, "rows": rows, "has_reasons": has_reasons})
+    return groups
+
+
+def _stage_rows(run: RunSummary) -> list[list[str]]:
+    """Seconds of each stage, over all epochs that are kept."""
+    stages = [epoch.stages for epoch in run.epochs if epoch.stages]
+    if not stages:
+        return []
+    startup = run.startup_seconds or 0.0
+    whole = max(1e-9, startup + run.seconds)
+    times = {
+        "start-up (the last one)": startup,
+        "training": sum(stage.get("train_seconds", 0.0) for stage in stages),
+        "validation": sum(stage.get("val_seconds", 0.0) for stage in stages),
+    }
+    rows = [[name, duration(seconds), percent(seconds / whole, 0)] for name, seconds in times.items()]
+    if waits := run.column("data_wait"):
+        rows.append(["waiting for data, of training", NONE, percent(sum(waits.values()) / len(waits))])
+    for key, words in (("read_seconds_per_image", "reading an image"), ("augment_seconds_per_image", "augmenting an image")):
+        if values := [stage[key] for stage in stages if key in stage]:
+            rows.append([words, duration(sum(values) / len(values)), NONE])
+    if speeds := run.column("images_per_second").values():
+        rows.append(["images/s, slowest and fastest epoch", f"{rate(min(speeds))} – {rate(max(speeds))}", NONE])
+    return rows
+
+
+def _commands(run: RunSummary) -> list[tuple[str, str]]:
+    """What to do next, and how."""
+    folder, num_test, epochs = shlex.quote(str(run.folder)), run.data.get("num_test"), len(run.epochs)
+    found = []
+    if run.state == "running":
+        found.append(("watch it", f"watch {folder}"))
+    elif has_checkpoint(run.folder):
+        is_done = run.state in ("finished", "stopped early")
+        more = f" num_epochs={max(epochs + 1, round(1.5 * epochs))}" if is_done and not run.value("time_budget") else ""
+        found.append(("train on" if is_done else "go on where the state was saved", f"--resume {folder}{more}"))
+    if (run.folder / BEST).is_file():
+        found.append(("scores at native resolution, with intervals", f"evaluate {folder}"))
+        if num_test:
+            found.append((f"scores on {counted(num_test, 'test image')}, kept from training", f"evaluate {folder} --split test"))
+        found += [
+            ("what the model makes of other images", f"predict {folder} IMAGES --out predictions"),
+            ("the same in a browser", f"try {folder}"),
+            ("a file for other programs", f"export {folder}"),
+        ]
+    found.append(("this report again, with pictures", f"report {folder}"))
+    return [(words, f"python train_unet.py {command}") for words, command in found]
+
+
+def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
+    pictures = sorted(gallery.pictures, key=lambda picture: 2.0 if picture.score.iou is None else picture.score.iou)
+    sizes = {name: sum(picture.group == name for picture in pictures) for name in GROUP_WORDS}
+    named = [(name, _hex(colour)) for name, colour in zip(run.id_names, gallery.colours, strict=False)][1:]
+    legend: list[tuple[str, str | None]] = [*named[:MAX_NAMED]]
+    if len(named) > MAX_NAMED:
+        legend.append((f"and {len(named) - MAX_NAMED} more", None))
+    if not run.has_background and run.id_names:
+        legend.append((f"not tinted: {run.id_names[0]}", None))
+    kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
+    return {
+        "cards_of_images": [_image_card(picture) for picture in pictures],
+        "group_words": GROUP_WORDS,
+        "group_choices": [
+            ("all", f"All ({len(pictures)})"),
+            *((name, f"{GROUP_WORDS[name]} ({size})") for name, size in sizes.items() if size),
+        ],
+        "class_legend": legend,
+        "error_legend": [(ERROR_WORDS[kind], _hex(ERROR_COLOURS[kind])) for kind in kinds],
+    }
+
+
+def _image_card(picture: Picture) -> Mapping[str, Any]:
+    found = picture.score
+    counts = list(found.classes.values())
+    wrong = found.wrong_pixels / max(1, found.counted_pixels)
+    objects = sum(one.truth for one in counts[0 if len(counts) == 1 else 1 :]) / max(1, found.counted_pixels)
+    classes = [f"{name} {score(one.iou, 3)}" for name, one in found.classes.items() if one.iou is not None]
+    layers = {"truth": picture.truth, "prediction": picture.prediction, "errors": picture.errors}
+    return {
+        **{"name": found.image, "group": picture.group, "iou": found.iou, "wrong": wrong, "objects": objects},
+        "iou_key": 2 if found.iou is None else found.iou,
+        "text": f"{found.image}: IoU {score(found.iou, 3)}, {percent(wrong)} of the pixels wrong",
+        "classes": "; ".join(classes) if len(counts) > 1 else "",
+        **{"height": picture.shown[0], "width": picture.shown[1], "file_size": f"{picture.size[1]}×{picture.size[0]}"},
+        "photo": _data_uri(picture.image, picture.image_type),
+        "layers": {kind: _data_uri(content, "image/png") for kind, content in layers.items()},
+    }
+
+
+def _hex(colour: Sequence[int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def _data_uri(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _latest_samples(folder: Path) -> tuple[int, str] | None:
     """The newest sheet of samples that training drew, with its epoch, as a JPEG."""
     with contextlib.suppress(OSError, ValueError, cv2.error):
-        path = max((folder / SAMPLES).glob("epoch_*.png"))
-        pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+        path = max((folder / SAMPLES).glob(SAMPLE_NAMES))
+        pixels = cv2.imdecode(np.frombuffer(read_bytes(path), np.uint8), cv2.IMREAD_COLOR)
         if pixels is None:
             return None
         factor = min(1.0, SHEET_SIDE / max(pixels.shape[:2]))
         small = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
-        done, buffer = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, SHEET_QUALITY])
-        return (int(path.stem.removeprefix("epoch_")), buffer.tobytes()) if done else None
+        _, buffer = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, SHEET_QUALITY])
+        return int(path.stem.removeprefix("epoch_")), _data_uri(buffer.tobytes(), "image/jpeg")
     return None

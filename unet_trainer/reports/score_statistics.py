@@ -1,4 +1,4 @@
-"""How sure the scores of a run are, from the counts of its validation images. Imports no torch."""
+"""How certain the scores of a run are, from the counts of its validation images. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.inference.bootstrap import interval, resampled_sums, share_above_zero
-from unet_trainer.inference.image_scores import Floats, mean_over, scores_from_counts
-from unet_trainer.runs.val_scores import ImageScore
+from unet_trainer.inference.scores import Floats, interval, mean_over, resampled_sums, scores_from_counts
+from unet_trainer.training.val_scores import ImageScore
 
-NUM_BINS = 20
 Interval = tuple[float, float]
 
 
@@ -24,7 +22,6 @@ class SetScores:
     num_images: int
     iou: float | None
     interval: Interval | None
-    classes: dict[str, float | None]
     class_intervals: dict[str, Interval | None]
 
 
@@ -34,16 +31,19 @@ class Difference:
 
     iou: float
     interval: Interval | None
-    share_above: float | None  # of the draws in which the first is better
-    num_images: int
 
     @property
-    def is_open(self) -> bool:
-        """Whether the interval leaves open which is better."""
-        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+    def verdict(self) -> str:
+        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
+            return "no clear difference"
+        return "better" if self.iou > 0 else "worse"
+
+    def __str__(self) -> str:
+        ends = "" if self.interval is None else f" ({self.interval[0]:+.3f} to {self.interval[1]:+.3f})"
+        return f"{self.iou:+.4f}{ends}"
 
 
-def count_array(scores: Sequence[ImageScore]) -> NDArray[np.int64]:
+def _count_array(scores: Sequence[ImageScore]) -> NDArray[np.int64]:
     """N,K,3: pixels in both, in truth, in prediction of each class that is reported."""
     rows = [[(one.hits, one.truth, one.predicted) for one in image.classes.values()] for image in scores]
     return np.array(rows, np.int64).reshape(len(rows), -1, 3)
@@ -54,35 +54,27 @@ def set_scores(scores: Sequence[ImageScore]) -> SetScores | None:
     if not scores:
         return None
     names = list(scores[0].classes)
-    counts = count_array(scores)
-    per_class = scores_from_counts(counts.sum(0))["iou"]
+    counts = _count_array(scores)
     ends: Floats = np.full((2, len(names) + 1), np.nan)
     if len(scores) > 1:
         drawn = scores_from_counts(resampled_sums([counts])[0])["iou"]
         ends = interval(np.concatenate([drawn, mean_over(drawn, axis=-1)[:, None]], axis=1))
-    return SetScores(
-        len(scores),
-        _defined(float(mean_over(per_class, axis=-1))),
-        _ends(ends[:, -1]),
-        {name: _defined(float(value)) for name, value in zip(names, per_class, strict=True)},
-        {name: _ends(ends[:, index]) for index, name in enumerate(names)},
-    )
+    iou = float(mean_over(scores_from_counts(counts.sum(0))["iou"], axis=-1))
+    intervals = {name: _ends(ends[:, index]) for index, name in enumerate(names)}
+    return SetScores(len(scores), iou if math.isfinite(iou) else None, _ends(ends[:, -1]), intervals)
 
 
 def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> Difference | None:
     """Of two runs that were scored on the same images; None if they were not."""
     if not same_images(this, other):
         return None
-    mine, theirs = (count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
+    mine, theirs = (_count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
     first, second, *draws = (
         mean_over(scores_from_counts(one)["iou"], axis=-1) for one in (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
     )
     if not (np.isfinite(first) and np.isfinite(second)):
         return None
-    drawn = draws[0] - draws[1]
-    ends = interval(drawn) if len(mine) > 1 else np.full(2, np.nan)
-    share = share_above_zero(drawn) if len(mine) > 1 else np.float64(np.nan)
-    return Difference(float(first - second), _ends(ends), _defined(float(share)), len(mine))
+    return Difference(float(first - second), _ends(interval(draws[0] - draws[1])) if len(mine) > 1 else None)
 
 
 def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool:
@@ -91,23 +83,10 @@ def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool
     Files of one name in two folders with other masks have other counts in the truth.
     """
 
-    def facts(scores: Sequence[ImageScore]) -> dict[tuple[str, str], tuple[tuple[str, int], ...]]:
-        return {
-            (score.image, score.mask): tuple((name, counts.truth) for name, counts in score.classes.items()) for score in scores
-        }
+    def facts(scores: Sequence[ImageScore]) -> dict[tuple[str, str], list[tuple[str, int]]]:
+        return {(score.image, score.mask): [(name, counts.truth) for name, counts in score.classes.items()] for score in scores}
 
     return bool(this) and facts(this) == facts(other)
-
-
-def histogram(scores: Sequence[ImageScore]) -> tuple[list[int], int]:
-    """Images by their IoU in NUM_BINS bins from 0 to 1; and how many have no IoU."""
-    values = [score.iou for score in scores if score.iou is not None]
-    counts, _ = np.histogram(values, bins=NUM_BINS, range=(0.0, 1.0))
-    return [int(number) for number in counts], len(scores) - len(values)
-
-
-def _defined(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _ends(values: Floats) -> Interval | None:

@@ -1,7 +1,14 @@
 """Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
 
-Names of our own within a folder: a link that stands there is replaced, never written through, and a device or pipe is refused.
-For a path that the user names, see output_files.
+Names of our own within a folder (write_atomically, Draft): a link that stands there is replaced, never written through, and a
+device or pipe is refused.
+
+A path that the user names (write_output) is written to as by a shell's >, and nothing but a file is ever replaced by one:
+
+a device, a pipe     is written to; so is what this program's own output goes to (/dev/stdout)
+a link               is followed
+an ordinary file     is replaced, completely or not at all
+a disk (/dev/sda)    is refused: a slip of the pen would destroy all that it holds
 """
 
 from __future__ import annotations
@@ -11,15 +18,22 @@ import errno
 import fnmatch
 import glob
 import itertools
+import math
 import os
 import re
 import stat
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link could lead out of a run's folder
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.input_files import NO_FOLLOW  # a link could lead out of a run's folder
+from unet_trainer.system.os_errors import cannot
+
+ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
 # Temporary files, which a crash may leave behind: .last.pt.k2j3h4_a.tmp and, of a hard link, .previous.pt.1234.tmp
 DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
@@ -40,33 +54,23 @@ def write_atomically(
     with _naming(path):
         refuse_special(path)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        _write_draft(path, handle, Path(name), write, verify, previous)
-
-
-def _write_draft(
-    path: Path,
-    handle: int,
-    draft: Path,
-    write: Callable[[BinaryIO], object],
-    verify: Callable[[Path], object] | None,
-    previous: Path | None,
-) -> None:
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.chmod(0o644)
-        if verify is not None:
-            verify(draft)
-        if previous is not None and path.exists():
-            _keep_previous(path, previous)
-        draft.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+        draft = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.chmod(0o644)
+            if verify is not None:
+                verify(draft)
+            if previous is not None and path.exists():
+                _keep_previous(path, previous)
+            draft.replace(path)
+            _sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
 
 
 @contextlib.contextmanager
@@ -105,8 +109,8 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def open_to_append(path: Path) -> int:
-    """Not through a link, which could lead out of a run's folder."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_FOLLOW, 0o644)
+    """Not through a link, which could lead out of a run's folder; nor is the reader of a pipe waited for."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0), 0o644)
 
 
 class Draft:
@@ -148,16 +152,20 @@ def _draft_start(path: Path, process: int) -> str:
     return f".{path.name[:200]}.{process}-"
 
 
-def delete_drafts(folder: Path, names: Iterable[str]) -> int:
-    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many."""
+def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:
+    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many.
+
+    `min_age`: seconds since a file was written to, where other processes may be writing."""
     patterns, count = list(names), 0
     for path in folder.iterdir():
         draft = DRAFT.fullmatch(path.name)
         if draft is None or not any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
             continue
-        if stat.S_ISREG(path.lstat().st_mode):
-            path.unlink(missing_ok=True)
-            count += 1
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
+                path.unlink()
+                count += 1
     return count
 
 
@@ -182,3 +190,81 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Writes a text where `option` (--json) says. Raises UserError, which names both."""
+    try:
+        _write(path, text.encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise cannot(f"{option}: {path}", "be written", error, path) from None
+
+
+def check_output(option: str, path: Path) -> None:
+    """Before minutes are spent: raises UserError where `write_output` would."""
+    try:
+        if (status := _status(path)) is not None and not stat.S_ISREG(status.st_mode):
+            _refuse_unwritable(path, status)
+        elif not (folder := final_path(path).parent).is_dir():
+            raise UserError(f"{option}: there is no folder {folder}")
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except OSError as error:
+        raise cannot(f"{option}: {path}", "be written", error, path) from None
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether an ordinary file stands there, whose content would be lost."""
+    status = _status(path)
+    return status is not None and stat.S_ISREG(status.st_mode) and _own_stream(status) is None
+
+
+def final_path(path: Path) -> Path:
+    """Where links lead. Raises OSError for links that lead back to themselves."""
+    if not path.is_symlink():
+        return path.absolute()
+    final = Path(os.path.realpath(path))
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return final
+
+
+def _write(path: Path, content: bytes) -> None:
+    status = _status(path)
+    if status is None or is_replaceable(path):
+        write_bytes_atomically(final_path(path), content)
+        return
+    _refuse_unwritable(path, status)
+    for text in (sys.stdout, sys.stderr):
+        text.flush()
+    # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for its reader.
+    stream = _own_stream(status)
+    with os.fdopen(os.dup(stream) if stream is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
+        file.write(content)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of what a link leads to; None where there is nothing yet."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _own_stream(status: os.stat_result) -> int | None:
+    """Standard output or error, if that is what the path means."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if os.path.samestat(os.fstat(number), status):
+                return number
+    return None
+
+
+def _refuse_unwritable(path: Path, status: os.stat_result) -> None:
+    """Raises OSError for what is neither a device that takes characters, nor a pipe, nor this program's own output."""
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode) or _own_stream(status) is not None:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    what = "a disk" if stat.S_ISBLK(status.st_mode) else "no file"
+    raise OSError(errno.ENOTSUP, f"it is {what}", str(path))

@@ -1,34 +1,134 @@
 """Messages on the terminal, copied into the run's train.log; and the exit codes.
 
-On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line.
+On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line. Names of files may hold
+any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON files they come back as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
 from unet_trainer.system.atomic_files import open_to_append
-from unet_trainer.system.names import encodable, readable
-from unet_trainer.system.terminal import Colour, num_columns, painted
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
-
 RULE = "-" * 60
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 MAX_CLASSES = 12  # rows of the table at the end
 SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
+CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
+WIDTH, MIN_COLUMNS = 100, 20  # columns, where there is no terminal; and at least
+Level = Literal["ok", "warning", "problem"]
+MARKS: dict[Level, str] = {"ok": "✓", "warning": "⚠", "problem": "✗"}
+TITLE_WIDTH = 10  # of a finding, at least
+UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
+# What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no line
+# breaks and tabs; and what no encoding has.
+UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+NEEDS_QUOTES = re.compile('[,"\r\n]')
+
+
+def readable(text: str) -> str:
+    """A message with what a terminal would obey as \\x1b, and with bytes that are not UTF-8 as \\xe4."""
+    return UNSHOWABLE.sub(_escaped, text)
+
+
+def encodable(text: str) -> str:
+    """As readable, for text that moves the cursor on purpose, as progress bars do: only what no encoding has is changed."""
+    return UNDECODED.sub(_escaped, text)
+
+
+def one_line(name: str) -> str:
+    """A name in a message of lines. What else cannot be shown is escaped when the message is printed."""
+    return name.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found.group())
+    if 0xDC80 <= number <= 0xDCFF:
+        number -= 0xDC00
+    return {0x0D: "\\r"}.get(number, f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}")
+
+
+def json_text(content: Any, **options: Any) -> str:
+    """JSON in which a name that is not UTF-8 has escapes (\\udce4), from which json.loads makes the same name again."""
+    return json.dumps(content, ensure_ascii=False, **options).encode("utf-8", "backslashreplace").decode()
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """A row with its line break. Before Python 3.13 the csv module does not quote a \\r, and then does not read it back."""
+    return ",".join(_quoted(str(cell)) for cell in cells) + "\n"
+
+
+def _quoted(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if NEEDS_QUOTES.search(cell) else cell
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # no stream, or a closed one
+        return False
+
+
+def painted(text: str, colour: Colour, stream: Any) -> str:
+    """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
+    kind = os.environ.get("TERM") or ("windows" if "WT_SESSION" in os.environ else "dumb")
+    has_colours = _is_terminal(stream) and kind != "dumb" and not os.environ.get("NO_COLOR")
+    return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
+
+
+def num_columns(stream: Any) -> int:
+    """Of the terminal that the stream is; elsewhere a usual width."""
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if _is_terminal(stream or sys.stdout) else WIDTH
+    return max(MIN_COLUMNS, columns)
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    title: str  # a word or two: GPU, Disk; or the key of a config that it is about
+    detail: str
+    fix: str = ""  # a sentence, a command, or the line of the config to change
+
+    def lines(self, title_width: int, width: int = WIDTH) -> list[str]:
+        """As text: the mark and the title, then the detail and, on a line of its own, the fix."""
+        lead = f"  {MARKS[self.level]} {self.title:<{title_width}}  "
+        lines = wrapped(self.detail, lead, width)
+        return lines + (wrapped(self.fix, " " * len(lead) + "→ ", width) if self.fix else [])
+
+
+def finding_lines(findings: Sequence[Finding], width: int = WIDTH) -> list[str]:
+    title_width = max([TITLE_WIDTH, *(len(finding.title) for finding in findings)])
+    return [line for finding in findings for line in finding.lines(title_width, width)]
+
+
+def wrapped(text: str, lead: str, width: int = WIDTH) -> list[str]:
+    """The text in lines that begin below each other, the first after `lead`. Line breaks in it are kept; paths are not broken."""
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        lines += textwrap.wrap(paragraph, max(20, width - len(lead)), break_long_words=False, break_on_hyphens=False) or [""]
+    return [(lead if number == 0 else " " * len(lead)) + line for number, line in enumerate(lines)]
+
+
+def has_problem(findings: Iterable[Finding]) -> bool:
+    return any(finding.level == "problem" for finding in findings)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -85,10 +185,6 @@ class Bar:
     def tick(self, number: int = 1) -> None:
         self.tqdm.update(number)
         self.num_done += number
-        if self.say is not None:
-            self._say_if_long()
-
-    def _say_if_long(self) -> None:
         seconds = time.monotonic() - self.started
         if seconds > SILENT_SECONDS and self.num_done < self.total and self.say is not None:
             left = seconds / self.num_done * (self.total - self.num_done)
@@ -139,28 +235,25 @@ class Console:
         self.interactive = stream.isatty()
         self.stream: Any = FaultTolerantStream(stream, self._record)
         self.log: Path | None = None
-        self._log_handle: int | None = None  # stays open: a folder of that name that is made anew has a log of its own
-        self._log_folder: os.stat_result | None = None
+        self._log_folder: os.stat_result | None = None  # another folder of that name, made later, has a log of its own
         self.unlogged: list[str] = []
         self.log_has_failed = False
         self.on_message: Callable[[str, str], object] = lambda kind, text: None  # is told each warning and note
 
     def log_to(self, path: Path) -> None:
         """Raises OSError if the file cannot be written to."""
-        handle = open_to_append(path)
-        self.close_log()
-        self.log, self._log_handle, self._log_folder = path, handle, path.parent.stat()
+        os.close(open_to_append(path))
+        self.log, self._log_folder = path, path.parent.stat()
         self._append(self.unlogged)
         self.unlogged = []
 
     def close_log(self) -> None:
-        handle, self._log_handle = self._log_handle, None
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                os.close(handle)
+        """Nothing more goes into it."""
+        self._log_folder = None
 
-    def say(self, text: str = "") -> None:
-        print(readable(text), file=self.stream, flush=True)
+    def say(self, text: str = "", colour: Colour | None = None) -> None:
+        shown = readable(text)
+        print(painted(shown, colour, self.stream) if colour else shown, file=self.stream, flush=True)
         self._record(text)
 
     def log_only(self, text: str) -> None:
@@ -240,22 +333,15 @@ class Console:
         else:
             self._append([text])
 
-    def _reopen_deleted_log(self, path: Path, handle: int) -> None:
-        """A log that was deleted or rotated begins anew, unless its folder is another one now."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.lstat()):
-                return
-        with contextlib.suppress(FileNotFoundError):
-            if self._log_folder is not None and os.path.samestat(self._log_folder, path.parent.stat()):
-                self._log_handle = open_to_append(path)
-                os.close(handle)
-
     def _append(self, lines: list[str]) -> None:
-        if self._log_handle is None or self.log is None or not lines:
+        """Opens the file anew each time: a log that was deleted or rotated begins again."""
+        if self.log is None or self._log_folder is None or not lines:
             return
         try:
-            self._reopen_deleted_log(self.log, self._log_handle)
-            os.write(self._log_handle, (readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(self._log_folder, self.log.parent.stat()):
+                    with os.fdopen(open_to_append(self.log), "ab", buffering=0) as file:
+                        file.write((readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
         except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
                 print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})", file=self.stream, flush=True)

@@ -1,13 +1,13 @@
-"""The processes of a torchrun job: which one this is, what they tell each other and what they agree on. A plain python process is
-alone: it agrees with itself.
+"""The processes of a torchrun job: which one this is, and what they exchange. A plain python process is a Job of one, in which
+nothing is exchanged.
 
 Two channels connect them. The store, torchrun's own, is there from the start. It carries small values while each process still
-works by itself: which run is resumed, who reads the dataset first, what is taken. The groups are there from `connect` on, after
-the worker processes were forked (NCCL is not fork-safe): gloo between the hosts, and NCCL or gloo for gradients.
+works by itself: which run is resumed, who reads the dataset first, the settings. The process groups are there from `connect` on,
+after the worker processes were forked (NCCL is not fork-safe): gloo between the hosts, and NCCL or gloo for gradients.
 
-Every exchange between the hosts begins with an agreement, the sum of a flag "I have failed". A process that fails takes part in
-the next agreement, whatever the others were about to exchange, and all learn of it at the same point (PeerFailed). A process that
-is killed or hangs breaks the exchange instead: the others end, with one message that names it (PeerLost).
+Every exchange between the hosts begins with an all_reduce of a flag "I have failed". A process that fails takes part in the next
+one, whatever the others were about to exchange, and all learn of it at the same point (PeerFailed). A process that is killed or
+hangs breaks the exchange instead: the others end, with one message that names it (PeerLost).
 
 Imports torch only under torchrun.
 """
@@ -22,15 +22,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unet_trainer.system.processes import ALONE, Launch, PeerFailed, PeerLost, Processes, read_launch
+from unet_trainer.system.signals import ended_parent, skip_teardown
 
 if TYPE_CHECKING:
     import torch
+
 
 Value = TypeVar("Value")
 
@@ -47,7 +49,113 @@ HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in t
 FIRST_SIGNAL_CODE = 128  # exit codes above are those of signals
 
 
+class PeerFailed(RuntimeError):
+    """Another process has failed and says why; this one ends with the same exit code and says nothing, unless it is rank 0 and the
+    other says it on another machine."""
+
+    def __init__(self, text: str, exit_code: int, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.rank = rank  # that failed; None: not known
+
+
+class PeerLost(RuntimeError):
+    """A process of the job was killed, hangs or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells a process of its place."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    is_torchrun: bool = False
+
+    def is_on_this_machine(self, rank: int) -> bool:
+        first = self.rank - self.local_rank
+        return first <= rank < first + self.local_world_size
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
+    given = os.environ if environment is None else environment
+    if not all(given.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")):
+        return Launch()
+    if not given.get("MASTER_ADDR"):
+        return Launch()
+    rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
+    return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
+
+
+def start_command(launch: Launch) -> str:
+    """How such a process is started."""
+    if not launch.is_torchrun:
+        return "python train_unet.py"
+    num_machines = launch.world_size // max(1, launch.local_world_size)
+    machines = "--standalone" if num_machines <= 1 else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+    return f"torchrun {machines} --nproc-per-node={launch.local_world_size} train_unet.py"
+
+
 class Job:
+    """One process, without torchrun: nothing is exchanged. With torchrun it is a TorchrunJob."""
+
+    launch = Launch()
+    is_alone = True
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 writes files and prints."""
+        return self.launch.rank == 0
+
+    def broadcast_made(self, name: str, make: Callable[[], Value]) -> Value:
+        """What rank 0 makes. Before and after `connect`; each name once in a run."""
+        return make()
+
+    def main_process_first(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
+        return contextlib.nullcontext()
+
+    def connect(self, device: torch.device, timeout: float) -> None:
+        """Creates the process groups."""
+
+    def any_rank(self, wanted: bool = False) -> bool:
+        """Whether any process wants it; raises PeerFailed if one has failed."""
+        return wanted
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank, on each of them."""
+        return [value]
+
+    def broadcast(self, value: Value) -> Value:
+        """Rank 0's value."""
+        return value
+
+    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
+        """In place, on its device; the same bits on all processes."""
+
+    def announce_failure(self) -> None:
+        """Tells the others, at their next exchange, that this process has failed."""
+
+    def all_gather_failed(self, value: Value) -> list[Value]:
+        """As all_gather, after a failure: all processes have learned of it."""
+        return [value]
+
+    def report_failure(self, text: str, exit_code: int) -> bool:
+        """Tells what ended this process; True for the first that does: it speaks for all."""
+        return True
+
+    def close(self) -> None:
+        """Leaves the process groups."""
+
+
+ALONE = Job()
+
+
+class TorchrunJob(Job):
     """The processes that torchrun has started, one or many."""
 
     is_alone = False
@@ -65,9 +173,9 @@ class Job:
         self._has_let_know = False
         self._speaks: bool | None = None  # whether this process was the first to report a failure
 
-    @property
-    def is_main(self) -> bool:
-        return self.launch.rank == 0
+    def _lose(self) -> None:
+        self.is_lost = True
+        skip_teardown()
 
     # The store.
 
@@ -176,7 +284,7 @@ class Job:
         try:
             yield
         except dist.DistError as error:
-            self.is_lost = True
+            self._lose()
             raise PeerLost(f"the first machine of the job cannot be reached any more ({_first_words(error)})") from None
 
     def _raise_if_reported(self) -> None:
@@ -187,7 +295,7 @@ class Job:
             self._store.set(f"knows/{self.launch.rank}", "yes")
         raise PeerFailed(f"rank {rank}: {text}", exit_code, rank)
 
-    def share(self, name: str, make: Callable[[], Value]) -> Value:
+    def broadcast_made(self, name: str, make: Callable[[], Value]) -> Value:
         if not self.is_main:
             return decode(self._wait(f"shared/{name}", rank=0))
         value = make()
@@ -195,7 +303,7 @@ class Job:
         return value
 
     @contextlib.contextmanager
-    def in_turn(self, name: str) -> Iterator[None]:
+    def main_process_first(self, name: str) -> Iterator[None]:
         launch = self.launch
         if launch.rank > 0:
             self._wait(f"{name}/first", rank=0)
@@ -208,7 +316,8 @@ class Job:
             self._set(f"{name}/node {launch.node}", "done")
 
     def report_failure(self, text: str, exit_code: int) -> bool:
-        if self._store is None and exit_code > FIRST_SIGNAL_CODE:  # nobody waits yet for this process, and torchrun signals all
+        # Nobody waits yet for this process, and torchrun signals all; or torchrun is gone, and with it perhaps the store.
+        if exit_code > FIRST_SIGNAL_CODE and (self._store is None or ended_parent()):
             return self.is_main
         if self._has_given_up:
             return True
@@ -272,7 +381,7 @@ class Job:
         except (RuntimeError, ValueError) as error:
             if isinstance(error, PeerFailed | PeerLost):
                 raise
-            self.is_lost = True
+            self._lose()
             try:
                 text = self._describe_loss(what, error)
             except PeerFailed:
@@ -314,16 +423,16 @@ class Job:
         num_failed, num_wanted = flags.tolist()
         return num_failed, num_wanted
 
-    def agree(self, wanted: bool = False) -> bool:
+    def any_rank(self, wanted: bool = False) -> bool:
         num_failed, num_wanted = self._sum_flags(False, wanted)
         if num_failed:
             raise PeerFailed("another process has failed", EXIT_LOST)
         return num_wanted > 0
 
-    def fail(self) -> None:
+    def announce_failure(self) -> None:
         self._sum_flags(True, False)
 
-    def meet(self, value: Value) -> list[Value]:
+    def all_gather_failed(self, value: Value) -> list[Value]:
         import torch
         import torch.distributed as dist
 
@@ -336,15 +445,15 @@ class Job:
             dist.all_gather(contents, torch.nn.functional.pad(content, (0, longest - len(content))), group=self._control)
         return [decode(one[: int(length)].numpy().tobytes()) for one, length in zip(contents, lengths, strict=True)]
 
-    def gather(self, value: Value) -> list[Value]:
-        self.agree()
-        return self.meet(value)
+    def all_gather(self, value: Value) -> list[Value]:
+        self.any_rank()
+        return self.all_gather_failed(value)
 
     def broadcast(self, value: Value) -> Value:
         import torch
         import torch.distributed as dist
 
-        self.agree()
+        self.any_rank()
         content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
         length = torch.tensor([len(content)])
         with self._exchange("sharing"):
@@ -353,7 +462,7 @@ class Job:
             dist.broadcast(content, src=0, group=self._control)
         return value if self.is_main else decode(content.numpy().tobytes())
 
-    def average(self, tensor: torch.Tensor) -> None:
+    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         import torch.distributed as dist
 
         with self._exchange("averaging gradients"):
@@ -403,17 +512,11 @@ def _first_words(error: Exception) -> str:
 
 
 @lru_cache
-def _job(launch: Launch) -> Job:
-    return Job(launch)
+def _torchrun_job(launch: Launch) -> TorchrunJob:
+    return TorchrunJob(launch)
 
 
-def current() -> Processes:
-    """Those of this job."""
+def current() -> Job:
+    """The job of this process."""
     launch = read_launch()
-    return _job(launch) if launch.is_torchrun else ALONE
-
-
-def is_broken() -> bool:
-    """Whether an exchange has failed: the interpreter's end could then wait for a process that is gone."""
-    launch = read_launch()
-    return launch.is_torchrun and _job(launch).is_lost
+    return _torchrun_job(launch) if launch.is_torchrun else ALONE

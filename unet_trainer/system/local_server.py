@@ -7,6 +7,7 @@ another site, gets nothing. Host and Origin are checked besides, against pages w
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -15,16 +16,19 @@ import secrets
 import socket
 import socketserver
 import sys
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
 
 from unet_trainer.config.errors import UserError
 
 SOCKET_SECONDS = 30  # without a byte
+CHUNK = 2**20
+LINGER_SECONDS = 60  # for which a refused upload is read on
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # and nothing before an @
 JSON_TYPE, HTML_TYPE = "application/json", "text/html; charset=utf-8"
 
 
@@ -70,10 +74,8 @@ class LocalServer(ThreadingHTTPServer):
 
         An address in digits cannot have been made to lead here by a name server.
         """
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
+        found = HOST.fullmatch(host)
+        name = "" if found is None else (found["address"] or found["name"]).lower()
         return name in {known.lower() for known in self.names} or (self.takes_any_ip and _is_ip(name))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -137,7 +139,14 @@ class LocalHandler(BaseHTTPRequestHandler):
         return "".join(rest).removesuffix("/")
 
     def _send_error(self, status: HTTPStatus, sentence: str) -> None:
+        """What the browser still sends is read before the connection is closed: else it is reset, and the answer lost with it."""
         self.send(json.dumps({"error": sentence}).encode(), JSON_TYPE, status=status)
+        if self.command == "POST":
+            deadline = time.monotonic() + LINGER_SECONDS
+            with contextlib.suppress(OSError):  # the browser is gone
+                self.connection.shutdown(socket.SHUT_WR)
+                while time.monotonic() < deadline and self.rfile.read1(CHUNK):
+                    pass
 
     def send(
         self, content: bytes, content_type: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK

@@ -8,6 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
+from unet_trainer.system.input_files import read_text
+
 ROOT = Path("/")  # tests put a made-up file system in its place
 UNLIMITED_V1 = 1 << 60  # cgroup v1 writes a number near 2^63 where there is no limit
 
@@ -15,29 +17,26 @@ UNLIMITED_V1 = 1 << 60  # cgroup v1 writes a number near 2^63 where there is no 
 def count_cores(root: Path | None = None) -> int:
     """Cores: CPU affinity and the cgroup's CPU quota, whichever is less; a quota of 1.5 counts as 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota(ROOT if root is None else root)
+    quota = _cpu_quota(root or ROOT)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def free_host_memory(root: Path | None = None) -> int:
     """Bytes of host memory that this process could still take before the host or its cgroup runs out."""
-    root = ROOT if root is None else root
-    free = _free_on_host(root)
-    for limit, used in _memory_limits(root):
-        free = min(free, max(0, limit - used))
-    return free
+    root = root or ROOT
+    return min([_free_on_host(root), *(max(0, limit - used) for limit, used in _memory_limits(root))])
 
 
 def total_host_memory(root: Path | None = None) -> int:
     """Bytes of host memory: the machine's, or the cgroup's limit where that is less."""
-    root = ROOT if root is None else root
+    root = root or ROOT
     total = _meminfo(root).get("MemTotal", 8 * 2**30)
     return min([total, *(limit for limit, _ in _memory_limits(root))])
 
 
 def memory_of_machine(root: Path | None = None) -> int | None:
     """Bytes of memory that the machine shows, whatever a container may use of it; None where it does not tell."""
-    return _meminfo(ROOT if root is None else root).get("MemTotal")
+    return _meminfo(root or ROOT).get("MemTotal")
 
 
 def free_disk(folder: Path) -> int:
@@ -58,7 +57,7 @@ def _meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
+        for line in read_text(root / "proc/meminfo").splitlines():
             name, _, rest = line.partition(":")
             words = rest.split()
             if words and words[0].isdigit():
@@ -102,7 +101,7 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group as /."""
     folders = []
     with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in read_text(root / "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
@@ -114,7 +113,7 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
 
 def _read_words(path: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return path.read_text().split()
+        return read_text(path).split()
     return []
 
 

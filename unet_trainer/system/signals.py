@@ -1,4 +1,6 @@
-"""SIGINT, SIGTERM and SIGHUP: recorded during training, so that the step can finish and the state be saved; raised at once
+"""How this process ends and what it was started with: signals, the end of its parent, closed standard streams.
+
+SIGINT, SIGTERM and SIGHUP are recorded during training, so that the step can finish and the state be saved, and raised at once
 while a run starts. A second SIGINT never waits.
 """
 
@@ -9,22 +11,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from unet_trainer.system.background_writer import is_any_busy
-from unet_trainer.system.distributed import is_broken
+from unet_trainer.system.concurrency import SIGNALS, is_writing
+from unet_trainer.system.console import EXIT_INTERRUPTED
 
-EXIT_INTERRUPTED = 130
-WATCHED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+PARENT_VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of a child: the id of the process that it ends with
+PARENT_SECONDS = 1.0  # between checks whether the parent lives
+STANDARD_STREAMS = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
+_parent: tuple[int, str] | None = None  # id and name of the process that this one ends with
+_skips_teardown = False
 
 
 class Interrupted(KeyboardInterrupt):
     """Stopped by the signal `signal_number`; the state is saved if there was one."""
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal.Signals(signal_number).name)
+    def __init__(self, signal_number: int, cause: str = "") -> None:
+        """`cause`: what it was by, if not the signal, which this process may have sent itself."""
+        ended = ended_parent()
+        super().__init__(cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name))
         self.signal_number = signal_number
 
 
@@ -44,7 +52,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in WATCHED:
+            for number in SIGNALS:
                 if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:  # else nohup set it
                     self.earlier[number] = signal.signal(number, self._handle)
             self.earlier_hook, sys.unraisablehook = sys.unraisablehook, self._handle_unraisable
@@ -60,7 +68,10 @@ class Signals:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             self.earlier_hook(unraisable)
         elif self.num_interrupts > 1:
-            leave_at_once(EXIT_INTERRUPTED)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(EXIT_INTERRUPTED)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -89,17 +100,57 @@ class Signals:
             raise Interrupted(self.received)
 
 
-def leave_at_once(code: int) -> NoReturn:
-    """Without tearing the interpreter down, which waits for threads and prints what they raise."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
+def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child that is to end with this process, also when it is killed."""
+    return {**environment, PARENT_VARIABLE: str(os.getpid())}
+
+
+def end_with_parent(is_torchrun: bool = False) -> None:
+    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that others started, torchrun excepted:
+    it puts each process into a session of its own, so that what kills torchrun reaches none of them."""
+    global _parent
+    parent = os.environ.pop(PARENT_VARIABLE, "")  # popped: it is not meant for the children of this process
+    if is_torchrun:
+        parent = str(os.getppid())
+    if parent.isdigit():
+        _parent = int(parent), "torchrun" if is_torchrun else "the process that started it"
+        threading.Thread(target=_wait_for_parent, args=(int(parent),), name="parent watch", daemon=True).start()
+
+
+def ended_parent() -> str:
+    """The name of the process that this one ends with, once it has ended; empty before."""
+    return _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
+
+
+def _wait_for_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def open_closed_streams() -> None:
+    """Standard streams that were closed (>&-) lead to os.devnull from here on. The system would give their numbers to the files
+    that are opened next: what a library prints would end up in a checkpoint."""
+    for name, (number, mode) in STANDARD_STREAMS.items():
+        try:
+            os.fstat(number)
+        except OSError:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+
+
+def skip_teardown() -> None:
+    """The interpreter's end could wait for ever: another process of the job is gone."""
+    global _skips_teardown
+    _skips_teardown = True
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or if another
-    process of the job is gone."""
+    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or it could hang."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))  # else Python prints a traceback while it ends
     for stream in (sys.stdout, sys.stderr):
@@ -108,6 +159,6 @@ def exit_process(code: int) -> NoReturn:
         except (OSError, ValueError):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if is_any_busy() or is_broken():
+    if is_writing() or _skips_teardown:
         os._exit(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Config → the parts of a run: dataset, loaders, model, steps."""
+"""Model, optimizer and steps of a run, and the loaders of its batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,48 +21,142 @@ from unet_trainer.config.training_choices import (
     choose_encoder_lr_factor,
     choose_learning_rate,
 )
-from unet_trainer.datasets.build_report import build_dataset_report
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
-from unet_trainer.datasets.dataset_report import CheckedDataset
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.split_csv import read_split_csv
+from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
-from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import Batch, FileState, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
-from unet_trainer.loading.reading_threads import ReadTimeout
 from unet_trainer.loading.worker_pool import WorkerPool
-from unet_trainer.model.deep_supervision import add_auxiliary_heads
-from unet_trainer.model.ema import Ema
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import build_network, check_encoder_name
-from unet_trainer.model.optimizer import build_learning_rate, build_optimizer
+from unet_trainer.model.network import add_auxiliary_heads, build_network, check_encoder_name, set_training_mode
+from unet_trainer.model.optimizer import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import (
     Numerics,
     build_scaler,
 )
 from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
-from unet_trainer.runs.run_folder import SPLIT_CSV
+from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.processes import ALONE, Launch, Processes
+from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.system.resources import count_cores, free_host_memory
-from unet_trainer.training.compilation import Compilation, compile_steps, restoring_model, try_steps
-from unet_trainer.training.components import Components, Loaders
-from unet_trainer.training.early_stopping import EarlyStopping
-from unet_trainer.training.evaluation import EvalStep, build_eval_forward
-from unet_trainer.training.finite_guard import MAX_BAD_STEPS
-from unet_trainer.training.out_of_memory import is_out_of_memory, release_device_memory, shrink
-from unet_trainer.training.state import EpochMetrics, TrainState
-from unet_trainer.training.step import TrainStep, build_train_forward
+from unet_trainer.training.async_device import HostCopy
+from unet_trainer.training.evaluation import EvalStep, SampleImages, build_eval_forward, choose_samples, predict
+from unet_trainer.training.run_folder import SPLIT_CSV
+from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
+from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
 
 MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Batches of training and validation, and the worker pool that fills them."""
+
+    train: Loader
+    val: Loader
+    pool: WorkerPool | None
+
+    def prepare(self, epoch: int, first_batch: int, is_last: bool) -> None:
+        """Plans this epoch, its validation and the next epoch, so that the workers never idle in between."""
+        self.train.prepare(epoch, first_batch)
+        self.val.prepare(0)
+        if not is_last:
+            self.train.prepare(epoch + 1)
+
+    def take_notices(self) -> list[str]:
+        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
+        datasets = (self.train.dataset, self.val.dataset)
+        changed = [
+            str(getattr(dataset.pairs[index], kind))
+            for dataset in datasets
+            for kind, flag in (("image", IMAGE_CHANGED), ("mask", MASK_CHANGED))
+            for index in dataset.take_noticed(flag)
+        ]
+        notices = []
+        if self.pool is not None and self.pool.failures.num_pieces:
+            failures = self.pool.failures
+            notices.append(
+                f"workers could not fill {counted(failures.num_pieces, 'part')} of a batch in this epoch ({failures.reason}); "
+                "the training process read them instead, which is slower"
+            )
+            failures.num_pieces = 0
+        if changed:
+            files = counted(len(changed), "file")
+            how = "has changed since the run began, and is trained on as it is now"
+            if len(changed) > 1:
+                how = "have changed since the run began, and are trained on as they are now"
+            notices.append(f"{files} {how}: {first_few(changed)}")
+        for dataset in datasets:
+            if dataset.cache is not None and dataset.take_first(CACHE_DAMAGED):
+                dataset.cache.discard()
+                notices.append(
+                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the "
+                    "images, which is slower. The next start makes it anew"
+                )
+        return notices
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        if self.pool is not None:
+            self.pool.close()
+
+    @cached_property
+    def samples(self) -> SampleImages:
+        """A few validation images to show; the same in every epoch."""
+        return choose_samples(self.val.dataset, self.val.sample)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Model, loss, optimizer and steps of a run."""
+
+    state: TrainState
+    train_step: TrainStep
+    eval_step: EvalStep
+    loss: WeightedLoss
+    numerics: Numerics
+    accumulation_steps: int
+    freeze_encoder_epochs: int
+
+    def set_training_mode(self, epoch: int) -> None:
+        """Puts the network into the mode of an epoch, counted from 0."""
+        set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
+
+    def begin_phases(self) -> Sequence[Callable[[], None]]:
+        """Calls that put the network into each mode that it will train in from here on: encoder frozen, and not."""
+        epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
+        return [partial(self.set_training_mode, epoch) for epoch in epochs]
+
+    def set_num_parts(self, num_parts: int) -> None:
+        """From here on a batch goes through the model in so many parts."""
+        self.train_step.set_num_parts(num_parts)
+        self.eval_step.num_parts = num_parts
+
+    def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
+        """Predicts a few samples now; the function that is returned draws them, once the device is done."""
+        samples, spec = loaders.samples, self.state.eval_segmenter.spec
+        size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
+        parts = torch.from_numpy(samples.inputs).split(size)
+        ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
+        copy = HostCopy(ids)
+
+        def draw() -> Pixels:
+            predicted = samples.stitch(copy.content().numpy())
+            return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
+
+        return draw
 
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
@@ -128,20 +223,20 @@ def build_datasets(
 
 
 def build_loaders(
-    config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console, processes: Processes = ALONE
+    config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console, processes: Job = ALONE
 ) -> Loaders:
     """The processes of a machine divide its workers; a cache on disk is written by the first of them."""
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
-        with processes.in_turn("cache") if config.cache == "disk" else contextlib.nullcontext():
+        with processes.main_process_first("cache") if config.cache == "disk" else contextlib.nullcontext():
             _fill_caches(config, (train_dataset, val_dataset), console, launch.local_world_size)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
     return Loaders(
         build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix),
-        build_loader(val_dataset, _eval_batch_size(config, device, val_dataset), shuffle=False),
+        build_loader(val_dataset, eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )
 
@@ -154,7 +249,7 @@ def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize
     ]
 
 
-def _eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
+def eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
     """Without gradients, twice the images take less memory than a training batch. Masks at native resolution may be large."""
     size = config.batch_size * (2 if device.type == "cuda" else 1)
     if dataset is None or dataset.mask_sizes is None:
@@ -187,6 +282,7 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
         spec, tiling = dataset.image_spec, dataset.tiling
         sizes = [tiling.size if isinstance(tiling, WholeImages) else size.image for size in dataset.sizes]
         stamp = [dataset.coding.to_dict(), spec.channels, spec.is_8bit, type(tiling).__name__, tiling.size, config.resize_masks]
+        stamp += [spec.to_dict()] if spec.nodata or spec.depth == "float" else []  # missing data is filled with the mean
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
@@ -314,104 +410,3 @@ def build_components(
         accumulation_steps=config.accumulation_steps,
         freeze_encoder_epochs=config.freeze_encoder_epochs,
     )
-
-
-def try_components(
-    settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Processes = ALONE
-) -> None:
-    """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
-    before the run has a folder. Raises UserError or TrainingFailed."""
-
-    def try_once() -> None:
-        config = settings.taken
-        batches = random_batches(config, components, loaders)
-        try:
-            with restoring_model(components.train_step):
-                try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
-        except (ValueError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                raise
-            names = ("architecture", "encoder", "batch_size", "image_size")
-            described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
-            raise UserError(f"the model cannot run with {described}: {first_line(error)[:300]}") from None
-
-    fit_into_memory(try_once, settings, components, console, "nothing was begun", processes)
-
-
-def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> Compilation:
-    """Compiles the steps of every phase."""
-    batches = random_batches(config, components, loaders)
-    return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
-
-
-def compile_components(
-    settings: Settings,
-    components: Components,
-    loaders: Loaders | None,
-    console: Console,
-    saved: str,
-    processes: Processes = ALONE,
-) -> None:
-    """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
-    all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
-    done = Compilation(None)
-
-    def compile_once() -> None:
-        nonlocal done
-        done = compile_components_once(settings.taken, components, loaders)
-
-    fit_into_memory(compile_once, settings, components, console, saved, processes)
-    failures = [failure for failure in processes.gather(done.failure) if failure is not None]
-    if failures:
-        where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
-        if done.failure is None:
-            done.undo()
-        console.warn(f"compile_model: compiling failed{where}, training goes on uncompiled ({failures[0]})")
-        settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
-
-
-def fit_into_memory(
-    attempt: Callable[[], None],
-    settings: Settings,
-    components: Components,
-    console: Console,
-    saved: str,
-    processes: Processes = ALONE,
-) -> None:
-    """Repeats the attempt with smaller parts of a batch while memory runs out, of any process, and on_oom allows it."""
-    while True:
-        own_reason = None
-        try:
-            attempt()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            own_reason = first_line(error)
-        reason = next((one for one in processes.gather(own_reason) if one is not None), None)
-        if reason is None:
-            return
-        # Not in the handler, where the error still holds the memory of the step.
-        components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
-        release_device_memory(components.numerics.device, settings.taken.compile_model)
-
-
-def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:
-    """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images' size."""
-    spec = components.state.segmenter.spec.image
-    dataset = None if loaders is None else loaders.val.dataset
-    train_batch = _random_batch(config, spec, config.batch_size)
-    eval_batch = _random_batch(config, spec, _eval_batch_size(config, components.numerics.device, dataset))
-    if dataset is not None and dataset.mask_sizes is not None:
-        num_images, size = eval_batch.num_images, dataset.batch_mask_size
-        masks = torch.zeros(num_images, *size, dtype=torch.uint8)
-        eval_batch = eval_batch._replace(masks=masks, mask_sizes=(size,) * num_images)
-    return train_batch, eval_batch
-
-
-def _random_batch(config: ResolvedConfig, spec: ImageSpec, batch_size: int) -> Batch:
-    height, width = config.shape
-    shape = (batch_size, height, width, spec.channels)
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    if not spec.is_8bit:
-        images = images / 255 * (spec.high - spec.low) + spec.low
-    return Batch(images, torch.zeros(batch_size, height, width, dtype=torch.uint8), batch_size)

@@ -1,4 +1,4 @@
-"""Tries the steps of a run before it begins, and compiles them."""
+"""Tries the steps of a run before it begins, compiles them, and splits batches into smaller parts where memory runs out."""
 
 from __future__ import annotations
 
@@ -11,15 +11,32 @@ from typing import NamedTuple
 
 import torch
 
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.fast_layers import use_fast_layers
+from unet_trainer.model.losses import TERMS
 from unet_trainer.model.optimizer import fill_momentum
-from unet_trainer.system.console import cause_line
-from unet_trainer.training.cuda_graphs import CudaGraphCache, DirectLauncher
+from unet_trainer.system.console import Console, cause_line, first_line
+from unet_trainer.system.distributed import ALONE, Job
+from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher
+from unet_trainer.training.build import Components, Loaders, eval_batch_size
+from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.evaluation import EvalForward, EvalStep
-from unet_trainer.training.out_of_memory import is_out_of_memory
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainForward, TrainStep
+
+MESSAGES = (  # parts of a RuntimeError's text, in lower case
+    "out of memory",
+    "not enough memory",
+    "defaultcpuallocator",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+)
+NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
+PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
 
 
 @contextlib.contextmanager
@@ -167,3 +184,182 @@ def _replayed_eval(compiled: EvalForward) -> EvalForward:
         return compiled(images, masks, with_logits)
 
     return forward
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Allocators, drivers, cuBLAS, cuDNN and compilers each have their own message for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return any(message in text for message in MESSAGES) or (NO_ENGINE in text and _memory_is_short())
+
+
+def _memory_is_short() -> bool:
+    """While an error is handled, which holds the memory of the failed step."""
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < SHORT_MEMORY * total
+
+
+def peak_memory_gib(device: torch.device) -> tuple[float, float]:
+    """Allocated and reserved since the start of the run; (0, 0) without a GPU. A CUDA graph takes its memory when it is recorded
+    and shows nothing when it is replayed, so a peak of one epoch would be too low."""
+    if device.type != "cuda":
+        return 0.0, 0.0
+    return torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30
+
+
+def out_of_memory_message(reason: str, device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"out of memory ({reason})"
+    peak, _ = peak_memory_gib(device)
+    there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
+    said = "" if reason.startswith("CUDA out of memory") else f" ({reason})"
+    return f"out of memory on {device}{said}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
+
+
+def release_device_memory(device: torch.device, is_compiled: bool) -> None:
+    """Returns cached memory to the device: it would be fragmented for the next try. CUDA graphs never give back the memory of
+    the batches that they were recorded with, so compiled steps are dropped and compiled again for smaller ones."""
+    if is_compiled:
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def can_shrink(config: ResolvedConfig) -> bool:
+    """Whether on_oom allows smaller parts of a batch, and there are any."""
+    return config.on_oom == "shrink" and config.batch_parts < config.batch_size
+
+
+def shrink(settings: Settings, reason: str, device: torch.device, console: Console, saved: str) -> int:
+    """After memory ran out: doubles batch_parts and returns it, or raises TrainingFailed, as on_oom says.
+
+    `saved` says what there is to go on from.
+    """
+    config = settings.taken
+    message = out_of_memory_message(reason, device)
+    if not can_shrink(config):
+        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
+        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
+        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
+        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
+    num_parts = min(2 * config.batch_parts, config.batch_size)
+    console.warn(f"{message}. From here on {describe_parts(config, num_parts)}")
+    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
+    return num_parts
+
+
+def describe_parts(config: ResolvedConfig, num_parts: int) -> str:
+    """What batch_parts changes: means over pixels are exact, statistics and overlaps are those of a part."""
+    size = -(-config.batch_size // num_parts)
+    overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
+    what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
+    return (
+        f"a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} are computed over "
+        f"{size} {'image' if size == 1 else 'images'} at a time, all else over the whole batch"
+    )
+
+
+def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE) -> None:
+    """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
+    before the run has a folder. Raises UserError or TrainingFailed."""
+
+    def try_once() -> None:
+        config = settings.taken
+        batches = random_batches(config, components, loaders)
+        try:
+            with restoring_model(components.train_step):
+                try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+        except (ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            names = ("architecture", "encoder", "batch_size", "image_size")
+            described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
+            raise UserError(f"the model cannot run with {described}: {first_line(error)[:300]}") from None
+
+    fit_into_memory(try_once, settings, components, console, "nothing was begun", processes)
+
+
+def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> Compilation:
+    """Compiles the steps of every phase."""
+    batches = random_batches(config, components, loaders)
+    return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+
+
+def compile_components(
+    settings: Settings,
+    components: Components,
+    loaders: Loaders | None,
+    console: Console,
+    saved: str,
+    processes: Job = ALONE,
+) -> None:
+    """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
+    all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
+    done = Compilation(None)
+
+    def compile_once() -> None:
+        nonlocal done
+        done = compile_components_once(settings.taken, components, loaders)
+
+    fit_into_memory(compile_once, settings, components, console, saved, processes)
+    failures = [failure for failure in processes.all_gather(done.failure) if failure is not None]
+    if failures:
+        where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
+        if done.failure is None:
+            done.undo()
+        console.warn(f"compile_model: compiling failed{where}, training goes on uncompiled ({failures[0]})")
+        settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
+
+
+def fit_into_memory(
+    attempt: Callable[[], None],
+    settings: Settings,
+    components: Components,
+    console: Console,
+    saved: str,
+    processes: Job = ALONE,
+) -> None:
+    """Repeats the attempt with smaller parts of a batch while memory runs out, of any process, and on_oom allows it."""
+    while True:
+        own_reason = None
+        try:
+            attempt()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            own_reason = first_line(error)
+        reason = next((one for one in processes.all_gather(own_reason) if one is not None), None)
+        if reason is None:
+            return
+        # Not in the handler, where the error still holds the memory of the step.
+        components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
+        release_device_memory(components.numerics.device, settings.taken.compile_model)
+
+
+def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:
+    """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images' size."""
+    spec = components.state.segmenter.spec.image
+    dataset = None if loaders is None else loaders.val.dataset
+    train_batch = _random_batch(config, spec, config.batch_size)
+    eval_batch = _random_batch(config, spec, eval_batch_size(config, components.numerics.device, dataset))
+    if dataset is not None and dataset.mask_sizes is not None:
+        num_images, size = eval_batch.num_images, dataset.batch_mask_size
+        masks = torch.zeros(num_images, *size, dtype=torch.uint8)
+        eval_batch = eval_batch._replace(masks=masks, mask_sizes=(size,) * num_images)
+    return train_batch, eval_batch
+
+
+def _random_batch(config: ResolvedConfig, spec: ImageSpec, batch_size: int) -> Batch:
+    height, width = config.shape
+    shape = (batch_size, height, width, spec.channels)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    if not spec.is_8bit:
+        images = images / 255 * (spec.high - spec.low) + spec.low
+    return Batch(images, torch.zeros(batch_size, height, width, dtype=torch.uint8), batch_size)

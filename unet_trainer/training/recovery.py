@@ -3,31 +3,46 @@
 `Recovery` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
 rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
 epoch again from the position of the state. Everything else saves the state and ends the run: a dead worker, a signal, a file that
-became unreadable, a bug. The processes of a torchrun job agree on the cause first, so that all do the same.
+became unreadable, a bug.
+
+In a torchrun job the process that fails gives the others what they wait for, so that nobody hangs, and tells them at their next
+agreement. Then all gather their errors, and the gravest is the cause. One that can be handled (memory, numbers that are not finite,
+a signal) becomes an error of the same kind on every rank; any other ends the job, and the process that had it says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import shown_path
-from unet_trainer.loading.worker_backends import WorkerError
-from unet_trainer.runs.errors import NonFinite, TrainingFailed
-from unet_trainer.system.console import first_line
-from unet_trainer.system.processes import PeerFailed, PeerLost
+from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import WorkerError
+from unet_trainer.model.losses import TERMS, WeightedLoss
+from unet_trainer.model.metrics import resize_masks
+from unet_trainer.model.precision import Numerics
+from unet_trainer.model.segmenter import Segmenter
+from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, first_line
+from unet_trainer.system.distributed import Job, PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import restoring_model
-from unet_trainer.training.diagnosis import explain
-from unet_trainer.training.joint_failure import agree_on_failure
-from unet_trainer.training.joint_start import share_state
-from unet_trainer.training.out_of_memory import can_shrink, is_out_of_memory, release_device_memory, shrink
-from unet_trainer.training.resume_messages import describe_position
+from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring_model, shrink
+from unet_trainer.training.errors import NonFinite, TrainingFailed
+from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
+from unet_trainer.training.state import TrainState
+from unet_trainer.training.step import TrainStep
 
 ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
+KINDS = ("bug", "user", "failed", "worker", "memory", "non-finite", "signal")  # the gravest first
 
 
 class Recovery:
@@ -111,7 +126,7 @@ def _describe_saved(run: Run) -> str:
 def restore_last(run: Run) -> None:
     """The last saved state, on all processes."""
     run.checkpointer.restore_last()
-    share_state(run.state, run.processes)
+    run.state.broadcast(run.processes)
     run.components.train_step.abandon_group()
     run.state.gather_ranks(run.processes)
 
@@ -119,7 +134,7 @@ def restore_last(run: Run) -> None:
 def roll_back(run: Run, error: NonFinite) -> None:
     """Restores the last saved state with a lower learning rate; the second time, training ends."""
     state, config, checkpointer = run.state, run.config, run.checkpointer
-    found = run.processes.gather(_locate(run, error))  # the batch of one process may be the bad one
+    found = run.processes.all_gather(_locate(run, error))  # the batch of one process may be the bad one
     where = next((text for text in found if text != str(error)), found[0])
     if config.on_nan == "stop" or state.num_rollbacks:
         checkpointer.save_on_failure(state_is_whole=False)
@@ -181,3 +196,124 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     run.events.add("shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason)
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """What a process tells the others; `kind` is None for one that had no error of its own."""
+
+    rank: int
+    kind: str | None
+    text: str
+    is_whole: bool  # no step is under way
+    position: tuple[int, int]
+    batch_number: int | None = None
+    signal_number: int = 0
+
+
+def agree_on_failure(error: BaseException, processes: Job, step: TrainStep, state: TrainState) -> BaseException:
+    """The error that this process has to handle: its own, if it is the cause, or one that stands for it. Raises PeerLost.
+
+    The state counts as whole afterwards if it is on all of them.
+    """
+    own = not isinstance(error, PeerFailed)
+    if own:
+        if step.sync is not None:
+            step.sync.average_in_vain()
+        processes.announce_failure()
+    report = FailureReport(
+        rank=processes.launch.rank,
+        kind=kind_of(error) if own else None,
+        text=describe(error),
+        is_whole=not step.mid_accumulation,
+        position=(state.epoch, state.batch),
+        batch_number=error.batch_number if isinstance(error, NonFinite) else None,
+        signal_number=error.signal_number if isinstance(error, Interrupted) else 0,
+    )
+    reports = [FailureReport(**one) for one in processes.all_gather_failed(asdict(report))]
+    if not all(one.is_whole for one in reports) or len({one.position for one in reports}) > 1:
+        step.mid_accumulation = True
+    cause = min((one for one in reports if one.kind is not None), key=lambda one: KINDS.index(str(one.kind)))
+    return error if cause.rank == report.rank else stand_in(cause)
+
+
+def kind_of(error: BaseException) -> str:
+    if isinstance(error, WorkerError):  # before memory: a worker may die of it
+        return "worker"
+    if is_out_of_memory(error):
+        return "memory"
+    kinds = {NonFinite: "non-finite", Interrupted: "signal", UserError: "user", TrainingFailed: "failed"}
+    return next((kind for of, kind in kinds.items() if isinstance(error, of)), "bug")
+
+
+def describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError | TrainingFailed | WorkerError | NonFinite) else first_line(error)
+
+
+def stand_in(cause: FailureReport) -> BaseException:
+    """For a process that has no error of its own, or a lesser one."""
+    if cause.kind == "signal":
+        return Interrupted(cause.signal_number, cause.text)
+    if cause.kind == "memory":
+        return torch.OutOfMemoryError(cause.text)
+    if cause.kind == "non-finite":
+        return NonFinite(cause.text, cause.batch_number)
+    codes = {"user": EXIT_USER_ERROR, "failed": EXIT_TRAINING_FAILED, "worker": EXIT_TRAINING_FAILED}
+    return PeerFailed(f"rank {cause.rank}: {cause.text}", codes.get(str(cause.kind), 1), cause.rank)
+
+
+def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:
+    """What is not finite in a batch, the cause before its effects; empty if everything is finite. Runs the batch once, eagerly,
+    with hooks on every layer: slow, only for training that cannot go on. Leaves gradients behind."""
+    network = segmenter.network
+    found = _bad_pixels(batch, files)
+    bad_weights = [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]
+    if bad_weights:
+        found.append(f"the weights {bad_weights[0]} are not finite")
+    images, masks = to_device((batch.images, batch.masks), numerics.device)
+    if batch.mask_sizes is not None:
+        masks = resize_masks(masks, batch.mask_sizes, images.shape[1:3])
+    bad_layers: list[str] = []
+    hooks = [
+        module.register_forward_hook(_bad_output_hook(name, bad_layers))
+        for name, module in network.named_modules()
+        if not list(module.children())
+    ]
+    try:
+        with numerics.autocast():
+            logits = segmenter(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if bad_layers:
+        found.append(f"the first layer whose output is not finite is {bad_layers[0]}")
+    target = loss.target(logits, masks)
+    terms = {name: weight * loss.value(name, TERMS[name].sums(target)) for name, weight in loss.weights.items()}
+    bad_terms = [name for name, term in terms.items() if not torch.isfinite(term)]
+    if bad_terms:
+        found.append(f"the loss term {', '.join(bad_terms)} is not finite")
+    elif not found and logits.requires_grad:
+        torch.stack(list(terms.values())).sum().backward()
+        bad_gradients = [
+            name for name, weight in network.named_parameters() if weight.grad is not None and not torch.isfinite(weight.grad).all()
+        ]
+        found += [f"the loss is finite, the gradient of {bad_gradients[0]} is not"] if bad_gradients else []
+    return "; ".join(found)
+
+
+def _bad_pixels(batch: Batch, files: Sequence[Path]) -> list[str]:
+    if not batch.images.is_floating_point():
+        return []
+    bad = [file for image, file in zip(batch.images, files, strict=False) if not torch.isfinite(image).all()]
+    return [f"{', '.join(str(file) for file in bad)} holds pixels that are NaN or infinite"] if bad else []
+
+
+def _bad_output_hook(name: str, bad_layers: list[str]) -> Any:
+    """A forward hook that appends the layer's name to `bad_layers` if its output is not finite."""
+
+    def record(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        outputs = output if isinstance(output, list | tuple) else [output]
+        if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
+            bad_layers.append(name or type(module).__name__)
+
+    return record

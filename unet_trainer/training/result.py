@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import harmonic_mean, median_low
 from typing import Any
 
+import torch
+
+from unet_trainer.config.data_choices import STRIDE
+from unet_trainer.config.dump import value_text
+from unet_trainer.config.parsers import doubled
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.history import Row, column, write_result
-from unet_trainer.runs.run_folder import BEST, CURVES, LAST, REPORT, resume_command
-from unet_trainer.system.console import Console, counted
-from unet_trainer.training.best_weights import look_for_best
-from unet_trainer.training.early_stopping import EarlyStopping
-from unet_trainer.training.resume_messages import longer
+from unet_trainer.datasets.problems import first_few
+from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.system.console import counted
+from unet_trainer.training.history import Row, column, write_result
+from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.verdict import judge_model
+from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, resume_command
+
+# Gains are shares of what lies between the baseline and an IoU of 1.
+MIN_GAIN = 0.01  # a model below it is no better than the baseline
+MIN_TRAIN_GAIN = 0.1  # training below it has not learned: augmentation and crops shift its IoU a little
+LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far behind
+LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
+RARE_SHARE = 0.05  # of the pixels
+ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
+MANY_EPOCHS = 5
+FALLING_LOSS = 0.9  # of the training loss of the best epoch: it went on falling
+NOISE = 0.02  # of IoU between epochs
+USUAL_RATES = {"adamw": (1e-4, 5e-3, 1e-3), "adam": (1e-4, 5e-3, 1e-3), "sgd": (1e-3, 0.2, 1e-2)}  # from, to, one to try
+HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
+MAX_IMAGE_SIZE = 8192
+FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
+LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,7 @@ def _baseline(run: Run) -> Baseline | None:
 def _warnings(run: Run) -> list[str]:
     config, state = run.config, run.state
     best_epoch = state.early_stopping.best_epoch
-    num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.num_cut // config.accumulation_steps
+    num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.budget.num_cut // config.accumulation_steps
     if best_epoch == 0 and run.lost_best is not None:
         return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
@@ -89,32 +110,39 @@ def _warnings(run: Run) -> list[str]:
 
 def result_dict(result: TrainResult) -> dict[str, Any]:
     """The content of result.json: everything but the rows of metrics.csv."""
-    content = asdict(result)
-    del content["run_dir"], content["history"]
-    return content
+    return {name: value for name, value in asdict(result).items() if name not in ("run_dir", "history")}
 
 
-def report(run: Run) -> TrainResult:
-    """Looks whether the weights are there, writes result.json, says the result and writes report.html."""
-    if isinstance(run.checkpointer, Checkpointer):  # of a torchrun job one process writes
-        run.lost_best = look_for_best(run.checkpointer, run.state, run.console) or run.lost_best
+def report(
+    run: Run, choose_tile: Callable[[Run], object] = lambda run: None, close: Callable[[], object] = lambda: None
+) -> TrainResult:
+    """Checks that the weights are there, writes result.json, chooses the tile that a model trained on crops is used with, writes
+    report.html, closes what the run had open, and says the result: the last lines tell what there is and what to do with it. After
+    a signal too, which leaves a finished run without its report."""
+    run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
+    run.lost_best = run.checkpointer.check_best() or run.lost_best
     result = build_result(run)
     run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
-    say_result(result, run.config.monitor, run.state.early_stopping, _baseline(run), longer(run.config), run.console)
-    run.events.add("end", how="stopped early" if result.stopped_early else "finished")
-    if run.processes.is_main:
-        run.write_report(with_pictures=True)
+    try:
+        if run.processes.is_main:
+            run.signals.check()  # one that came with the last step
+            if run.config.fit == "crop" and run.state.early_stopping.best_epoch and not run.checkpointer.unwritten():
+                choose_tile(run)
+            run.write_report(with_pictures=True)
+        close()
+    finally:
+        say_result(run, result)
     return result
 
 
-def say_result(
-    result: TrainResult, monitor: str, stopping: EarlyStopping, baseline: Baseline | None, to_train_on: str, console: Console
-) -> None:
-    folder = result.run_dir
-    has_best = stopping.best_epoch > 0
+def say_result(run: Run, result: TrainResult) -> None:
+    folder, stopping, console = result.run_dir, run.state.early_stopping, run.console
+    has_best, baseline, num_test = stopping.best_epoch > 0, _baseline(run), run.checkpointer.num_test
     console.say()
     if result.stopped_early:
-        console.say(f"Stopped early: no better {monitor} in {_describe_patience(stopping)}")
+        epochs, counting = counted(stopping.epochs_since_best, "epoch"), stopping.patience_used
+        how = f", {counting} of which counted against early_stopping_patience" if counting < stopping.epochs_since_best else ""
+        console.say(f"Stopped early: no better {run.config.monitor} in {epochs}{how}")
     if has_best:
         compared = "" if baseline is None else f" ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
         console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}{compared}")
@@ -127,17 +155,202 @@ def say_result(
         console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
         return
     weights = folder / (BEST if has_best else LAST)
-    console.say(f"Weights: {weights} | report: {folder / REPORT} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""  # a signal or an error may have left it out
+    console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model = shlex.quote(str(folder if has_best else weights))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
+    if num_test:
+        kept = f"{counted(num_test, 'test image')}, kept from training"
+        console.say(f"      python train_unet.py evaluate {model} --split test   ({kept})")
     console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")
     console.say(f"      python train_unet.py try {model}   (a page in the browser)")
-    console.say(f"      {resume_command(folder)} {to_train_on}   (trains on)")
+    console.say(f"      {resume_command(folder)} {longer(run.config)}   (trains on)")
 
 
-def _describe_patience(stopping: EarlyStopping) -> str:
-    """The epochs without improvement, and how many of them counted."""
-    epochs = counted(stopping.epochs_since_best, "epoch")
-    if stopping.patience_used == stopping.epochs_since_best:
-        return epochs
-    return f"{epochs}, {stopping.patience_used} of which counted against early_stopping_patience"
+@dataclass(frozen=True)
+class Weakness:
+    """What is wrong with a model, and likely causes with the settings to try."""
+
+    problem: str
+    advice: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        return "".join([self.problem, *(f"\n  - {line}" for line in self.advice)])
+
+
+def judge_model(
+    settings: Settings,
+    confusion: Confusion,
+    history: Sequence[Row],
+    best_epoch: int,
+    num_steps: int,
+    native_size: tuple[int, int],
+) -> list[Weakness]:
+    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once.
+
+    `native_size`: height and width of the training images, as they are stored.
+    """
+    config = settings.taken
+    names = id_names(config)
+    baseline = best_baseline(confusion, config.num_classes, names)
+    if baseline is None:
+        return []
+    present = [class_id for class_id, row in enumerate(confusion) if sum(row)]
+    if len(present) == 1:
+        advice = [
+            "validation needs images with each class: a larger val_fraction, another seed, or a split_file",
+            f"masks may be read with the wrong mask_values: {_check_command(config)}",
+        ]
+        return [Weakness(f"every validation pixel is {names[present[0]]}: val IoU says nothing about the model", advice)]
+    iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
+    train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
+    gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
+    few_steps = _few_steps_advice(config, num_steps, -(-num_steps // max(1, len(history))))
+    lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
+    rare_advice = _rare_class_advice(config, lost, native_size)
+    findings = []
+    if gain < MIN_GAIN:
+        findings.append(_no_better(settings, confusion, baseline, iou, train_iou, few_steps, rare_advice))
+    elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
+        problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
+        findings.append(Weakness(problem, few_steps + _overfitting_advice(settings)))
+    if lost and (config.num_classes > 1 or gain >= MIN_GAIN):
+        problem = f"classes that the model hardly finds: {first_few(list(lost.values()))}"
+        findings.append(Weakness(problem, few_steps + rare_advice))
+    findings += _early_best(settings, history, best_epoch)
+    given: set[str] = set()
+    for index, finding in enumerate(findings):
+        findings[index] = replace(finding, advice=[line for line in finding.advice if line not in given])
+        given.update(finding.advice)
+    return findings
+
+
+def _gain(iou: float, baseline: float) -> float:
+    return (iou - baseline) / (1 - baseline)
+
+
+def _no_better(
+    settings: Settings,
+    confusion: Confusion,
+    baseline: Baseline,
+    iou: float,
+    train_iou: float,
+    few_steps: list[str],
+    rare_advice: list[str],
+) -> Weakness:
+    config = settings.taken
+    problem = f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
+    if config.num_classes == 1 and not any(row[1] for row in confusion):
+        problem += f". No validation pixel is predicted as {id_names(config)[1]}"
+    if _gain(train_iou, baseline.iou) >= MIN_TRAIN_GAIN:
+        problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
+        advice = few_steps + _overfitting_advice(settings)
+    else:
+        problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
+        masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
+        advice = [*few_steps, masks, _rate_advice(config)]
+    if config.num_classes == 1 and sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion)):
+        advice += rare_advice
+    return Weakness(problem, advice)
+
+
+def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dict[int, str]:
+    """Each class, from `first` on, that occurs in truth and is hardly found: its share, how much is found, what it is taken for."""
+    num_pixels = sum(map(sum, confusion))
+    lost = {}
+    for class_id, row in list(enumerate(confusion))[first:]:
+        in_truth, hits, predicted = sum(row), row[class_id], sum(counts[class_id] for counts in confusion)
+        if in_truth == 0 or hits / (in_truth + predicted - hits) >= LOST_IOU:
+            continue
+        iou = f"IoU {hits / (in_truth + predicted - hits):.4f}, {hits / in_truth:.1%} of them found"
+        other = max(range(len(row)), key=lambda index: row[index])
+        taken_for = "" if other == class_id else f", {row[other] / in_truth:.0%} of them taken for {names[other]}"
+        share = f"{in_truth / num_pixels:.2%} of the" if in_truth >= 1e-4 * num_pixels else f"{in_truth} of {num_pixels}"
+        lost[class_id] = f"{names[class_id]} ({share} validation pixels{taken_for}; {iou if predicted else 'never predicted'})"
+    return lost
+
+
+def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> list[Weakness]:
+    """If the best epoch is the first, or in the first tenth, and training went on well beyond it."""
+    config, best, later = settings.taken, history[best_epoch - 1], history[best_epoch:]
+    if len(history) < MANY_EPOCHS or best_epoch > max(1, len(history) // 10):
+        return []
+    lowest = min(column(later, "train_loss"))
+    if lowest >= FALLING_LOSS * best["train_loss"] or max(column(later, "train_iou")) <= best["val_iou"] + NOISE:
+        return []
+    problem = (
+        f"epoch {best_epoch} of {len(history)} was the best by {config.monitor}, while the training loss went on falling "
+        f"({best['train_loss']:.4f} → {lowest:.4f}): what was learned later did not help on validation images"
+    )
+    advice = []
+    if config.monitor == "val_loss" and max(column(later, "val_iou")) > best["val_iou"] + NOISE:
+        advice.append(f"val IoU rose after that epoch: {_setting('monitor', 'val_iou')}")
+    if config.ema_decay is not None:
+        advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
+    advice.append(f"a lower rate: {_setting('learning_rate', _rounded(config.learning_rate / 10))}")
+    return [Weakness(problem, advice + _overfitting_advice(settings))]
+
+
+def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:
+    if num_steps >= ENOUGH_STEPS:
+        return []
+    more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch)))
+    if config.time_budget is not None:  # it decides the number of epochs
+        more = _setting("time_budget", doubled(config.time_budget))
+    return [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
+
+
+def _rate_advice(config: ResolvedConfig) -> str:
+    low, high, usual = USUAL_RATES[config.optimizer]
+    rate = config.learning_rate
+    if low <= rate <= high:
+        return f"the learning rate may be too high for these data: {_setting('learning_rate', _rounded(rate / 10))}"
+    size = "low" if rate < low else "high"
+    return f"learning_rate: {rate:g} is {size} for {config.optimizer}: {_setting('learning_rate', usual)}"
+
+
+def _overfitting_advice(settings: Settings) -> list[str]:
+    ideas = []
+    if settings.taken.augmentation in ("none", "default"):
+        ideas.append(_setting("augmentation", "strong"))
+    if settings.taken.encoder_weights is None and settings.asked.encoder_weights != "auto":  # which has looked for them
+        ideas.append(_setting("encoder_weights", "imagenet"))
+    return [
+        f"overfitting: {', '.join([*ideas, 'more training images'])}",
+        "validation images may be of another kind than those trained on (another camera, patient or mask coding): compare the "
+        "pictures in samples/, or try another split (seed, or a split_file)",
+    ]
+
+
+def _rare_class_advice(config: ResolvedConfig, lost: Container[int], native_size: tuple[int, int]) -> list[str]:
+    advice = []
+    natives = native_size if isinstance(config.image_size, tuple) else (max(native_size),) * 2
+    most = [min(-(-native // STRIDE) * STRIDE, MAX_IMAGE_SIZE) for native in natives]
+    sides = [max(side, min(2 * side, limit)) for side, limit in zip(config.shape, most, strict=True)]
+    if config.fit == "resize" and tuple(sides) != config.shape:
+        larger = sides if isinstance(config.image_size, tuple) else sides[0]
+        crops = f"{_setting('fit', 'crop')} {_setting('rare_class_crops', 0.5)}"
+        advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
+    if config.fit == "crop" and config.rare_class_crops < 0.5:
+        advice.append(f"more crops around rare classes: {_setting('rare_class_crops', 0.5)}")
+    if config.class_weights is None:
+        weights = [LOST_CLASS_WEIGHT if class_id in lost else 1.0 for class_id in range(config.num_classes)]
+        weights = weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]
+        advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', weights)}")
+    if not HARD_CLASS_LOSSES & config.loss.keys():
+        advice.append(f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}")
+    return advice
+
+
+def _check_command(config: ResolvedConfig) -> str:
+    return f"python train_unet.py check {_setting('data_dir', config.data_dir)}"
+
+
+def _setting(name: str, value: object) -> str:
+    """key=value for the command line."""
+    return shlex.quote(f"{name}={value_text(value)}")
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.1g}")

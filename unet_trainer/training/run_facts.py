@@ -1,12 +1,16 @@
-"""What a run is trained on, as its events.jsonl has it: machine, versions, data, model. Plain values."""
+"""What a run records of itself, as plain values: machine, versions, data, model; of an epoch the line of events.jsonl and, of the
+best one, val_scores.csv."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unet_trainer import __version__
 from unet_trainer.config.facts import HardwareFacts
@@ -14,7 +18,13 @@ from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.datasets.class_statistics import class_table, ignored_share
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.datasets.pairs import path_in
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.wait_advice import EpochTimes
 from unet_trainer.system.resources import total_host_memory
+from unet_trainer.training.evaluation import Evaluation
+from unet_trainer.training.history import Row
+from unet_trainer.training.val_scores import image_score, val_scores_text
 
 PACKAGES = ("torch", "segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
@@ -74,3 +84,31 @@ def model_facts(config: ResolvedConfig, network: torch.nn.Module) -> dict[str, A
         "monitor": config.monitor,
         "num_epochs": config.num_epochs,
     }
+
+
+def epoch_facts(row: Row, found: Evaluation, improved: bool, times: EpochTimes | None, config: ResolvedConfig) -> dict[str, Any]:
+    """As the event has them: row, scores of each class, confusion matrix, seconds of each stage."""
+    scores = found.scores
+    columns = (scores.per_class_iou, scores.per_class_dice, scores.per_class_precision, scores.per_class_recall)
+    classes = {
+        name: {"iou": iou, "dice": dice, "precision": precision, "recall": recall}
+        for name, iou, dice, precision, recall in zip(class_names(config), *columns, strict=True)
+    }
+    stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
+    if times is not None:
+        stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
+    return {**row, "best": improved, "stages": stages, "classes": classes, "confusion": scores.confusion}
+
+
+def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig) -> str:
+    """samples,K,3 counts of the dataset's samples → the table. Tiles of one image count together."""
+    totals = np.zeros((len(dataset.pairs), *sample_counts.shape[1:]), np.int64)
+    pairs = [dataset.tiling.pair_index(sample) for sample in range(len(sample_counts))]
+    np.add.at(totals, pairs, sample_counts)
+    names = class_names(config)
+    return val_scores_text(
+        [
+            image_score(path_in(data_dir, pair.image), path_in(data_dir, pair.mask), counts, names)
+            for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)
+        ]
+    )

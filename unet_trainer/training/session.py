@@ -9,15 +9,14 @@ from pathlib import Path
 from types import TracebackType
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.runs.errors import TrainingFailed
-from unet_trainer.runs.event_log import EventLog
-from unet_trainer.runs.run_folder import has_checkpoint, resume_command
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
-from unet_trainer.system.distributed import current
-from unet_trainer.system.folder_lock import FolderLock
+from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
-from unet_trainer.system.processes import PeerFailed, PeerLost
 from unet_trainer.system.signals import Interrupted, Signals
+from unet_trainer.training.errors import TrainingFailed
+from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.run_folder import has_checkpoint, resume_command
 
 
 class Session:
@@ -32,12 +31,14 @@ class Session:
             self.console.on_message = lambda kind, text: self.events.add(kind, text=text)
         self.signals = Signals()
         self.lock = FolderLock()
+        self._parts = contextlib.ExitStack()
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
         self._exits.callback(self.processes.close)
         self._exits.enter_context(self.signals)
         self._exits.enter_context(self.lock)
+        self._exits.enter_context(self._parts)
         return self
 
     @contextlib.contextmanager
@@ -50,9 +51,14 @@ class Session:
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Calls this when the run ends, however it ends; the last one first."""
-        self._exits.callback(call)
+        self._parts.callback(call)
+
+    def close_parts(self) -> None:
+        """What on_exit was told, before the run says its result."""
+        self._parts.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        was_finished = self.events.has_ended  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
         if isinstance(error, KeyboardInterrupt) and not self.processes.is_alone:
             self.signals.is_deferred = True  # another process had the signal first: that for this one is still to come
@@ -61,7 +67,7 @@ class Session:
                 self.processes.report_failure(*_report_of(shown))  # for processes that wait for this one
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
             if isinstance(error, KeyboardInterrupt):
-                self._say_interrupted()
+                self._say_interrupted(error, was_finished)
         finally:
             try:
                 self._exits.close()
@@ -94,9 +100,11 @@ class Session:
             self.console.log_only(f"Error: {text}")
             self.events.add("end", how="failed", text=text)
 
-    def _say_interrupted(self) -> None:
+    def _say_interrupted(self, error: KeyboardInterrupt, was_finished: bool) -> None:
         folder = self._folder
-        if folder is not None and has_checkpoint(folder):
+        if was_finished:
+            self.console.say("; ".join(["Interrupted. The run is finished", *getattr(error, "__notes__", ())]))
+        elif folder is not None and has_checkpoint(folder):
             self.console.say(f"Interrupted. To go on where the state was saved: {resume_command(folder)}")
         else:
             self.console.say("Interrupted before anything was saved")

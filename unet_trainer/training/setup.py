@@ -1,34 +1,62 @@
-"""Config → a run that is ready for its first epoch, new or resumed."""
+"""Config → a run that is ready for its first epoch, new or resumed.
+
+Under torchrun rank 0 decides, and the others take what it has decided and loaded: `processes.share` and `broadcast` return rank 0's
+value, in a plain process the value itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unet_trainer.config.dump import as_dict
+from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
-from unet_trainer.loading.worker_backends import WorkerError
+from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
-from unet_trainer.model.segmenter import build_spec
-from unet_trainer.runs.checkpoint_file import ILL_FORMED
-from unet_trainer.runs.checkpointer import Checkpointer
-from unet_trainer.runs.curves import write_curves
-from unet_trainer.runs.errors import CheckpointError
-from unet_trainer.runs.event_log import EventLog
-from unet_trainer.runs.following_checkpointer import AnyCheckpointer, FollowingCheckpointer
-from unet_trainer.runs.resume_checks import compare_configs, compare_splits, keep_decided, keep_reasons, split_names
-from unet_trainer.runs.run_folder import (
+from unet_trainer.model.segmenter import SegmenterSpec, build_spec
+from unet_trainer.system.concurrency import ThrottledTask
+from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.distributed import Job, choose_backend
+from unet_trainer.system.os_errors import named_file, reason
+from unet_trainer.training.build import (
+    Components,
+    build_components,
+    build_components_with_weights,
+    build_dataset,
+    build_loaders,
+)
+from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
+from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
+from unet_trainer.training.compilation import compile_components, try_components
+from unet_trainer.training.curves import write_curves
+from unet_trainer.training.errors import CheckpointError
+from unet_trainer.training.resume import (
+    adapt_to_changes,
+    adapt_to_world_size,
+    compare_configs,
+    compare_splits,
+    keep_decided,
+    keep_reasons,
+    say_already_finished,
+    say_resumed,
+    split_names,
+)
+from unet_trainer.training.run import Run
+from unet_trainer.training.run_facts import data_facts, machine_facts, model_facts, package_versions
+from unet_trainer.training.run_folder import (
     CURVES,
     LOG,
     SPLIT_CSV,
@@ -36,125 +64,89 @@ from unet_trainer.runs.run_folder import (
     find_resume_source,
     folder_of,
     has_checkpoint,
+    resume_command,
     start_folder,
     sweep,
 )
-from unet_trainer.runs.tracker_queue import TrackerQueue, build_trackers
-from unet_trainer.runs.trackers import chosen_trackers
-from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.os_errors import named_file, reason
-from unet_trainer.system.processes import Processes
-from unet_trainer.system.throttled_task import ThrottledTask
-from unet_trainer.training.best_weights import look_for_best
-from unet_trainer.training.build import build_dataset, build_loaders, compile_components, try_components
-from unet_trainer.training.joint_start import (
-    adapt_to_world_size,
-    begin_sync,
-    build_joint_components,
-    check_same_config,
-    check_same_dataset,
-    connect,
-    read_earlier,
-    say_job,
-    share_best,
-    share_state,
-    take_settings,
-)
-from unet_trainer.training.resume_messages import adapt_to_changes, say_already_finished, say_resumed
-from unet_trainer.training.run import Run
-from unet_trainer.training.run_facts import data_facts, machine_facts, model_facts
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
-from unet_trainer.training.time_budget import TimeBudget
+from unet_trainer.training.step import GradientSync
+from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
+from unet_trainer.training.trackers import TrackerQueue, build_trackers, chosen_trackers
+
+# What the other ranks need of a checkpoint before the state itself is sent.
+FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
+# Settings that may differ between machines: where things lie there, and what rank 0 alone reads.
+OF_A_MACHINE = frozenset(["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"])
 
 
-def set_up(config: Config, session: Session) -> Run:
+def set_up(config: Config, session: Session, make_report: Callable[..., object] | None = None) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     budget = TimeBudget(config.time_budget, session.started)
-    console, signals, processes = session.console, session.signals, session.processes
+    console, processes = session.console, session.processes
     check_same_config(processes, config)
     trackers = chosen_trackers(config) if processes.is_main else []
-    checkpoint_dir = Path(config.checkpoint_dir)
-    source, folder = map(_path, processes.share("source", lambda: _find_source(config, checkpoint_dir)))
-    if folder is not None and processes.is_main:
-        session.lock.acquire(folder, console.note)
-    earlier = None if source is None else read_earlier(processes, source, console.warn)
+    source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
         config = keep_decided(config, earlier["config"])
 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
-    say_job(processes, device, int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)), config.resume, console)
-    with processes.in_turn("dataset"):  # the others find what the first one has read
+    _say_job(processes, device, config.resume, console)
+    with processes.main_process_first("dataset"):  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same_dataset(processes, dataset, config.data_dir)
     make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
-    settings = take_settings(processes, "settings", make_settings, device)
+    settings = share_settings(processes, "settings", make_settings, device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)
     session.on_exit(loaders.close)
-    connect(processes, loaders, device, config.process_timeout)
-    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, dataset.has_background(settings.taken))
-    resumes = earlier is not None
-    settings, components = build_joint_components(processes, settings, spec, device, len(loaders.train), console, resumes)
+    if not processes.is_alone and loaders.pool is not None:
+        loaders.pool.start()  # before the process groups are made: NCCL is not fork-safe
+    processes.connect(device, config.process_timeout)
+    sizes = [size.image for size in loaders.train.dataset.sizes]
+    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, dataset.has_background(settings.taken), sizes)
+    settings, components = _build_components(processes, settings, spec, device, len(loaders.train), console, earlier is not None)
     state = components.state
 
     changes: list[str] = []
     if earlier is not None:
         changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
-        compare_splits(earlier["split"], split_names(dataset.split), _split_table(folder))
+        has_table = folder is not None and (folder / SPLIT_CSV).is_file()
+        compare_splits(earlier["split"], split_names(dataset.split), folder / SPLIT_CSV if folder and has_table else None)
         keep_reasons(settings, earlier["config"], earlier["decisions"])
         _load_state(state, earlier, settings, source, processes)
     else:
-        share_state(state, processes)
+        state.broadcast(processes)
         try_components(settings, components, loaders, console, processes)
     is_new = folder is None
     if folder is None:
         if source is not None:
             console.note(f"{source} lies in no run's folder: a new run goes on from it")
-        folder = Path(processes.share("folder", lambda: str(_begin_folder(config, checkpoint_dir, session))))
-    checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
+        folder = Path(processes.broadcast_made("folder", lambda: str(_begin_folder(config, session))))
     if processes.is_main:
-        start = _start_facts(settings, hardware, dataset, state, earlier is not None)
-        _open_folder(folder, settings, console, session.events, start)
+        _open_folder(folder, settings, session, _start_facts(settings, hardware, dataset, state, earlier is not None))
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
+    checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     if processes.is_main:
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.lock.is_ours, session.events)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, signals, budget, events=session.events, processes=processes)
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, session.events, processes)
     if processes.is_main:
+        run.make_report = make_report
         run.curves = ThrottledTask("curves", partial(write_curves, folder))
         session.on_exit(partial(_finish_curves, run.curves, console))
         session.on_exit(partial(run.write_report, with_pictures=False))  # unless the end has written the whole of it
         run.trackers = build_trackers(trackers, folder, as_dict(settings.taken), state.epoch, session.events)
         session.on_exit(partial(_finish_trackers, run.trackers, console))
     if earlier is not None:
-        adapt_to_world_size(settings.taken, earlier["world_size"], processes.launch, state, console)
-        adapt_to_changes(settings.taken, earlier["config"], state, console)
-        if state.batch > len(loaders.train):
-            raise CheckpointError(f"{source} is no state that can be gone on from: batch is {state.batch} of {len(loaders.train)}")
-        say_resumed(settings.taken, earlier["config"], state, changes, earlier["format"], console)
-        if isinstance(checkpointer, Checkpointer):
-            run.lost_best = look_for_best(checkpointer, state, console)
-        share_best(state, processes)
-        if run.lost_best is not None and not run.is_finished():
-            console.warn(f"{run.lost_best}; the best of the epochs to come takes their place")
-        if settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:
-            run.fit_into_budget()
+        _resume(run, earlier, source, changes)
     console.fact("Run", str(folder))
     if run.is_finished():
-        say_already_finished(settings.taken, state, checkpointer.resume_command, console)
+        say_already_finished(settings.taken, state, resume_command(folder), console)
         return run
-
-    # The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
-    # error of the workers is raised again when the epoch begins, where Recovery handles it.
-    with signals.deferred(), contextlib.suppress(WorkerError):
-        loaders.train.prepare(state.epoch, state.batch)
-    signals.check()
-    if settings.taken.compile_model:
-        _compile(run)
-    begin_sync(components, processes)
+    _get_ready(run)
     if is_new:
         checkpointer.write_config()
         checkpointer.write_split()
@@ -166,19 +158,115 @@ def set_up(config: Config, session: Session) -> Run:
     return run
 
 
-def _find_source(config: Config, checkpoint_dir: Path) -> tuple[str | None, str | None]:
-    """What to resume from, and the run's folder that it lies in."""
-    source = find_resume_source(config.resume, config.run_name, checkpoint_dir)
-    folder = None if source is None else folder_of(source)
-    return None if source is None else str(source), None if folder is None else str(folder)
+def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
+    """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it alone, since
+    checkpoint_dir need not be on their machine."""
+    processes = session.processes
+
+    def find() -> list[str | None]:
+        source = find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
+        folder = None if source is None else folder_of(source)
+        return [None if path is None else str(path) for path in (source, folder)]
+
+    source, folder = (None if name is None else Path(name) for name in processes.broadcast_made("source", find))
+    if folder is not None and processes.is_main:
+        session.lock.acquire(folder, session.console.note)
+    if source is None:
+        return None, None, None
+    content = read_run(source, session.console.warn) if processes.is_main else {}
+    facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
+    return source, folder, {**processes.broadcast_made("checkpoint", lambda: facts), **content}
 
 
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
+def check_same_config(processes: Job, config: Config) -> None:
+    """Raises UserError if this process was started with other settings than rank 0, whose settings all would take in silence."""
+    if processes.is_alone:
+        return
+    own = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
+    own |= package_versions()  # other kernels, other bits: the weights would drift apart
+    first = processes.broadcast_made("config", lambda: own)
+    here = socket.gethostname()
+    others = [f"{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
+    if others:
+        raise UserError(f"{'; '.join(others)}; all machines need the same config, the same command and the same packages")
 
 
-def _begin_folder(config: Config, checkpoint_dir: Path, session: Session) -> Path:
-    folder = start_folder(config.resume, config.run_name, checkpoint_dir)
+def _say_job(processes: Job, device: torch.device, resume: str | None, console: Console) -> None:
+    """Who takes part; and what is likely a mistake."""
+    if processes.is_alone:
+        return
+    world_size, local_world_size = processes.launch.world_size, processes.launch.local_world_size
+    backend = choose_backend(device, local_world_size)
+    on = counted(-(-world_size // local_world_size), "machine")
+    console.fact("Processes", f"{world_size} on {on}, gradients averaged by {backend}; this is rank {processes.launch.rank}")
+    if device.type == "cuda" and backend == "gloo":
+        gpus = counted(torch.cuda.device_count(), "GPU")
+        console.warn(f"{local_world_size} processes share {gpus}: gradients go through the host (gloo)")
+    max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if max_restarts and resume != "auto":
+        console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; only with resume=auto it goes on where it was")
+
+
+def check_same_dataset(processes: Job, dataset: CheckedDataset, data_dir: str) -> None:
+    """Raises UserError if this machine's files are others than those of rank 0: samples go by their number."""
+    names = split_names(dataset.split)
+    facts = {"names of files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
+    own = {what: hashlib.sha256(repr(fact).encode()).hexdigest() for what, fact in facts.items()}
+    here = f"{len(names['train'])} images train and {len(names['val'])} validate"
+    digests, there = processes.broadcast_made("dataset digest", lambda: (own, here))
+    if others := [what for what in own if own[what] != digests[what]]:
+        counts = f"{here}, against {there}" if here != there else f"other {' and '.join(others)}"
+        where = f"{data_dir} on {socket.gethostname()}"
+        raise UserError(f"data_dir: {where} is not what rank 0 has there ({counts}); all machines need the same files")
+
+
+def share_settings(processes: Job, name: str, make: Callable[[], Settings], device: torch.device) -> Settings:
+    """Those that rank 0 makes, with this process's own device."""
+    made = make() if processes.is_main else None
+    content: dict[str, Any] = processes.broadcast_made(name, lambda: {} if made is None else made.to_dict())
+    if made is not None:
+        return made
+    settings = Settings.from_dict(content)
+    settings.change("this process's", device=str(device))
+    return settings
+
+
+def _build_components(
+    processes: Job,
+    settings: Settings,
+    spec: SegmenterSpec,
+    device: torch.device,
+    num_batches: int,
+    console: Console,
+    resumes: bool,
+) -> tuple[Settings, Components]:
+    """Rank 0 loads pretrained weights, or does without; the others build the same model and get its state."""
+    launch, components = processes.launch, None
+    if processes.is_main:
+        components = build_components_with_weights(settings, spec, device, num_batches, console, resumes, launch)
+    settings = share_settings(processes, "settings with weights", lambda: settings, device)
+    return settings, components or build_components(settings.taken, spec, device, num_batches, console, True, launch)
+
+
+def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job) -> None:
+    try:
+        if processes.is_main:
+            state.load_state_dict(earlier)
+    except ILL_FORMED as error:
+        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{source} cannot be resumed: {text}") from None
+    state.broadcast(processes)
+    if settings.replans():  # goes on with the plan as it was
+        planned = max(state.epoch, earlier["learning_rate"]["num_epochs"])
+        settings.change("as planned before the run was interrupted", num_epochs=planned)
+        state.learning_rate.num_epochs = planned
+    num_epochs = settings.taken.num_epochs
+    if num_epochs < state.epoch:
+        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more")
+
+
+def _begin_folder(config: Config, session: Session) -> Path:
+    folder = start_folder(config.resume, config.run_name, Path(config.checkpoint_dir))
     session.lock.acquire(folder, session.console.note)
     if has_checkpoint(folder):
         raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
@@ -197,42 +285,55 @@ def _start_facts(
     }
 
 
-def _split_table(folder: Path | None) -> Path | None:
-    """The table of the run's split, if it has one."""
-    return folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
-
-
-def _load_state(
-    state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Processes
-) -> None:
-    try:
-        if processes.is_main:
-            state.load_state_dict(earlier)
-    except ILL_FORMED as error:
-        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"{source} is no state that can be gone on from: {text}") from None
-    share_state(state, processes)
-    if settings.replans():  # goes on with the plan as it was
-        planned = max(state.epoch, earlier["learning_rate"].get("num_epochs", settings.taken.num_epochs))
-        settings.change("as planned before the run was interrupted", num_epochs=planned)
-        state.learning_rate.num_epochs = planned
-    num_epochs = settings.taken.num_epochs
-    if num_epochs < state.epoch:
-        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more")
-
-
-def _open_folder(folder: Path, settings: Settings, console: Console, events: EventLog, start: Mapping[str, Any]) -> None:
+def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapping[str, Any]) -> None:
     """Before an epoch is trained: raises UserError for a folder that takes no files."""
     warning = check_may_write(folder, lasts=settings.taken.on_save_error == "continue")
     try:
         sweep(folder)
-        console.log_to(folder / LOG)
-        events.open(folder, **start)
+        session.console.log_to(folder / LOG)
+        session.events.open(folder, **start)
     except OSError as error:
         where = named_file(error) or folder
         raise UserError(f"{where} cannot be written to ({reason(error, folder)}); a run needs its folder") from None
     if warning is not None:
-        console.warn(f"{warning}; training goes on (on_save_error: continue)")
+        session.console.warn(f"{warning}; training goes on (on_save_error: continue)")
+
+
+def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:
+    """Adapts the loaded state to what has changed since, and says where the run goes on."""
+    config, state, console = run.config, run.state, run.console
+    adapt_to_world_size(config, earlier["world_size"], run.processes.launch, state, console)
+    adapt_to_changes(config, earlier["config"], state, console)
+    if state.batch > len(run.loaders.train):
+        raise CheckpointError(f"{source} cannot be resumed: batch is {state.batch} of {len(run.loaders.train)}")
+    say_resumed(config, earlier["config"], state, changes, console)
+    run.lost_best = run.checkpointer.check_best()
+    state.broadcast_best(run.processes)
+    if run.lost_best is not None and not run.is_finished():
+        console.warn(f"{run.lost_best}; the best of the epochs to come takes their place")
+    if run.settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:
+        fit_into_budget(run)
+
+
+def _get_ready(run: Run) -> None:
+    """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
+    error of the workers is raised again when the epoch begins, where Recovery handles it."""
+    with run.signals.deferred(), contextlib.suppress(WorkerError):
+        run.loaders.train.prepare(run.state.epoch, run.state.batch)
+    run.signals.check()
+    if run.config.compile_model:
+        started = time.perf_counter()
+        run.console.say("Compiling the step (once; a minute or two) ...")
+        saved = run.checkpointer.describe_saved()
+        compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
+        if run.config.compile_model:  # it may have failed
+            run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
+    if not run.processes.is_alone:  # not before: trials of a step are each process's own
+        step = run.components.train_step
+        sync = GradientSync(run.processes, step.parameters)
+        sync.check_layout()
+        run.state.gather_ranks(run.processes)
+        step.sync = sync
 
 
 def _finish_curves(curves: ThrottledTask, console: Console) -> None:
@@ -249,12 +350,3 @@ def _finish_trackers(trackers: Sequence[TrackerQueue], console: Console) -> None
         for problem in (tracker.take_problem(), missing):
             if problem is not None:
                 console.warn(problem)
-
-
-def _compile(run: Run) -> None:
-    started = time.perf_counter()
-    run.console.say("Compiling the step (once; a minute or two) ...")
-    saved = run.checkpointer.describe_saved()
-    compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
-    if run.config.compile_model:
-        run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")

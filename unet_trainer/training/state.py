@@ -1,25 +1,36 @@
-"""The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far."""
+"""The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far, best epoch.
+
+Under torchrun, weights and optimizer state are the same bits on all ranks. Batch norm statistics, counts of the epoch so far and
+random states differ. Statistics are averaged at the end of an epoch, before the model is evaluated and saved. A save within an
+epoch holds those of each rank, so that a job of as many ranks goes on as if it had never stopped; one of another number begins
+with their average.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from unet_trainer.model.ema import Ema
 from unet_trainer.model.metrics import Scores, compute_scores
-from unet_trainer.model.network import parameter_groups
-from unet_trainer.model.optimizer import LearningRate, fill_momentum
+from unet_trainer.model.optimizer import Ema, LearningRate, fill_momentum, parameter_groups
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
-from unet_trainer.runs.checkpoint_content import check_fits
-from unet_trainer.runs.history import Row
-from unet_trainer.system.processes import Processes
-from unet_trainer.training.async_reader import AsyncReader
-from unet_trainer.training.early_stopping import EarlyStopping
-from unet_trainer.training.rank_state import RankState, load_rank_state, rank_state, sum_totals
+from unet_trainer.system.distributed import Job
+from unet_trainer.training.async_device import AsyncReader
+from unet_trainer.training.history import Row
+
+RankState = dict[str, Any]
+
+RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
+MAX_COUNT = 2**53  # more is no count of anything
+COUNTS = ("epoch", "batch", "num_rollbacks")
+SECONDS = ("seconds", "train_seconds", "wait_seconds")
+TABLES = ("history", "per_class_iou", "confusion")
+SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the same on all
 
 
 class EpochMetrics:
@@ -33,54 +44,44 @@ class EpochMetrics:
         self.num_skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps that changed nothing
         self.num_nan = torch.zeros((), dtype=torch.int64, device=device)  # those of them that were no float16 overflow
         self.num_bad = torch.zeros((), dtype=torch.int64, device=device)  # images whose loss was not finite
-        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)  # number of images before the first of them
         self.num_images = 0
-        self._num_seen = torch.zeros((), dtype=torch.int64, device=device)  # num_images, on the device
         self._reader = AsyncReader(device)
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
         """On the device only: the caller counts `num_images` on the host, since this may be replayed by a CUDA graph."""
         is_finite = torch.isfinite(loss)  # a skipped batch must not spoil the epoch's mean
-        self.first_bad.copy_(torch.where(~is_finite & (self.num_bad == 0), self._num_seen, self.first_bad))
         self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
         self.num_bad += ~is_finite * num_images
         self.matrix += counts * is_finite
-        self._num_seen += num_images
 
-    def _saved_tensors(self) -> dict[str, torch.Tensor]:
-        names = ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad", "first_bad")
-        return {name: getattr(self, name) for name in names}
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [*self._saved_tensors().values(), self._num_seen]
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: getattr(self, name) for name in ("loss_sum", "matrix", "num_skipped", "num_nan", "num_bad")}
 
     def reset(self) -> None:
-        for tensor in self.tensors():
+        for tensor in self.tensors().values():
             tensor.zero_()
         self.num_images = 0
         self._reader.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._saved_tensors(), "num_images": self.num_images}
+        return {**self.tensors(), "num_images": self.num_images}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, tensor in self._saved_tensors().items():
+        for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
         self.num_images = state["num_images"]
-        self._num_seen.fill_(self.num_images)
         self._reader.clear()
 
     def loss(self) -> float:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
         return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
 
-    def summed(self, processes: Processes) -> EpochMetrics:
-        """Those of all processes, on the host. Waits for the device."""
+    def summed(self, processes: Job) -> EpochMetrics:
+        """Those of all ranks, on the host. Waits for the device."""
         if processes.is_alone:
             return self
-        own = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in self.state_dict().items()}
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        total.load_state_dict(sum_totals(processes.gather(own)))
+        total.load_state_dict(sum_totals(processes.all_gather(_on_host(self.state_dict()))))
         return total
 
     def scores(self) -> Scores:
@@ -104,6 +105,82 @@ def wide_float(device: torch.device) -> torch.dtype:
 def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
     num_good = num_images - int(num_bad)
     return float(loss_sum) / num_good if num_good else math.nan
+
+
+def sum_totals(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The metrics of several ranks as those of one."""
+    summed = {name: torch.stack([one[name] for one in totals]).sum(0) for name in SUMMED_OVER_RANKS}
+    return {**totals[0], **summed, "num_images": sum(one["num_images"] for one in totals)}
+
+
+@dataclass
+class EarlyStopping:
+    """Best value of the monitored metric so far and how long ago it was."""
+
+    higher_is_better: bool
+    min_delta: float = 0.0
+    best_value: float = math.nan
+    best_epoch: int = 0  # epochs count from 1; 0: none yet
+    reference: float = math.nan  # value that the next one must beat by min_delta to reset the patience
+    epochs_since_best: int = 0  # since the last improvement of at least min_delta
+    patience_used: int = 0  # of these, the epochs that count against the patience
+
+    def update(self, value: float, epoch: int, counts: bool = True) -> bool:
+        """Takes in an epoch's value; returns whether it is the best so far. NaN is never better.
+
+        `counts`: the epoch counts against the patience if it brought no improvement.
+        """
+        improved = self._beats(value, self.best_value, 0.0)
+        if improved:
+            self.best_value, self.best_epoch = value, epoch
+        if self._beats(value, self.reference, self.min_delta):
+            self.reference, self.epochs_since_best, self.patience_used = value, 0, 0
+        else:
+            self.epochs_since_best += 1
+            self.patience_used += counts
+        return improved
+
+    def forget_best(self) -> None:
+        """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
+        self.best_value, self.best_epoch = math.nan, 0
+
+    def is_out_of_patience(self, patience: int | None) -> bool:
+        return patience is not None and self.patience_used >= patience
+
+    def _beats(self, value: float, other: float, margin: float) -> bool:
+        if math.isnan(value) or math.isnan(other):
+            return not math.isnan(value)
+        gain = value - other if self.higher_is_better else other - value
+        return gain > 0 and gain >= margin
+
+    def state_dict(self) -> dict[str, Any]:
+        state = asdict(self)
+        del state["higher_is_better"], state["min_delta"]  # settings, not state
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.state_dict():
+            setattr(self, name, state[name])
+
+
+def counts_against_patience(
+    epoch: int, learning_rate: LearningRate, freeze_encoder_epochs: int, train_losses: Sequence[float]
+) -> bool:
+    """Whether an epoch, counted from 1, counts against the patience if it brings no improvement.
+
+    It does not
+    - if it begins within the warm-up of the learning rate, or while the encoder is frozen;
+    - with the schedulers cosine and poly, while the planned rate is above half of its peak and training still improves: validation
+      often gets better only when the rate falls. Training still improves if one of the last RECENT_EPOCHS epochs had a lower
+      training loss than all epochs before it. `train_losses` are those of all epochs up to this one.
+    """
+    first_step = (epoch - 1) * learning_rate.steps_per_epoch
+    if first_step < learning_rate.num_warmup_steps or epoch <= freeze_encoder_epochs:
+        return False
+    last_step = first_step + learning_rate.steps_per_epoch - 1
+    rate_falls_later = learning_rate.scheduler in ("cosine", "poly") and learning_rate.planned(last_step) > 0.5 * learning_rate.peak
+    lowest_before = min(train_losses[:-RECENT_EPOCHS] or train_losses[:1])
+    return not (rate_falls_later and min(train_losses[-RECENT_EPOCHS:]) < lowest_before)
 
 
 @dataclass
@@ -150,98 +227,38 @@ class TrainState:
         self.metrics.reset()
 
     def state_dict(self) -> dict[str, Any]:
+        ema = self.ema
         return {
             "model": network_weights(self.segmenter),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "learning_rate": self.learning_rate.state_dict(),
             "progress": self.early_stopping.state_dict(),
-            "ema": None
-            if self.ema is None
-            else {"model": network_weights(self.ema.segmenter), "num_updates": self.ema.num_updates},
+            "ema": None if ema is None else {"model": network_weights(ema.segmenter), "num_updates": ema.num_updates},
             "totals": self.metrics.state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "history": self.history,
-            "per_class_iou": self.per_class_iou,
-            "confusion": self.confusion,
-            "seconds": self.seconds,
-            "train_seconds": self.train_seconds,
-            "wait_seconds": self.wait_seconds,
-            "num_rollbacks": self.num_rollbacks,
+            **{name: getattr(self, name) for name in (*COUNTS, *SECONDS, *TABLES)},
             **({} if self.ranks is None else {"ranks": self.ranks}),
-            # The generators that a run draws from. Samples have their own, made from (seed, epoch, index).
-            "random_state": torch.get_rng_state(),
-            "cuda_random_state": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            **self._random_states(),
         }
 
-    def _numbers_of_parameters(self, saved_groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """For each group of the optimizer, the numbers under which the state of its parameters was saved."""
-        groups = self.optimizer.param_groups
-        if len(saved_groups) == len(groups):
-            return [saved["params"] for saved in saved_groups]
-        if not saved_groups:
-            raise ValueError("optimizer.param_groups is empty")
-        # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
-        factor = saved_groups[0].get("lr_factor", 1.0)
-        then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
-        saved = [number for group in saved_groups for number in group["params"]]
-        number_of = dict(zip(then, saved, strict=True))
-        return [[number_of[parameter] for parameter in group["params"]] for group in groups]
+    def _random_states(self) -> dict[str, Any]:
+        """The generators that a run draws from. Samples have their own, made from (seed, epoch, index)."""
+        on_cuda = self.device.type == "cuda"
+        return {
+            "random_state": torch.get_rng_state(),
+            "cuda_random_state": torch.cuda.get_rng_state(self.device) if on_cuda else None,
+        }
 
-    def check_fits(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError unless the tensors of a state have the shapes of this model, which torch checks of some alone."""
-        own = network_weights(self.segmenter)
-        hint = "; was timm or segmentation-models-pytorch changed since?"
-        try:
-            check_fits("its model", state["model"], own)
-            if self.ema is not None and state["ema"]:
-                check_fits("its average", state["ema"]["model"], own)
-        except ValueError as error:
-            raise ValueError(f"{error}{hint}") from None
-        totals = self.metrics.state_dict()
-        names = [name for name, value in totals.items() if torch.is_tensor(value)]
-        check_fits("totals", {name: state["totals"][name] for name in names}, {name: totals[name] for name in names})
-        check_fits("the state", {"random_state": state["random_state"]}, {"random_state": torch.get_rng_state()})
-        num_ids = len(self.metrics.matrix)
-        num_scores = 1 if self.metrics.num_classes == 1 else num_ids
-        if state["progress"]["best_epoch"] and len(state["per_class_iou"]) != num_scores:
-            raise ValueError(f"per_class_iou has {len(state['per_class_iou'])} values, for {num_scores} classes")
-        confusion = state.get("confusion", [])
-        if confusion and [len(row) for row in confusion] != [num_ids] * num_ids:
-            raise ValueError(f"confusion is no table of {num_ids} × {num_ids}")
-
-    def _check_optimizer(self, saved: Mapping[int, Any], numbers: Sequence[Sequence[int]]) -> None:
-        """Raises ValueError unless each parameter's state has its shape: torch would fail in the first step."""
-        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
-            if len(group["params"]) != len(params):
-                raise ValueError(f"optimizer.param_groups has {len(params)} parameters, for {len(group['params'])} of the model")
-            for parameter, number in zip(group["params"], params, strict=True):
-                if number in saved:
-                    self._check_moments(saved[number], parameter, f"optimizer.state[{number}]")
-
-    def _check_moments(self, saved: Mapping[str, Any], parameter: torch.Tensor, place: str) -> None:
-        moments = ("momentum_buffer",) if isinstance(self.optimizer, torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
-        for name in moments:
-            value = saved.get(name)
-            if not torch.is_tensor(value) or value.shape != parameter.shape:
-                found = f"has {tuple(value.shape)}" if torch.is_tensor(value) else "is no tensor"
-                raise ValueError(f"{place}.{name} {found}; its parameter has {tuple(parameter.shape)}")
-        if "exp_avg" in moments and not (torch.is_tensor(step := saved.get("step")) and step.numel() == 1 and float(step) >= 0):
-            raise ValueError(f"{place}.step is no number of steps")
+    def _set_random_states(self, saved: Mapping[str, Any]) -> None:
+        torch.set_rng_state(saved["random_state"].clone())  # torch reads a view from the start of its memory
+        if saved["cuda_random_state"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["cuda_random_state"].clone(), self.device)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for a state of another model, before anything of it is loaded."""
-        self.check_fits(state)
+        """Raises ValueError, which names what is missing or does not fit this model."""
+        self._check(state)
         load_network_weights(self.segmenter, state["model"])
-        # Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
-        # optimizer needs its step counts on the device.
-        numbers = self._numbers_of_parameters(state["optimizer"]["param_groups"])
-        self._check_optimizer(state["optimizer"]["state"], numbers)
-        groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
-        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        if isinstance(self.optimizer, torch.optim.SGD):
-            fill_momentum(self.optimizer)
+        self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
             found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
             self.scaler.load_state_dict({**self.scaler.state_dict(), **found})
@@ -252,23 +269,190 @@ class TrainState:
             load_network_weights(self.ema.segmenter, saved["model"])
             self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
         self.metrics.load_state_dict(state["totals"])
-        self.epoch = state["epoch"]
-        self.batch = state["batch"]
+        for name in (*COUNTS, *SECONDS):
+            setattr(self, name, state[name])
         self.history = [dict(row) for row in state["history"]]
         self.per_class_iou = list(state["per_class_iou"])
-        self.confusion = [list(counts) for counts in state.get("confusion", [])]  # earlier versions did not save it
-        self.seconds = state["seconds"]
-        self.train_seconds = state["train_seconds"]
-        self.wait_seconds = state["wait_seconds"]
-        self.num_rollbacks = state["num_rollbacks"]
-        torch.set_rng_state(state["random_state"].clone())  # torch reads a view from the start of its memory
-        if state["cuda_random_state"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random_state"].clone(), self.device)
+        self.confusion = [list(counts) for counts in state["confusion"]]
+        self._set_random_states(state)
         ranks = state.get("ranks")
         self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
-        load_rank_state(self, ranks)
+        self._load_ranks(ranks)
 
-    def gather_ranks(self, processes: Processes) -> None:
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors alone."""
+        own = self.state_dict()
+        names = ("learning_rate", "progress", "totals", *COUNTS, *SECONDS, "random_state")
+        check_like(state, {name: own[name] for name in names})
+        for name, weights in (("model", state.get("model")), ("ema.model", (state["ema"] or {}).get("model"))):
+            if name == "model" or (self.ema is not None and state["ema"]):
+                check_weights(name, weights, own["model"])
+        if not (0 < state["learning_rate"]["factor"] < math.inf and all(0 <= state[name] < math.inf for name in SECONDS)):
+            raise ValueError("learning_rate.factor and seconds need to be positive numbers")
+        epoch, best_epoch, history = state["epoch"], state["progress"]["best_epoch"], state["history"]
+        for row in history:
+            check_like(row, {"epoch": 1, **dict.fromkeys(row, 0.0)}, "history")
+        if len(history) != epoch or best_epoch > epoch:
+            raise ValueError(f"history has {len(history)} rows for {epoch} epochs, the best of which is {best_epoch}")
+        num_ids = len(self.metrics.matrix)
+        num_scores = 1 if self.metrics.num_classes == 1 else num_ids
+        if best_epoch:
+            check_like([0.0 if iou is None else iou for iou in state["per_class_iou"]], [0.0] * num_scores, "per_class_iou")
+        if state["confusion"]:
+            check_like(state["confusion"], [[0] * num_ids] * num_ids, "confusion")
+        for number, rank in enumerate(state.get("ranks") or ()):
+            check_like(rank, {"totals": own["totals"], "random_state": own["random_state"]}, f"ranks[{number}]")
+
+    def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
+        """Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
+        optimizer needs its step counts on the device."""
+        numbers = self._numbers_of_parameters(saved["param_groups"])
+        is_sgd = isinstance(self.optimizer, torch.optim.SGD)
+        moments = ("momentum_buffer",) if is_sgd else ("exp_avg", "exp_avg_sq")
+        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
+            for parameter, number in zip(group["params"], params, strict=True):
+                if number in saved["state"]:  # torch would fail in the first step
+                    wanted = {**dict.fromkeys(moments, parameter), **({} if is_sgd else {"step": torch.zeros(())})}
+                    check_like(saved["state"][number], wanted, f"optimizer.state[{number}]")
+        groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        if isinstance(self.optimizer, torch.optim.SGD):
+            fill_momentum(self.optimizer)
+
+    def _numbers_of_parameters(self, saved_groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """For each group of the optimizer, the numbers under which the state of its parameters was saved."""
+        groups = self.optimizer.param_groups
+        if len(saved_groups) == len(groups):
+            return [saved["params"] for saved in saved_groups]
+        # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
+        factor = saved_groups[0].get("lr_factor", 1.0)
+        then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
+        saved = [number for group in saved_groups for number in group["params"]]
+        number_of = dict(zip(then, saved, strict=True))
+        return [[number_of[parameter] for parameter in group["params"]] for group in groups]
+
+    # Ranks of a torchrun job.
+
+    def broadcast(self, processes: Job) -> None:
+        """Rank 0's state on all ranks: weights, optimizer, position, history."""
+        if processes.launch.world_size == 1:
+            return
+        memory = io.BytesIO()
+        if processes.is_main:
+            torch.save(self.state_dict(), memory)
+        content = processes.broadcast(memory.getvalue())
+        if not processes.is_main:
+            self.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+
+    def broadcast_best(self, processes: Job) -> None:
+        """Which epoch is the best so far: rank 0 alone checks whether its weights are still there."""
+        best = processes.broadcast((self.early_stopping.state_dict(), self.per_class_iou, self.confusion))
+        if not processes.is_main:
+            saved, self.per_class_iou, self.confusion = best
+            self.early_stopping.load_state_dict(saved)
+
+    def gather_ranks(self, processes: Job) -> None:
         """Before a save. Waits for the device."""
         if not processes.is_alone:
-            self.ranks = processes.gather(rank_state(self))
+            self.ranks = processes.all_gather(self.rank_state())
+
+    def rank_state(self) -> RankState:
+        """Of this rank, on the host. Waits for the device."""
+        return _on_host({"statistics": self.statistics(), "totals": self.metrics.state_dict(), **self._random_states()})
+
+    def statistics(self) -> list[torch.Tensor]:
+        """Running means and variances of the model and of its average."""
+        networks = [self.segmenter.network, *([] if self.ema is None else [self.ema.segmenter.network])]
+        return [buffer for network in networks for buffer in network.buffers() if buffer.is_floating_point()]
+
+    @torch.no_grad()
+    def average_statistics(self, processes: Job) -> None:
+        """The mean over all ranks, the same bits on each."""
+        tensors = self.statistics()
+        if processes.is_alone or not tensors:
+            return
+        processes.any_rank()
+        flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
+        processes.all_reduce_mean(flat)
+        for tensor, piece in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+    def _load_ranks(self, ranks: Sequence[RankState] | None) -> None:
+        """After the common part of a state was loaded; `ranks` are those of the job that saved it, None if it was one process."""
+        if ranks is not None and len(ranks) == self.world_size:
+            own = ranks[self.rank]
+            self._copy_statistics(own["statistics"])
+            self.metrics.load_state_dict(own["totals"])
+            self._set_random_states(own)
+            return
+        if ranks is not None:
+            columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
+            self._copy_statistics([torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
+            self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
+        if self.rank > 0:  # rank 0 has counted for all
+            self.metrics.reset()
+            torch.manual_seed(torch.initial_seed() + self.rank)  # else all would drop the same activations
+
+    @torch.no_grad()
+    def _copy_statistics(self, values: Sequence[torch.Tensor]) -> None:
+        tensors = self.statistics()
+        if len(tensors) == len(values):  # else the average of weights was switched on or off since
+            check_like(list(values), tensors, "ranks.statistics")
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _on_host(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_on_host(item) for item in value]
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+
+
+def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError unless both hold tensors of the same names, shapes and kinds of number."""
+    unknown = [key for key in found if key not in wanted] if isinstance(found, Mapping) else []
+    try:
+        check_like(found, wanted, name)
+        if unknown:
+            raise ValueError(f"{name} holds {unknown[0]}, which this model does not have")
+    except ValueError as error:
+        raise ValueError(f"{error}; was timm or segmentation-models-pytorch changed since?") from None
+
+
+def check_like(found: Any, wanted: Any, place: str = "") -> None:
+    """Raises ValueError unless nested dicts and lists hold what `wanted` holds: names, kinds of value, shapes of tensors. Whole
+    numbers are counts, at least 0."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{place or 'the state'} is {_kind(found)}; need values by name")
+        for name, value in wanted.items():
+            where = f"{place}.{name}" if place else name
+            if name not in found:
+                raise ValueError(f"{where} is missing")
+            check_like(found[name], value, where)
+        return
+    if isinstance(wanted, list):
+        if not isinstance(found, list) or len(found) != len(wanted):
+            raise ValueError(f"{place} is {_kind(found)}; need a list of {len(wanted)}")
+        for index, value in enumerate(wanted):
+            check_like(found[index], value, f"{place}[{index}]")
+        return
+    if isinstance(wanted, torch.Tensor):
+        fits = isinstance(found, torch.Tensor) and found.shape == wanted.shape
+        fits, need = fits and found.is_floating_point() == wanted.is_floating_point(), _kind(wanted)
+    elif isinstance(wanted, int):
+        fits, need = type(found) is int and 0 <= found <= MAX_COUNT, "a whole number of at least 0"
+    else:
+        fits, need = type(found) in (int, float), "a number"
+    if not fits:
+        raise ValueError(f"{place} is {_kind(found)}; need {need}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {'×'.join(map(str, value.shape)) or 'one value'}, {str(value.dtype).removeprefix('torch.')}"
+    if type(value) in (int, float):
+        return f"{value!r:.40}"
+    return "empty" if value is None else type(value).__name__

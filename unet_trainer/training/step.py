@@ -12,6 +12,8 @@ torchrun they are averaged over all processes once a group, after its last backw
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,19 +23,22 @@ import torch
 from unet_trainer.loading.cutmix import paste_pieces
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.transfer import to_device
-from unet_trainer.model.deep_supervision import auxiliary_loss, forward_with_auxiliary
-from unet_trainer.model.ema import Ema
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
+from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary
+from unet_trainer.model.optimizer import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.cuda_graphs import DirectLauncher, Launcher
-from unet_trainer.training.finite_guard import MAX_BAD_STEPS, FiniteGuard
-from unet_trainer.training.gradient_sync import GradientSync
+from unet_trainer.system.distributed import Job, PeerLost
+from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
+from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
 
 # N,H,W,C images, N,H,W masks and, for part of a batch, the masks of the whole batch → loss, confusion matrix
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
+NUM_FAULTS = 2  # as FiniteGuard.faults has them
+RANKS_PER_VOTE = 64  # an agreement takes a hop from process to process: beyond so many, they agree before every other step, ...
 
 
 def build_train_forward(
@@ -51,12 +56,6 @@ def build_train_forward(
         return value, counts
 
     return forward
-
-
-def accumulation_groups(first: int, num_batches: int, size: int) -> Iterator[range]:
-    """Indices of the batches whose gradients are added up before an optimizer step; the last group may be short."""
-    for start in range(first, num_batches, size):
-        yield range(start, min(start + size, num_batches))
 
 
 @dataclass
@@ -143,7 +142,7 @@ class TrainStep:
             self.guard.add_loss(loss)
 
         metrics.num_images += num_images
-        self.launcher.run("count", (num_images, *_addresses([*metrics.tensors(), loss, counts])), count)
+        self.launcher.run("count", (num_images, *_addresses([*metrics.tensors().values(), loss, counts])), count)
 
     def optimizer_step(self, metrics: EpochMetrics, learning_rate: float) -> None:
         """Updates the weights, unless the group's numbers are not finite; ends the group."""
@@ -155,7 +154,7 @@ class TrainStep:
             factor = group.get("lr_factor", 1.0)
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        key = _addresses([*metrics.tensors(), *gradients])
+        key = _addresses([*metrics.tensors().values(), *gradients])
         if self.sync is not None:
             self.launcher.run("pack", key, partial(self.sync.pack, self.guard))
             self.sync.average()
@@ -210,3 +209,182 @@ def micro_batches(batch: Batch, num_parts: int) -> Iterator[Batch]:
         num_images = min(max(batch.num_images - start, 0), size)
         sizes = None if batch.mask_sizes is None else batch.mask_sizes[start : start + size]
         yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images, mask_sizes=sizes)
+
+
+class BufferSnapshot:
+    """Buffers of one dtype (running mean, variance and count of batch norms), restored after a bad step.
+
+    Concatenated into one tensor: torch.where takes no lists, and a launch for each buffer would cost more than the step's end.
+    """
+
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self.buffers = buffers
+        self.saved = self.concatenated()
+        sizes = [buffer.numel() for buffer in buffers]
+        self.saved_views = [piece.view_as(buffer) for piece, buffer in zip(self.saved.split(sizes), buffers, strict=True)]
+
+    def concatenated(self) -> torch.Tensor:
+        return torch.cat([buffer.reshape(-1) for buffer in self.buffers])
+
+    def save(self) -> None:
+        self.saved.copy_(self.concatenated())
+
+    def commit_or_restore(self, is_good: torch.Tensor, current: torch.Tensor) -> None:
+        """After a good step saves the current values; after a bad one restores those that were saved."""
+        self.saved.copy_(torch.where(is_good, current, self.saved))
+        torch._foreach_copy_(self.buffers, self.saved_views)
+
+
+class FiniteGuard:
+    """Judges every step on the device: one with numbers that are not finite changes nothing and is counted. A step is an
+    accumulation group: one bad batch spoils the sum of its gradients. Only `check` waits for the device."""
+
+    def __init__(self, network: torch.nn.Module, device: torch.device, max_bad_steps: int = MAX_BAD_STEPS) -> None:
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in network.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self.snapshots = [BufferSnapshot(buffers) for buffers in by_dtype.values()]
+        self.max_bad_steps = max_bad_steps
+        self.is_saved = False  # the snapshots hold the buffers as they are
+        self.first_batch_of_step = torch.zeros((), dtype=torch.int64, device=device)
+        self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
+        self.peers_are_finite = torch.ones((), dtype=torch.bool, device=device)  # losses and buffers of all other processes
+        self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_bad_batch = torch.zeros((), dtype=torch.int64, device=device)
+        self.reader = AsyncReader(device)
+
+    def reset(self) -> None:
+        """Forgets the step under way and all bad steps; the buffers may have other values from here on."""
+        self.is_saved = False
+        self.losses_are_finite.fill_(True)
+        self.peers_are_finite.fill_(True)
+        for counter in (self.num_bad_in_a_row, self.most_in_a_row, self.first_bad_batch):
+            counter.zero_()
+        self.reader.clear()
+
+    def begin_step(self, first_batch: int) -> None:
+        """`first_batch`: number of the step's first batch, counted over the whole run."""
+        if not self.is_saved:  # else the last judgement saved them
+            for snapshot in self.snapshots:
+                snapshot.save()
+            self.is_saved = True
+        self.first_batch_of_step.fill_(first_batch)
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        self.losses_are_finite &= torch.isfinite(loss)
+
+    def faults(self) -> torch.Tensor:
+        """What the other processes have to know of this one's step, on the device: losses and buffers that are not finite, 0 or 1
+        each. Gradients need not be told: their average is not finite either."""
+        buffers_are_finite = torch.ones_like(self.losses_are_finite)
+        for snapshot in self.snapshots:
+            buffers_are_finite = buffers_are_finite & torch.isfinite(snapshot.concatenated()).all()
+        return torch.stack([~self.losses_are_finite, ~buffers_are_finite]).float()
+
+    def take_faults(self, faults: torch.Tensor) -> None:
+        """Those of all processes, averaged: the next judgement is the same on each of them."""
+        self.losses_are_finite.copy_(faults[0] == 0)
+        self.peers_are_finite.copy_(faults[1] == 0)
+
+    def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether the step is good, and whether a bad one counts as NaN; restores the buffers if it is bad.
+
+        Gradients that overflow float16 do not count while the loss scale can still fall.
+        """
+        is_good = self.losses_are_finite & self.peers_are_finite & torch.isfinite(gradient_norm)
+        current = [snapshot.concatenated() for snapshot in self.snapshots]
+        for values in current:
+            is_good = is_good & torch.isfinite(values).all()
+        for snapshot, values in zip(self.snapshots, current, strict=True):
+            snapshot.commit_or_restore(is_good, values)
+        is_nan = ~is_good & ~(self.losses_are_finite & (loss_scale > 1))
+        self.num_bad_in_a_row.add_(1).mul_(is_nan)
+        is_first = (self.num_bad_in_a_row == 1) & (self.most_in_a_row < self.max_bad_steps)
+        self.first_bad_batch.copy_(torch.where(is_first, self.first_batch_of_step, self.first_bad_batch))
+        torch.maximum(self.most_in_a_row, self.num_bad_in_a_row, out=self.most_in_a_row)
+        self.losses_are_finite.fill_(True)
+        self.peers_are_finite.fill_(True)
+        return is_good, is_nan
+
+    def poll(self) -> None:
+        """Raises NonFinite if too many steps in a row were bad a moment ago. Never waits for the device."""
+        seen = self.reader.poll([self.most_in_a_row, self.first_bad_batch], 0)
+        if seen is not None:
+            self._raise_if_many(*seen[0])
+
+    def check(self) -> None:
+        """Raises NonFinite if too many steps in a row were bad so far. Waits for the device."""
+        self._raise_if_many(self.most_in_a_row, self.first_bad_batch)
+
+    def _raise_if_many(self, most_in_a_row: torch.Tensor, first_bad_batch: torch.Tensor) -> None:
+        if int(most_in_a_row) >= self.max_bad_steps:
+            count = "a step was" if self.max_bad_steps == 1 else f"{self.max_bad_steps} steps in a row were"
+            raise NonFinite(f"{count} not finite", int(first_bad_batch))
+
+
+class GradientSync:
+    """Averages the gradients of a step over the ranks, with what they have to know of each other's step. A process that has agreed
+    to steps owes the others its part of them, even if it fails.
+
+    Not DistributedDataParallel: its hooks take the compiled backward pass out of its CUDA graph (pytorch #139207), and it overlaps
+    nothing there, since a compiled backward pass hands over all gradients at its end. Here they are copied into one flat buffer,
+    averaged in one call between the replayed backward pass and the replayed optimizer step, and copied back; the copies are
+    replayed too. With accumulation that happens once a group.
+    """
+
+    def __init__(self, processes: Job, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.processes = processes
+        self.parameters = list(parameters)
+        self.num_owed = 0
+        self.steps_per_vote = -(-processes.launch.world_size // RANKS_PER_VOTE)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = torch.zeros(sum(sizes) + NUM_FAULTS, device=self.parameters[0].device)
+        # With the strides of the parameters (channels last), so that copying is one launch for many tensors.
+        starts = [0, *itertools.accumulate(sizes[:-1])]
+        self.views = [
+            torch.as_strided(self.flat, parameter.shape, parameter.stride(), start)
+            for parameter, start in zip(self.parameters, starts, strict=True)
+        ]
+        self.faults = self.flat[-NUM_FAULTS:]
+
+    def check_layout(self) -> None:
+        """Raises if the parameters lie in memory in another order elsewhere: other elements would be averaged with each other."""
+        layout = repr([(tuple(parameter.shape), parameter.stride()) for parameter in self.parameters])
+        digests = self.processes.all_gather(hashlib.sha256(layout.encode()).hexdigest())
+        if len(set(digests)) > 1:
+            raise PeerLost("the processes lay out the model differently in memory; do all machines have the same torch?")
+
+    def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The gradients that there are, and their places in the buffer; a frozen encoder has none."""
+        pairs = [(view, parameter.grad) for view, parameter in zip(self.views, self.parameters, strict=True)]
+        held = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        return [view for view, _ in held], [gradient for _, gradient in held]
+
+    @torch.no_grad()
+    def pack(self, guard: FiniteGuard) -> None:
+        """Copies gradients and faults into the buffer. On the device only: this may be recorded and replayed."""
+        self.faults.copy_(guard.faults())
+        views, gradients = self._held()
+        torch._foreach_copy_(views, gradients)
+
+    def average(self) -> None:
+        """The buffer, over all processes. Never recorded: NCCL has a stream and a watchdog of its own."""
+        self.num_owed = max(0, self.num_owed - 1)
+        self.processes.all_reduce_mean(self.flat)
+
+    @torch.no_grad()
+    def unpack(self, guard: FiniteGuard) -> None:
+        """Each gradient becomes its average, and the guard's faults those of all processes. May be recorded, as `pack`."""
+        views, gradients = self._held()
+        torch._foreach_copy_(gradients, views)
+        guard.take_faults(self.faults)
+
+    @torch.no_grad()
+    def average_in_vain(self) -> None:
+        """Gives the others what they wait for, with a fault: their steps change nothing."""
+        while self.num_owed:
+            self.num_owed -= 1
+            self.flat.zero_()
+            self.faults.fill_(1.0)
+            self.processes.all_reduce_mean(self.flat)

@@ -32,10 +32,10 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import Console, cause_line
-from unet_trainer.training.build import build_components, compile_components_once, random_batches
-from unet_trainer.training.out_of_memory import is_out_of_memory
+from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.training.build import build_components
+from unet_trainer.training.compilation import compile_components_once, is_out_of_memory, random_batches
 from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
@@ -65,7 +65,7 @@ class StepProbe:
         self.seconds_left = seconds
         self.failure = ""  # of the last trial
         self._child: subprocess.Popen[bytes] | None = None
-        self._known = _read_cache(cache)
+        self._known = _read_costs(cache)
 
     def __enter__(self) -> StepProbe:
         return self
@@ -85,7 +85,7 @@ class StepProbe:
             if self.failure:
                 return TOO_LARGE if answer.get("out_of_memory") else None
             self._known[key] = time.time(), dict(answer)
-            self._write_cache()
+            write_cache(self.cache, self._known)
         return StepCost(**self._known[key][1])
 
     def knows(self, config: ResolvedConfig) -> bool:
@@ -146,19 +146,12 @@ class StepProbe:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _write_cache(self) -> None:
-        if self.cache is not None:
-            with contextlib.suppress(OSError):  # a lost cache costs seconds
-                self.cache.parent.mkdir(parents=True, exist_ok=True)
-                write_text_atomically(self.cache, json.dumps(self._known))
 
-
-def _read_cache(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
+def _read_costs(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
     """By key, when each cost was measured, and the cost."""
     known = {}
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        content: dict[str, Any] = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-        for key, (measured_at, cost) in content.items():
+    with contextlib.suppress(ValueError, TypeError):
+        for key, (measured_at, cost) in read_cache(path).items():
             if 0 <= time.time() - measured_at <= MAX_AGE_SECONDS and _is_cost(cost):
                 known[key] = measured_at, cost
     return known

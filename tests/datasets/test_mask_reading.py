@@ -1,0 +1,485 @@
+"""What the values of masks are decided to mean, and the question where only the user knows: every choice trains as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from helpers.mask_facts import SIDE, facts_of, objects, stripes, with_border
+from helpers.no_files import needs_pipes, replace_by
+from unet_trainer.config.load import load_config
+from unet_trainer.config.safe_yaml import parse_yaml
+from unet_trainer.datasets.class_files import ClassFile, NamedClass, find_class_file
+from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, present_classes
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.scan import MaskFacts
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR, decode_mask
+from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, given_coding
+
+RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
+
+
+def evidence_of(seen, ignore_value=None, num_masks=4, **others):
+    """Masks that all hold these values, 100 pixels of each."""
+    counts = dict.fromkeys(seen, 100)
+    masks = [MaskFacts(10, 10 * len(counts), counts, "", **others) for _ in range(num_masks)]
+    return MaskEvidence(masks, given_coding("nonzero", ignore_value).ignored)
+
+
+def decide(seen, num_classes="auto", ignore_value=None, class_file=None, **settings):
+    config = load_config({"num_classes": num_classes, "ignore_value": ignore_value, **settings})
+    return choose_classes(config, evidence_of(seen, config.ignore_value), class_file)
+
+
+def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
+    config = load_config(settings)
+    evidence = MaskEvidence(
+        [facts_of(make(index), is_lossy=is_lossy) for index in range(number)],
+        given_coding("nonzero", config.ignore_value).ignored,
+    )
+    return choose_classes(config, evidence, class_file)
+
+
+# The number of classes is given
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "ignore_value", "seen", "expected"),
+    [
+        (1, None, [0, 1], (0, 1)),
+        (1, None, [0, 255], (0, 255)),
+        (3, None, [0, 2], (0, 1, 2)),  # a class may be absent
+        (254, None, [0, 253], tuple(range(254))),
+        (1, 255, [0, 1, 255], (0, 1)),
+        (3, 255, [0, 1, 2, 255], (0, 1, 2)),
+        (9, [9, 10], list(range(11)), tuple(range(9))),
+        (1, 128, [0, 128, 255], (0, 255)),
+        (1, None, [0, 4000], (0, 4000)),
+        (2, None, [38, 75], (38, 75)),
+        (3, None, [0, 128, 255], (0, 128, 255)),  # as many greys as classes
+        (1, None, [0, RED], (0, (255, 0, 0))),  # one colour on black
+    ],
+)
+def test_values_become_the_classes_that_there_are(num_classes, ignore_value, seen, expected):
+    chosen = decide(seen, num_classes, ignore_value)
+    assert chosen.coding.mask_values == expected
+    assert chosen.num_classes == num_classes
+    assert set(chosen.coding.ignored) == set(
+        given_coding("nonzero", load_config({"ignore_value": ignore_value}).ignore_value).ignored
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "seen"),
+    [
+        (1, [38, 75]),  # either may be the background
+        (1, [0, 100, 200]),
+        (1, list(range(30))),
+        (1, [0, 700, 1400]),  # three classes, or two objects
+        (3, [0, 255]),  # with 255 as void there would be nothing to learn
+        (3, [0, RED, GREEN]),  # colours have no order
+        (2, [0, 1, 2]),
+        (1, [*range(21), 255]),  # ids and void are no soft edges
+    ],
+)
+def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
+    assert decide(seen, num_classes) is None
+
+
+# The number of classes is open
+
+
+@pytest.mark.parametrize(
+    ("seen", "num_classes", "reason"),
+    [
+        ([0, 255], 1, "the masks hold two values"),
+        ([0, RED], 1, "the masks hold two values"),
+        ([0, 1, 2], 3, "the masks hold ids 0 to 2"),
+        (list(range(254)), 254, "the masks hold ids 0 to 253"),
+        ([0, 1, 255], 1, "the masks hold two values; 255 beside them is taken as void"),
+        ([*range(21), 255], 21, "the masks hold ids 0 to 20; 255 beside them is taken as void"),
+        ([1, 2, 3, 4], 4, "the masks hold ids 1 to 4"),
+    ],
+)
+def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
+    chosen = decide(seen)
+    assert (chosen.num_classes, chosen.num_classes_reason) == (num_classes, reason)
+    assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
+
+
+def test_a_thin_last_id_may_be_void_and_is_left_to_the_user():
+    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3)) is None
+    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), num_classes=4).num_classes == 4
+    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), ignore_value=3).num_classes == 3
+    assert decide_masks(lambda index: stripes(4, index)).num_classes == 4
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_ids_of_objects_are_left_to_the_user_in_8_and_in_16_bit(dtype):
+    assert decide_masks(lambda index: objects(index, 2 + 3 * index).astype(dtype)) is None
+    assert decide_masks(lambda index: objects(index, 2 + 3 * index).astype(dtype), num_classes=1) is None
+
+
+def test_ids_of_objects_beyond_255_are_one_foreground():
+    def track(index):
+        ids = objects(index, 6)
+        return np.where(ids > 0, ids + 60 * index, 0).astype(np.uint16)
+
+    chosen = decide_masks(track)
+    assert (chosen.num_classes, chosen.coding.mask_values) == (1, "nonzero")
+    assert chosen.coding.reason == "16-bit object ids: any value but 0 is foreground"
+    assert chosen.num_classes_reason == "the masks hold ids of objects, up to 426"
+
+
+# Masks saved as JPEG
+
+PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
+
+
+def jpeg(colours, ids, quality=90):
+    """The mask that is read from a JPEG of these colours (RGB)."""
+    done, data = cv2.imencode(".jpg", np.array(colours, np.uint8)[ids][:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    assert done
+    return decode_mask(data.tobytes())
+
+
+def large_discs(index):
+    """Ids 0 to 3 in regions of 20 pixels and more."""
+    ids = np.zeros((96, 96), np.uint8)
+    for number in range(3):
+        cv2.circle(ids, (20 + 28 * number, 30 + 30 * ((number + index) % 2)), 14, number + 1, -1)
+    return ids
+
+
+def test_colours_saved_as_jpeg_go_to_the_nearest_one_that_is_given():
+    chosen = decide_masks(lambda index: jpeg(PALETTE, large_discs(index)), is_lossy=True, mask_values=PALETTE.tolist())
+    assert (chosen.num_classes, chosen.coding.tolerance) == (4, 48)
+    assert chosen.coding.reason.startswith("masks saved as JPEG: the nearest value, if it is within 48;")
+    ids = chosen.coding.encode(jpeg(PALETTE, large_discs(1)))
+    counts = ids != IGNORED
+    assert counts.mean() > 0.97
+    assert (ids == large_discs(1))[counts].mean() > 0.99
+
+
+def test_one_colour_on_black_saved_as_jpeg_is_the_foreground():
+    colours = [[0, 0, 0], [255, 0, 0]]
+    chosen = decide_masks(lambda index: jpeg(colours, (large_discs(index) > 0).astype(int)), is_lossy=True)
+    assert chosen.num_classes == 1
+    assert chosen.coding.mask_values[0] == 0
+    assert chosen.coding.tolerance >= 120
+    ids = chosen.coding.encode(jpeg(colours, (large_discs(1) > 0).astype(int)))
+    assert (ids == (large_discs(1) > 0)).mean() > 0.98
+
+
+def test_many_pixels_close_to_no_class_are_refused_with_their_colours():
+    with pytest.raises(DataError) as raised:
+        decide([0, 100, RED], mask_values=[0, 100], mask_tolerance=20)
+    assert str(raised.value) == (
+        "mask_values: 33.3% of the pixels are within 20 (mask_tolerance) of no class, most of them near [255, 0, 0]; add these to "
+        "mask_values or ignore_value, or save the masks as PNG"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "is_decided"),
+    [
+        (lambda index: np.array([1, 2, 3], np.uint8)[stripes(3, index)], True),  # each touches both others
+        (lambda index: with_block(index, 40), True),
+        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3), False),
+        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20), True),  # between them, but wide
+    ],
+)
+def test_1_2_and_3_are_classes_unless_3_is_a_thin_border_between_the_others(make, is_decided):
+    chosen = decide_masks(make)
+    assert (chosen is not None) == is_decided
+    assert chosen is None or (chosen.num_classes, chosen.coding.mask_values) == (3, (1, 2, 3))
+
+
+def with_block(index, side):
+    """1 and 2 in two halves, and a solid block of 3 over both."""
+    mask = np.repeat(np.where(np.arange(SIDE) < SIDE // 2, 1, 2)[:, None], SIDE, axis=1).astype(np.uint8)
+    mask[20 : 20 + side, index : index + side] = 3
+    return mask
+
+
+# Class files
+
+
+def class_file(*classes, name="label_colors.txt"):
+    """Classes as (name, value)."""
+    found = [NamedClass(title, value, value is not None and name != "_classes.csv") for title, value in classes]
+    return ClassFile(Path(name), tuple(found))
+
+
+def test_a_class_file_gives_values_names_and_void_in_its_order():
+    file = class_file(("Sky", BLUE), ("Road", RED), ("Void", 0), ("Tree", GREEN), ("Tunnel", COLOUR + 9))
+    chosen = decide([0, RED, GREEN, BLUE], class_file=file)
+    assert chosen.coding.mask_values == ((0, 0, 255), (255, 0, 0), (0, 255, 0))
+    assert (chosen.num_classes, chosen.class_names) == (3, ("Sky", "Road", "Tree"))
+    assert chosen.coding.ignored == (0,)
+    assert chosen.num_classes_reason == "3 classes in label_colors.txt, 1 more occur in no mask"
+    assert (chosen.coding.reason, chosen.class_names_reason) == ("by label_colors.txt", "by label_colors.txt")
+
+
+def test_values_beside_those_of_the_class_file_are_left_to_the_user():
+    file = class_file(("Sky", BLUE), ("Road", RED), ("Tree", GREEN))
+    assert decide([BLUE, RED, GREEN, COLOUR + 77], class_file=file) is None
+    assert decide([BLUE, RED, GREEN], num_classes=2, class_file=file) is None
+
+
+def test_void_in_most_pixels_may_be_the_background_and_is_left_to_the_user():
+    file = class_file(("unlabeled", 0), ("Road", RED), ("Tree", GREEN))
+    masks = [MaskFacts(10, 100, {0: 900, RED: 50, GREEN: 50}, "")] * 4
+    assert choose_classes(load_config({}), MaskEvidence(masks), file) is None
+    rare = [MaskFacts(10, 100, {0: 400, RED: 300, GREEN: 300}, "")] * 4
+    assert choose_classes(load_config({}), MaskEvidence(rare), file).coding.ignored == (0,)
+
+
+def test_a_file_of_two_classes_names_the_foreground():
+    for file in (
+        class_file(("background", 0), ("road", 255)),
+        class_file(("road", 255), ("background", 0)),
+        class_file(("road", 255), ("rest", 0)),
+    ):
+        chosen = decide([0, 255], class_file=file)
+        assert (chosen.num_classes, chosen.class_names, chosen.coding.mask_values) == (1, ("road",), (0, 255))
+    both = decide([0, 255], 2, class_file=class_file(("background", 0), ("road", 255)))
+    assert (both.num_classes, both.class_names) == (2, ("background", "road"))
+
+
+def test_a_palette_links_the_indices_of_masks_to_the_colours_of_a_class_file():
+    file = class_file(("Road", RED), ("Sky", BLUE), ("Void", COLOUR + 0xE0E0C0), ("rest", 0))
+    palette = {0: 0, 1: 0x0000FF, 2: 0xFF0000, 5: 0xE0E0C0}
+    masks = [MaskFacts(10, 40, {0: 100, 1: 100, 2: 100, 5: 100}, "", palette=palette)] * 4
+    chosen = choose_classes(load_config({}), MaskEvidence(masks), file)
+    assert chosen.coding.mask_values == (2, 1, 0)
+    assert (chosen.class_names, chosen.coding.ignored) == (("Road", "Sky", "rest"), (5,))
+
+
+def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_no_mask():
+    names = class_file(("background", None), *((f"thing {index}", None) for index in range(1, 9)), name="class_names.txt")
+    chosen = decide([0, 2, 5, 255], class_file=names)
+    assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored) == (9, tuple(range(9)), (255,))
+    assert chosen.class_names[5] == "thing 5"
+    one = decide([0, 5, 255], class_file=names)  # an id beside the background is the foreground
+    assert (one.num_classes, one.coding.mask_values, one.class_names) == (1, (0, 5), ("thing 5",))
+    assert decide([0, 2, 5, 9], class_file=names) is None  # more ids than names
+    without = class_file(("tree", None), ("house", None), ("void", None), ("road", None), name="codes.txt")
+    assert decide([0, 2, 5, 255], class_file=without) is None
+
+
+def masks_of(*counts, **others):
+    return [MaskFacts(1, sum(count.values()), count, "", **others) for count in counts]
+
+
+def ask(masks, class_file=None, **settings):
+    config = load_config(settings)
+    evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
+    assert choose_classes(config, evidence, class_file) is None
+    names = [f"masks/{index}.png" for index in range(len(masks))]
+    question = ask_for_classes(config, evidence, names, class_file)
+    for choice in question.choices:
+        check_that_it_trains(choice, masks, settings)
+    return question
+
+
+def check_that_it_trains(choice, masks, settings):
+    """The lines, pasted into a config in place of those that were there, decide every value of the masks."""
+    pasted = parse_yaml("\n".join(choice.lines()))
+    assert yaml.safe_load("\n".join(choice.lines())).keys() == pasted.keys()
+    config = load_config({**settings, **pasted})
+    evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
+    chosen = choose_classes(config, evidence)
+    present = present_classes(chosen.coding, evidence)
+    assert UNKNOWN not in present
+    assert len(present - {IGNORED}) >= 2
+
+
+def settings_of(question):
+    return [dict(choice.settings) for choice in question.choices]
+
+
+def test_the_question_shows_the_values_and_ends_with_the_lines():
+    question = ask(masks_of(*[{0: 700, 40: 200, 200: 100}] * 4))
+    assert str(question) == (
+        "mask_values: auto cannot tell what the values in the masks mean\n"
+        "  0: 70.00% of pixels, in 4 of 4 masks\n"
+        "  40: 20.00% of pixels, in 4 of 4 masks\n"
+        "  200: 10.00% of pixels, in 4 of 4 masks\n"
+        "  One of these goes into the config:\n"
+        "    # three classes\n"
+        "    num_classes: 3\n"
+        "    mask_values: [0, 40, 200]\n"
+        "\n"
+        "    # 200 is foreground, 40 is ignored\n"
+        "    num_classes: 1\n"
+        "    mask_values: [0, 200]\n"
+        "    ignore_value: 40\n"
+        "\n"
+        "    # 40 is foreground, 200 is ignored\n"
+        "    num_classes: 1\n"
+        "    mask_values: [0, 40]\n"
+        "    ignore_value: 200\n"
+        "\n"
+        "    # any value but 0 is foreground\n"
+        "    num_classes: 1\n"
+        "    mask_values: nonzero"
+    )
+
+
+def test_a_trimap_is_asked_for_with_its_border_ignored():
+    """As in the pets: 1 is the pet, 2 the background, 3 the border."""
+    pets = [facts_of(np.array([2, 1, 3], np.uint8)[with_border((objects(i, 1, 30) > 0).astype(np.uint8), 2)]) for i in range(6)]
+    question = ask(pets)
+    assert settings_of(question) == [
+        {"num_classes": 1, "mask_values": (2, 1), "ignore_value": 3},
+        {"num_classes": 1, "mask_values": (1, 2), "ignore_value": 3},
+        {"num_classes": 3, "mask_values": (1, 2, 3)},
+    ]
+    assert question.choices[0].meaning == "2 is background, 1 is foreground, 3 is ignored"
+
+
+def test_two_codings_of_one_foreground_can_be_merged():
+    question = ask(masks_of({0: 9, 1: 1}, {0: 9, 255: 1}, {0: 9, 1: 1}, {0: 9, 255: 1}))
+    assert settings_of(question)[:2] == [
+        {"num_classes": 1, "mask_values": (0, (1, 255))},
+        {"num_classes": 1, "ignore_value": 255},
+    ]
+    assert "255 occurs only in masks that hold no class but 0" in str(question)
+
+
+def test_what_the_user_ignores_stays_ignored():
+    question = ask(masks_of(*[{0: 700, 40: 200, 200: 100, 9: 50}] * 4), ignore_value=9)
+    assert {"num_classes": 1, "mask_values": (0, 200), "ignore_value": (9, 40)} in settings_of(question)
+    assert "9: " not in str(question)
+
+
+# Noise and colours
+
+
+def test_values_of_one_mask_are_named_as_noise_with_their_file_and_may_count_nowhere():
+    masks = masks_of(*[{0: 9000, 255: 1000}] * 5, {0: 9000, 255: 990, 7: 6, 9: 4})
+    question = ask(masks)
+    assert "\n  In one mask only, perhaps noise: 7, 9 in masks/5.png\n" in str(question)
+    assert question.choices[0].meaning == "2 values in one mask only are ignored"
+    assert settings_of(question)[0] == {"num_classes": 1, "mask_values": (0, 255), "unknown_values": "ignore"}
+
+
+def test_masks_saved_as_jpeg_are_shown_by_their_main_colours():
+    counts = {0: 8000, 1: 500, 2: 100, RED: 600, RED - 0x020000: 50, BLUE: 500, COLOUR + 0x800000: 9}
+    question = ask(masks_of(*[counts] * 4, is_lossy=True))
+    assert "  [255, 0, 0]: 6.66% of pixels, with 1 value close to it, in 4 of 4 masks\n" in str(question)
+    assert "  [128, 0, 0]: " not in str(question)
+    assert settings_of(question)[0] == {"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}
+    assert question.choices[0].meaning.startswith("a class for each of the 3 most frequent, ")
+
+
+# Class files
+
+
+def test_the_classes_of_a_file_are_offered_where_values_are_beside_them():
+    file = ClassFile(Path("x/label_colors.txt"), tuple(NamedClass(*one, True) for one in (("a", RED), ("b", GREEN), ("c", BLUE))))
+    question = ask(masks_of(*[{RED: 50, GREEN: 30, BLUE: 15, COLOUR + 0x808080 + 1: 5}] * 4), file)
+    assert settings_of(question)[0] == {
+        "num_classes": 3,
+        "class_names": ("a", "b", "c"),
+        "mask_values": ((255, 0, 0), (0, 255, 0), (0, 0, 255)),
+        "unknown_values": "ignore",
+    }
+    assert question.choices[0].meaning == "the classes of label_colors.txt; ignored: other values"
+
+
+def test_255_beside_ids_with_gaps_is_offered_as_void_first():
+    first, second, *_ = settings_of(ask(masks_of(*[{0: 700, 5: 200, 15: 60, 255: 40}] * 4)))
+    assert first == {"num_classes": 3, "mask_values": (0, 5, 15), "ignore_value": 255}
+    assert second == {"num_classes": 4, "mask_values": (0, 5, 15, 255)}
+    first, *_ = settings_of(ask(masks_of(*[{0: 700, 15: 200, 255: 100}] * 4)))
+    assert first == {"num_classes": 1, "mask_values": (0, 15), "ignore_value": 255}
+
+
+CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"
+CLASS_DICT = "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nVoid,0,0,0\n"
+ROBOFLOW = "Pixel Value, Class\n0, background\n1, Head Light\n"
+LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:128,0,0::\n"
+
+
+def pairs_in(folder):
+    return [Pair("a", folder.parent / "images/a.png", folder / "a.png")]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes a file and reads it."""
+
+    def read(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return find_class_file(tmp_path, pairs_in(tmp_path / "masks"))
+
+    return read
+
+
+GREEN_OF_FILE, PINK = COLOUR + 0x408040, COLOUR + 0xC00080
+COLOURS = [("Animal", GREEN_OF_FILE), ("Archway", PINK), ("Void", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("label_colors.txt", CAMVID, COLOURS),
+        ("class_dict.csv", CLASS_DICT, COLOURS),
+        ("_classes.csv", ROBOFLOW, [("background", 0), ("Head Light", 1)]),
+        ("labelmap.txt", LABELMAP, [("background", 0), ("car", COLOUR + 0x800000)]),
+        ("codes.txt", "Sky\nRoad\nVoid\n", [("Sky", None), ("Road", None), ("Void", None)]),
+        ("class_names.txt", "__ignore__\n_background_\ncat\n", [("_background_", None), ("cat", None)]),
+    ],
+)
+def test_names_and_values_are_read_in_their_order(read, name, text, expected):
+    found = read(name, text)
+    assert (found.path.name, [(one.name, one.value) for one in found.classes]) == (name, expected)
+    assert found.has_colours == (name in ("label_colors.txt", "class_dict.csv", "labelmap.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("label_colors.txt", "hello\n"),
+        ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n"),
+        ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n"),  # one colour twice
+        ("class_dict.csv", "class,score\na,1\nb,2\n"),
+        ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n"),
+        ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n"),  # of images, not of pixels
+        ("_classes.csv", ""),
+        ("classes.txt", "person\ncar\n"),  # of boxes: no background
+        ("labelmap.txt", "car\n"),
+        ("codes.txt", "Void\n"),
+        ("codes.txt", "Void\nVoid\n"),
+    ],
+)
+def test_a_file_in_another_form_is_left_alone(read, name, text):
+    assert read(name, text) is None
+
+
+def test_files_are_looked_for_beside_the_masks_and_up_to_data_dir(tmp_path):
+    data = tmp_path / "data"
+    masks = data / "train/masks"
+    masks.mkdir(parents=True)
+    (tmp_path / "label_colors.txt").write_text(CAMVID)  # above data_dir
+    assert find_class_file(data, pairs_in(masks)) is None
+    (data / "class_dict.csv").write_text(CLASS_DICT)
+    assert find_class_file(data, pairs_in(masks)).path == data / "class_dict.csv"
+    (masks / "_classes.csv").write_text(ROBOFLOW)
+    assert find_class_file(data, pairs_in(masks)).path == masks / "_classes.csv"  # nearer to the masks
+    assert find_class_file(data, pairs_in(tmp_path / "elsewhere/masks")).path == data / "class_dict.csv"
+
+
+@needs_pipes
+def test_a_pipe_or_a_device_in_its_place_is_left_alone(tmp_path):
+    for kind in ("pipe", "zeros"):
+        replace_by(kind, tmp_path / "classes.txt")
+        assert find_class_file(tmp_path, []) is None

@@ -1,0 +1,189 @@
+"""Files behind a URL: parts of them, retries with growing waits, and one sentence for what cannot be mended."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import fsspec
+import pytest
+
+from helpers.shard_server import serving
+from unet_trainer.datasets import shard_files
+from unet_trainer.datasets.shard_files import MissingFile, RemoteFiles, is_url
+from unet_trainer.images.file_bytes import ShardError
+
+CONTENT = bytes(range(200))
+
+
+class Troubled:
+    """A file system whose first calls fail."""
+
+    def __init__(self, *troubles):
+        self.troubles, self.calls = list(troubles), []
+
+    def cat_file(self, url, start, end):
+        self.calls.append((start, end))
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if isinstance(trouble, Exception):
+            raise trouble
+        return CONTENT[start:end] if trouble is None else trouble
+
+    def info(self, url):
+        return {"size": None}
+
+
+class Status(Exception):
+    def __init__(self, status):
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    found = []
+    monkeypatch.setattr(shard_files.time, "sleep", found.append)
+    return found
+
+
+def troubled(*troubles):
+    system = Troubled(*troubles)
+    return system, RemoteFiles("memory://bucket", (0.5, 1.0, 2.0), connect=lambda protocol: system)
+
+
+def test_urls_are_told_from_paths():
+    assert all(map(is_url, ["s3://bucket/x", "https://host/a", "GS://b"]))
+    assert not any(map(is_url, ["data/mine", "/data", "C:\\data", "C:/data", "a:b", "s3:/bucket"]))
+
+
+@pytest.mark.parametrize("trouble", [OSError("reset"), TimeoutError(), Status(503), Status(429), RuntimeError("odd"), b"short"])
+def test_what_may_pass_is_tried_again_with_growing_waits(trouble, slept):
+    system, files = troubled(trouble, trouble)
+    assert files.read("a.tar", 10, 20) == CONTENT[10:20]
+    assert system.calls == [(10, 20)] * 3
+    assert 0.25 <= slept[0] <= 0.5 <= slept[1] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (FileNotFoundError("x"), "a.tar is not there"),
+        (PermissionError("Access Denied"), r"cannot be read \(Access Denied\)"),
+        (Status(403), r"cannot be read \(status 403\)"),
+        (NotImplementedError(), "memory:// does not allow it"),
+    ],
+)
+def test_what_will_not_pass_is_told_at_once(trouble, message, slept):
+    system, files = troubled(trouble)
+    with pytest.raises(ShardError, match=message):
+        files.read("a.tar", 0, 5)
+    assert len(system.calls) == 1
+    assert not slept
+
+
+def test_after_the_last_try_the_reason_and_the_number_of_tries_are_told(slept):
+    system, files = troubled(*[OSError("connection reset")] * 9)
+    with pytest.raises(ShardError, match=r"memory://bucket/a.tar cannot be read \(connection reset; 4 tries\)"):
+        files.read("a.tar", 0, 5)
+    assert (len(system.calls), len(slept)) == (4, 3)
+    assert sum(shard_files.WAITS) + (len(shard_files.WAITS) + 1) * shard_files.READ_SECONDS < 600  # worker_timeout
+
+
+def test_a_server_that_gives_the_whole_file_is_understood_and_one_that_tells_no_size_refused():
+    _, files = troubled(CONTENT)
+    assert files.read("a.tar", 10, 20) == CONTENT[10:20]
+    with pytest.raises(ShardError, match="does not tell its size"):
+        files.open_file("a.tar")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "simplecache://x", "local://x"])
+def test_other_protocols_load_nothing(url):
+    with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
+        RemoteFiles(url, ()).read("a")
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://b", "s3fs"), ("https://h", "aiohttp")])
+def test_a_missing_package_is_named(url, package, monkeypatch):
+    def missing(protocol, **options):
+        raise ImportError(f"Install {package}")
+
+    monkeypatch.setattr(fsspec, "filesystem", missing)
+    with pytest.raises(ShardError, match=f"needs the package {package}: pip install {package}"):
+        RemoteFiles(url, ()).read("a.tar")
+
+
+def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_path):
+    for name, age in ((".upload.k2j3h4_a.tmp", 7200), (".upload.k2j3h4_b.tmp", 5)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, 2 * (time.time() - age,))
+    files = RemoteFiles(f"memory://{tmp_path.name}/", (), tmp_path)
+    assert not files.exists("x/a.tar")
+    for name in ("x/a.tar", "b.tar"):
+        files.write(name, lambda file: file.write(CONTENT))
+    assert files.find() == ["b.tar", "x/a.tar"]
+    assert files.size_and_version("b.tar")[0] == 200
+    assert files.read("b.tar") == CONTENT
+    with files.open_file("b.tar") as file:
+        assert (file.read(10), file.seek(150), file.read(), file.read(1)) == (CONTENT[:10], 150, CONTENT[150:], b"")
+    files.delete("b.tar")
+    with pytest.raises(MissingFile):
+        files.size_and_version("b.tar")
+    assert [path.name for path in tmp_path.iterdir()] == [".upload.k2j3h4_b.tmp"]
+
+
+def test_a_forked_process_makes_its_own_connection():
+    made = []
+
+    def connect(protocol):
+        made.append(os.getpid())
+        return Troubled()
+
+    files = RemoteFiles("memory://bucket", (), connect=connect)
+    assert files.read("a", 0, 5) == files.read("a", 0, 5) == CONTENT[:5]
+    assert made == [os.getpid()]
+    child = os.fork()
+    if not child:
+        files.read("a", 0, 5)
+        os._exit(0 if made[1:] == [os.getpid()] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def server(tmp_path):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.tar").write_bytes(CONTENT)
+    with serving(tmp_path / "data") as found:
+        yield found
+
+
+def test_a_web_server_that_misbehaves_for_a_while_is_outlasted(server):
+    files = RemoteFiles(server.url, (0.01,) * 3)
+    for faults in ([503, 500], ["cut"], ["hang up", "hang up"], ["whole"], [0.2]):
+        server.faults.extend(faults)
+        assert files.read("a.tar", 5, 105) == CONTENT[5:105]
+        assert not server.faults
+    server.head_faults.extend([503, 500])
+    assert files.size_and_version("a.tar")[0] == 200
+    assert not server.head_faults
+
+
+def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_when_it_is_gone(server):
+    files = RemoteFiles(server.url, (0.01,))
+    assert files.find() == ["a.tar"]
+    assert files.has_ranges("a.tar")
+    server.faults.append("whole")
+    assert not files.has_ranges("a.tar")
+    with pytest.raises(MissingFile, match=r"b.tar is not there"):
+        files.read("b.tar", 0, 5)
+    server.faults.append(403)
+    with pytest.raises(ShardError, match="403"):
+        RemoteFiles(server.url, (60.0,)).read("a.tar", 0, 5)
+    server.head_faults.extend([403] * 9)
+    with pytest.raises(ShardError, match="403") as raised:
+        files.size_and_version("a.tar")
+    assert not isinstance(raised.value, MissingFile)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(ShardError, match=r"cannot be read .*2 tries"):
+        RemoteFiles(server.url, (0.01,)).read("a.tar", 0, 5)

@@ -1,0 +1,248 @@
+"""The index of shards and the tar files: written and read back, hostile ones refused, other tools' shards indexed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from helpers.shards import write_tar
+from unet_trainer.datasets.shard_index import (
+    BLOCK,
+    Member,
+    Sample,
+    Shard,
+    ShardIndex,
+    add_member,
+    index_from_json,
+    index_shard,
+    index_to_json,
+    list_members,
+    path_in_shard,
+    size_in_tar,
+)
+from unet_trainer.images.file_bytes import ShardError
+from unet_trainer.system.input_files import open_file
+
+SAMPLE = Sample("cells/a", Member("a.png", 512, 10, 7), Member("a.mask.png", 1536, 0, 0), "val", "patient 1", {"height": 3}, None)
+INDEX = ShardIndex((Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg"), 2)
+FILES = {
+    "a.jpg": b"x" * 1000,
+    "a.mask.png": b"",
+    "folder/b.png": bytes(range(256)) * 2,
+    "l" * 180 + ".png": b"long name",
+    "Größe_名前.png": b"not ASCII",
+}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [INDEX, ShardIndex(()), ShardIndex((Shard("a.tar", 0, ()),), unpaired=("a.tar/x",), class_file=("classes.txt", "sky\nroad\n"))],
+)
+def test_an_index_is_read_back_as_it_was_and_has_a_line_for_each_sample(index):
+    text = index_to_json(index)
+    assert index_from_json(text) == index_from_json(text.encode()) == index
+    assert sum(line.startswith('["') for line in text.splitlines()) == index.num_samples
+
+
+def changed(change):
+    content = json.loads(index_to_json(INDEX))
+    change(content)
+    return json.dumps(content)
+
+
+def sample_with(place, value):
+    return changed(lambda content: content["shards"][0]["samples"][0].__setitem__(place, value))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not an index of shards"),
+        ("[1, 2]", "not an index of shards"),
+        ('{"format": 1}', "not an index of shards"),
+        ("[" * 100_000, "not an index of shards"),
+        (changed(lambda content: content.update(format=9)), "format 9; this version reads format 1"),
+        (changed(lambda content: content["shards"][0].update(name="../a.tar")), "name of a shard"),
+        (changed(lambda content: content["shards"][0].update(name="/etc/a.tar")), "name of a shard"),
+        (changed(lambda content: content["shards"][0].update(name="passwd")), "name of a shard"),
+        (changed(lambda content: content["shards"][0].update(name="\ud800.tar")), "not an index of shards"),
+        (changed(lambda content: content["shards"].append(content["shards"][0])), "is listed twice"),
+        (changed(lambda content: content["shards"][0].update(bytes=-1)), "whole number"),
+        (changed(lambda content: content["shards"][0].update(bytes=1500)), "place within its shard"),
+        (changed(lambda content: content["shards"][0]["samples"][0].pop()), "facts"),
+        (sample_with(1, ["a.png", "5", 1, 1]), "whole number"),
+        (sample_with(1, ["a.png", True, 1, 1]), "whole number"),
+        (sample_with(1, ["/a.png", 5, 1, 1]), "name of a member"),
+        (sample_with(3, "holdout"), "part"),
+        (sample_with(5, [1]), "facts"),
+        (changed(lambda content: content.update(class_names=[1])), "text"),
+        (changed(lambda content: content.update(num_classes=3000000)), "num_classes"),
+        (changed(lambda content: content.update(class_file=["a"])), "class_file"),
+        (changed(lambda content: content.update(class_file=["a", 5])), "text"),
+    ],
+)
+def test_what_is_no_index_is_refused(text, message):
+    with pytest.raises(ShardError, match=message):
+        index_from_json(text)
+
+
+# Tar files
+
+
+def written(files=FILES):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        members = [add_member(archive, name, content) for name, content in files.items()]
+    return file.getvalue(), members
+
+
+def test_members_lie_where_their_offsets_say_and_the_bytes_depend_on_the_content_alone():
+    data, members = written()
+    assert data == written()[0]
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert {info.name: archive.extractfile(info).read() for info in archive} == FILES
+    assert list(list_members(io.BytesIO(data))) == [member[:3] for member in members]
+    assert {member.name: data[member.offset : member.end] for member in members} == FILES
+    assert sum(size_in_tar(name, len(content)) for name, content in FILES.items()) == members[-1].offset + BLOCK
+
+
+def test_folders_and_links_are_no_members_but_a_hard_link_is_a_second_name():
+    file = io.BytesIO()
+    kinds = {"d": tarfile.DIRTYPE, "link.png": tarfile.SYMTYPE, "pipe": tarfile.FIFOTYPE, "a.png": tarfile.REGTYPE}
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, kind in (*kinds.items(), ("b.png", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "a.png", 3 if kind == tarfile.REGTYPE else 0
+            archive.addfile(info, io.BytesIO(b"abc"))
+    first, second = list_members(io.BytesIO(file.getvalue()))
+    assert first[0] == "a.png"
+    assert second == ("b.png", *first[1:])
+    assert file.getvalue()[first[1] :][:3] == b"abc"
+
+
+def header(size, kind=tarfile.REGTYPE):
+    """Of a member, with a size that tarfile would not write, in base 256."""
+    info = tarfile.TarInfo("a.png")
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = (size % 256**12).to_bytes(12, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def pax_header(size):
+    info = tarfile.TarInfo("a.png")
+    info.pax_headers = {"size": str(size)}
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def damaged_header():
+    data, members = written()
+    damaged = bytearray(data)
+    damaged[members[2].offset - BLOCK + 150] ^= 1  # its checksum
+    return bytes(damaged)
+
+
+END = bytes(2 * BLOCK)
+NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XHDTYPE, "utf-8") * 3000
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (gzip.compress(written()[0]), r"compressed \(gzip\).*decompress it"),
+        (b"no tar file at all" * 100, "not a complete tar file"),
+        (b"", "not a complete tar file"),
+        (written()[0][:700], "not a complete tar file"),
+        (written()[0][: written()[1][2].offset + 10], "not a complete tar file"),
+        (written()[0][: 3 * BLOCK], r"its end marker is missing"),  # between two members: tarfile takes it for whole
+        (written()[0] + b"signature", "not a complete tar file"),
+        (damaged_header(), r"not a complete tar file \(byte \d+ is not a header\)"),
+        *[(make(size) + END, "not a complete tar file") for make in (header, pax_header) for size in (-512, -(10**6))],
+        (3 * header(0) + header(-512) + written()[0], "not a complete tar file"),
+        *[(header(size, tarfile.XHDTYPE) + END, "tar file|end marker") for size in (-512, 2**62)],
+        *[(header(size, tarfile.GNUTYPE_LONGNAME) + END, "tar file|end marker") for size in (-512, 2**62)],
+        (NESTED + END, "not a complete tar file"),
+    ],
+)
+def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, message):
+    with pytest.raises(ShardError, match=message):
+        for _ in zip(range(1000), list_members(io.BufferedReader(io.BytesIO(data))), strict=False):
+            pass
+
+
+def test_all_members_of_archives_that_were_joined_are_found():
+    joined = written()[0] + written({"c.jpg": b"c" * 700})[0]
+    found = {name: joined[offset : offset + length] for name, offset, length in list_members(io.BytesIO(joined))}
+    assert found == {**FILES, "c.jpg": b"c" * 700}
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs Linux")
+def test_a_file_of_zeros_that_tells_no_size_is_not_read_to_its_end():
+    """It is as long as the address space."""
+    with io.BufferedReader(open_file("/proc/self/pagemap")) as file, pytest.raises((ShardError, OSError)):
+        list(list_members(file))
+
+
+# Shards of other tools
+
+
+def indexed(tmp_path, files, name="a.tar"):
+    write_tar(tmp_path / "a.tar", files)
+    size = (tmp_path / "a.tar").stat().st_size
+    ticks = []
+    with (tmp_path / "a.tar").open("rb") as file:
+        shard, unpaired = index_shard(name, file, size, ticks.append)
+    assert sum(ticks) == size
+    return shard, unpaired
+
+
+@pytest.mark.parametrize(
+    ("image", "mask"),
+    [
+        ("a.jpg", "a.png"),
+        ("a.JPEG", "a.PNG"),
+        ("a.png", "a.mask.png"),
+        ("./a.webp", "./a.gt.bmp"),
+        ("train/cells/a.jpg", "train/cells/a.seg.png"),
+        ("a.jpg", "a.mask.jpg"),
+        ("a.input.png", "a.target.png"),
+    ],
+)
+def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):
+    shard, unpaired = indexed(tmp_path, {mask: b"mask", "a.json": b"{}", "a.txt": b"caption", image: b"image"})
+    (sample,) = shard.samples
+    data = (tmp_path / "a.tar").read_bytes()
+    for member, name, content in ((sample.image, image, b"image"), (sample.mask, mask, b"mask")):
+        assert (data[member.offset : member.end], member.checksum) == (content, zlib.crc32(content))
+        assert member.name == path_in_shard(name)
+    assert not unpaired
+
+
+def test_samples_without_one_image_and_one_mask_are_listed(tmp_path):
+    names = ("a.jpg", "b.seg.png", "c.jpg", "c.png", "c.seg.png", "d.json", "e.jpg", "e.png", "images/f.jpg", "masks/f.png")
+    shard, unpaired = indexed(tmp_path, dict.fromkeys(names, b""))
+    assert [sample.name for sample in shard.samples] == ["e"]
+    # Of c it is not clear which is the image; d is no image.
+    assert unpaired == ["a.tar/a", "a.tar/b", "a.tar/c", "a.tar/images/f", "a.tar/masks/f"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("train/a-000.tar", "train"),
+        ("cells_val_000.tar", "val"),
+        ("Test-1.tar", "test"),
+        ("contest-0.tar", ""),
+        ("train-val-0.tar", ""),
+    ],
+)
+def test_the_name_of_a_shard_says_its_part(tmp_path, name, part):
+    assert indexed(tmp_path, {"a.jpg": b"", "a.png": b""}, name)[0].samples[0].part == part

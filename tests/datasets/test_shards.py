@@ -1,0 +1,531 @@
+"""Shards in a folder and behind a URL: how they are opened, their pairs, their files checked and fetched ahead, what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers.no_files import needs_pipes, replace_by
+from helpers.shard_server import serving
+from helpers.shards import write_index_of, write_shard, write_tar
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets import shard_store, shards
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.shard_files import LocalFiles, RemoteFiles
+from unet_trainer.datasets.shard_index import INDEX_NAME, Sample, Shard, ShardIndex, index_to_json
+from unet_trainer.datasets.shard_store import SOURCE, RangeCache, ShardStore, open_store
+from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards
+from unet_trainer.images.file_bytes import DataError, ShardError, find_member, read_bytes
+from unet_trainer.system.console import Console
+
+IMAGES = {f"k{number}": (bytes([number]) * 700, bytes([100 + number]) * 300) for number in range(6)}
+EXPECTED = [content for pair in IMAGES.values() for content in pair]
+ONE = (b"image", b"mask")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def index(folder):
+    """Shards x-000.tar and x-001.tar, not yet with their index."""
+    items = list(IMAGES.items())
+    return write_index_of(folder, **{"x-000": dict(items[:3]), "x-001": dict(items[3:])})
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    return lambda data_dir=folder, **others: Config(
+        **{"data_dir": str(data_dir), "checkpoint_dir": str(tmp_path / "runs"), **others}
+    )
+
+
+@pytest.fixture
+def server(folder, index):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with serving(folder) as found:
+        yield found
+
+
+def write_index(folder, index):
+    (folder / INDEX_NAME).write_text(index_to_json(index))
+
+
+def names(store):
+    return [sample.name for shard in store.index.shards for sample in shard.samples]
+
+
+def stored(store):
+    return [store.find(shard.name, member.name) for shard in store.index.shards for one in shard.samples for member in one[1:3]]
+
+
+def contents(store):
+    return [file.read() for file in stored(store)]
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "root", "found"),
+    [
+        ("s3://bucket/cells/", "s3://bucket/cells", None),
+        ("s3:/bucket/cells", "s3://bucket/cells", None),
+        ("https://host:80/x/shards.json", "https://host:80/x", None),
+        ("gs://b/x/a-7.tar", "gs://b/x", ("a-7.tar",)),
+        ("gs://b/a-{08..11}.tar", "gs://b", ("a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar")),
+        ("data/a-{0..1}.tar", "data", ("a-0.tar", "a-1.tar")),
+    ],
+)
+def test_urls_and_patterns_name_shards(data_dir, root, found):
+    assert find_place(data_dir) == ShardPlace(root, found)
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "message"),
+    [
+        ("s3://b/a-{0..3}.tar.zst", "must be plain tar: decompress it"),
+        ("data/a.TGZ", "must be plain tar: decompress it"),
+        ("data/a-{5..2}.tar", r"need \{FIRST\.\.LAST\}"),
+        ("data/a-{0..99999999}.tar", r"need \{FIRST\.\.LAST\}"),
+        ("s3://b/{train,val}-0.tar", r"one \{FIRST\.\.LAST\} is understood"),
+        ("http://h/a.tar?sig=abc", r"with \? or #"),
+        ("https://bob:s3cret@host/x", r"put it into ~/\.netrc"),
+    ],
+)
+def test_places_that_cannot_be_read_are_refused_by_name_without_repeating_a_password(data_dir, message):
+    with pytest.raises(DataError, match=f"data_dir: .*{message}") as raised:
+        find_place(data_dir)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_folders_are_known_by_what_they_hold(tmp_path, folder, index):
+    assert find_place(str(folder)) == ShardPlace(str(folder))
+    write_index(folder, index)
+    assert find_place(str(folder)) == find_place(str(folder / INDEX_NAME)) == ShardPlace(str(folder))
+    (tmp_path / "plain/images").mkdir(parents=True)
+    (tmp_path / "plain/images/a.png").write_bytes(b"")
+    shutil.copy(folder / "x-000.tar", tmp_path / "plain/backup.tar")
+    (tmp_path / "odd.tar").mkdir()
+    assert [find_place(str(tmp_path / name)) for name in ("missing", "plain", "odd.tar")] == [None] * 3
+
+
+# Opening
+
+
+def test_the_index_beside_the_shards_is_used_and_some_of_them_can_be_named(folder, index, config, tmp_path):
+    write_index(folder, ShardIndex(index.shards, ("sky", "road"), 2))
+    store = open_shards(config())
+    assert (names(store), store.index.class_names, store.index.num_classes) == (list(IMAGES), ("sky", "road"), 2)
+    assert find_member(folder / "x-001.tar/k4.png").read() == IMAGES["k4"][0]
+    assert names(open_shards(config(folder / "x-001.tar"))) == ["k3", "k4", "k5"]
+    assert names(open_shards(config(folder / "x-{000..001}.tar"))) == list(IMAGES)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_shards_that_are_missing_changed_unfinished_or_damaged_are_told_at_the_start(folder, index, config):
+    def refused(message):
+        with pytest.raises(DataError, match=f"data_dir: .*{message}"):
+            open_shards(config())
+
+    (folder / "unfinished").write_bytes(b"")
+    refused("not finished .*start shard again")
+    write_index(folder, index)
+    assert names(open_shards(config())) == list(IMAGES)
+    (folder / "x-001.tar").write_bytes((folder / "x-001.tar").read_bytes() * 2)
+    refused("has 20480 bytes, and 10240 by the index")
+    (folder / "x-001.tar").unlink()
+    refused("x-001.tar: No such file")
+    (folder / INDEX_NAME).write_text("{")
+    refused("shards.json: not an index of shards .*write the shards again with shard")
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "x.tar").write_bytes(b"no tar file" * 100)
+    refused("x.tar: not a complete tar file")
+
+
+def test_shards_of_other_tools_are_read_once_and_again_where_they_or_the_cache_have_changed(folder, index, config, monkeypatch):
+    write_tar(folder / "more/y-val-0.tar", {"d.jpg": b"image d", "d.seg.png": b"mask d", "e.jpg": b"alone"})
+    read = []
+    index_shard = shards.index_shard
+    monkeypatch.setattr(shards, "index_shard", lambda name, *others: (read.append(name), index_shard(name, *others))[1])
+
+    def opened():
+        read.clear()
+        store = open_shards(config(), Console())
+        assert store.index.unpaired == ("more/y-val-0.tar/e",)
+        return names(store), list(read)
+
+    everything = ["more/y-val-0.tar", "x-000.tar", "x-001.tar"]
+    assert opened() == (["d", *IMAGES], everything)
+    assert opened() == (["d", *IMAGES], [])
+    write_tar(folder / "x-001.tar", {"z.jpg": b"image", "z.png": b"mask"})
+    assert opened() == (["d", "k0", "k1", "k2", "z"], ["x-001.tar"])
+    (cache,) = (folder.parent / "runs/.shards").glob("index-*.json")
+    content = json.loads(cache.read_text())
+    for damaged in (
+        "",
+        "[]",
+        "[" * 200_000,
+        {"shards": 3},
+        {"shards": [[1]]},
+        {"shards": [[n, v, "{}"] for n, v, _ in content["shards"]]},
+    ):
+        cache.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
+        assert opened()[1] == everything
+
+
+@needs_pipes
+@pytest.mark.parametrize("name", [INDEX_NAME, "x-001.tar"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_named_and_not_waited_for(config, folder, index, name):
+    for kind in ("pipe", "zeros"):
+        replace_by(kind, folder / name)
+        with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
+            open_shards(config())
+    shutil.rmtree(folder)
+    write_index(folder, write_index_of(folder, x=IMAGES))
+    store = open_shards(config())
+    replace_by("pipe", folder / "x.tar")
+    with pytest.raises(ShardError, match="a pipe, a socket or a device"):
+        store.find("x.tar", "k0.png").read()
+
+
+def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder, index, config, tmp_path, monkeypatch, capsys):
+    write_index(folder, index)
+    store = open_shards(config(server.url), Console())
+    assert store.find("x-001.tar", "k3.png").read() == IMAGES["k3"][0]
+    assert store.cache.allocated() > 0
+    assert store.cache.folder.parent == tmp_path / "runs/.shards"
+    num_requests = sum(server.requests.values())
+    assert open_shards(config(server.url)) is store
+    assert sum(server.requests.values()) == num_requests
+    for _ in range(2):
+        assert names(open_shards(config(f"{server.url}/x-000.tar"))) == ["k0", "k1", "k2"]
+        assert names(open_shards(config(f"{server.url}/x-001.tar"))) == ["k3", "k4", "k5"]
+    assert open_shards(config(server.url, cache_gb=0.0)).cache is None
+    monkeypatch.setattr(shard_store, "free_disk", lambda folder: 20_000)
+    cache = open_shards(config(f"{server.url}/", checkpoint_dir=str(tmp_path / "other")), Console()).cache
+    assert "half of what is free on the disk" in "".join(capsys.readouterr())
+    assert cache.keeps("x-000.tar", 5000)
+    assert not cache.keeps("x-001.tar", 10_000)
+
+
+def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folder, config):
+    store = open_shards(config(server.url), Console())
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert total <= server.num_bytes < total + 2000  # and a list of the folder
+    assert contents(store) == EXPECTED
+    num_bytes = server.num_bytes
+    shards._opened.clear()
+    assert names(open_shards(config(f"{server.url}/"))) == list(IMAGES)
+    assert server.num_bytes - num_bytes < 1000
+
+
+def test_remote_places_without_shards_are_told_and_named_shards_need_no_index(server, folder, config):
+    (folder / INDEX_NAME).write_text("<html>not found</html>")
+    assert names(open_shards(config(f"{server.url}/x-{{000..001}}.tar"))) == list(IMAGES)
+    (folder / INDEX_NAME).rename(folder / "unfinished")
+    with pytest.raises(DataError, match="not finished"):
+        open_shards(config(server.url))
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"data_dir: http://.*: no shards.json there, and no .tar files"):
+        open_shards(config(server.url))
+
+
+def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):
+    write_index(folder, index)
+    server.every = (1, "whole")
+    store = open_shards(config(server.url), Console())
+    assert "gives whole files only" in "".join(capsys.readouterr())
+    store.read_ahead(stored(store))
+    assert contents(store) == EXPECTED
+    assert server.requests["/x-001.tar"] == 1
+
+
+# Pairs
+
+
+def test_pairs_have_the_names_parts_and_groups_of_the_index(folder, config):
+    train = write_shard(folder, "x-train-000000.tar", {"p1_a": ONE, "p2_b": ONE}, part="train", group="g")
+    val = write_shard(folder, "x-val-000000.tar", {"c": ONE}, part="val")
+    test = write_shard(folder, "x-test-000000.tar", {"d": ONE}, part="test")
+    write_index(folder, ShardIndex((train, val, test), ("sky", "road"), 2))
+    found = find_in_shards(config())
+    assert [(pair.name, pair.part, pair.group) for pair in found.pairs] == [
+        ("p1_a", "train", "g"),
+        ("p2_b", "train", "g"),
+        ("c", "val", ""),
+    ]
+    assert [pair.name for pair in found.test] == ["d"]
+    assert found.pairs[1].image == folder / "x-train-000000.tar/p2_b.png"
+    assert found.pairs[1].shown_mask == str(folder / "x-train-000000.tar/p2_b.mask.png")
+    assert (found.class_names, found.num_classes, found.is_divided) == (("sky", "road"), 2, True)
+    assert found.rule == "3 shards, 0.0307 MB"
+    assert find_dataset(config()) == found
+    write_index(folder, ShardIndex((train,)))
+    grouped = find_dataset(config(group_pattern=r"(p\d+)_"))
+    assert [(pair.part, pair.group) for pair in grouped.pairs] == [(None, "p1"), (None, "p2")]
+    write_index(folder, ShardIndex((test,)))
+    assert "all 1 samples are of the test part" in find_in_shards(config()).blocking_message
+
+
+def test_a_split_file_divides_shards_by_their_names(tmp_path, folder, config):
+    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE, "b": ONE}),)))
+    table = tmp_path / "split.csv"
+    table.write_text("image,mask,split,name\nimages/b.png,masks/b.png,train,b\nx.tar/a.png,x.tar/a.mask.png,val,\n")
+    found = find_dataset(config(split_file=str(table)))
+    assert [(pair.name, pair.part) for pair in found.pairs] == [("b", "train"), ("x.tar/a", "val")]
+    assert found.pairs[0].image == folder / "x.tar/b.png"
+
+
+def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_two_pairs(folder, config):
+    write_tar(folder / "x.tar", {"a.jpg": b"image", "a.png": b"mask", "b.jpg": b"image"})
+    write_tar(folder / "y.tar", {"a.jpg": b"image", "a.png": b"mask"})
+    (folder / "images").mkdir()
+    found = find_in_shards(config())
+    assert "1 sample without one image and one mask, e.g. x.tar/b" in found.blocking_message
+    assert found.suggested == {"unpaired": "skip"}
+    skipped = find_in_shards(config(unpaired="skip"))
+    assert [pair.name for pair in skipped.pairs] == ["x/a", "y/a"]
+    assert not skipped.blocking_message
+    assert skipped.notices == ("1 sample without one image and one mask left out (unpaired: skip)",)
+
+
+def test_archives_of_folders_settings_that_do_not_fit_and_images_beside_shards_are_told(folder, config):
+    write_tar(folder / "x.tar", {"images/a.jpg": b"image", "masks/a.png": b"mask"})
+    with pytest.raises(DataError, match=r"data_dir: no sample with an image and a mask in the 1 shard .*has to be unpacked"):
+        find_in_shards(config())
+    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE}),)))
+    for key in ("image_dir", "mask_dir", "mask_suffix"):
+        with pytest.raises(DataError, match=f"{key}: .* holds shards, .* leave it out"):
+            find_in_shards(config(**{key: "x"}))
+    (folder / "images").mkdir()
+    (folder / "images/b.png").write_bytes(b"")
+    (notice,) = find_in_shards(config()).notices
+    assert notice.startswith("1 image file beside the shards in")
+
+
+def test_shards_that_the_webdataset_library_wrote_are_read(folder, config):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    folder.mkdir()
+    with webdataset.ShardWriter(str(folder / "cells-%06d.tar"), maxcount=2, verbose=0) as writer:
+        for number in range(5):
+            writer.write({"__key__": f"cell/{number}", "jpg": b"image %d" % number, "seg.png": b"mask", "json": {"id": number}})
+    found = find_in_shards(config())
+    assert [pair.name for pair in found.pairs] == [f"cell/{number}" for number in range(5)]
+    assert [read_bytes(pair.image) for pair in found.pairs] == [b"image %d" % number for number in range(5)]
+
+
+# Files
+
+
+class FolderFiles(LocalFiles):
+    """A folder as if it were remote. Counts what is fetched."""
+
+    is_remote = True
+
+    def __init__(self, folder):
+        super().__init__(str(folder))
+        self.fetched, self.spoil = [], lambda content: content
+
+    def read(self, name, start=0, stop=None):
+        self.fetched.append((name, start, stop))
+        return self.spoil(super().read(name, start, stop))
+
+
+@pytest.fixture
+def remote(folder, index):
+    return ShardStore(FolderFiles(folder), index)
+
+
+def test_every_file_is_read_and_of_a_remote_place_a_pair_at_once_unless_they_are_far_apart(folder, index, remote):
+    assert contents(ShardStore(LocalFiles(str(folder)), index)) == contents(remote) == EXPECTED
+    assert len(remote.files.fetched) == 6
+    files = {f"{key}.png": image for key, (image, _) in IMAGES.items()} | {
+        f"{key}.m.png": mask for key, (_, mask) in IMAGES.items()
+    }
+    members = write_tar(folder / "far.tar", files)
+    samples = tuple(Sample(key, members[f"{key}.png"], members[f"{key}.m.png"]) for key in IMAGES)
+    far = ShardStore(FolderFiles(folder), ShardIndex((Shard("far.tar", (folder / "far.tar").stat().st_size, samples),)))
+    assert contents(far) == EXPECTED
+    assert sum(stop - start for _, start, stop in far.files.fetched) == 6 * 1000
+
+
+def test_what_is_read_ahead_is_fetched_side_by_side_once_and_bounded(remote, monkeypatch):
+    together = threading.Barrier(6, timeout=60)
+    remote.files.spoil = lambda content: (together.wait(), content)[1]  # passes only if all six are under way at once
+    remote.read_ahead(stored(remote))
+    remote.read_ahead(stored(remote))
+    assert contents(remote) == EXPECTED
+    assert len(remote.files.fetched) == 6
+    assert not remote._process.spans  # what was read is not kept in memory
+    remote.files.spoil = lambda content: content
+    monkeypatch.setattr(shard_store, "AHEAD_BYTES", 4000)
+    remote.read_ahead(stored(remote))
+    assert sum(span.stop - span.start for span in remote._process.spans) <= 8000
+    assert contents(remote) == EXPECTED
+
+
+def test_an_error_while_reading_ahead_is_told_when_it_is_read_and_the_next_try_is_a_new_one(remote):
+    def refuse(content):
+        raise ShardError("x-000.tar cannot be read")
+
+    remote.files.spoil = refuse
+    file = remote.find("x-000.tar", "k0.png")
+    remote.read_ahead([file])
+    with pytest.raises(ShardError, match="cannot be read"):
+        file.read()
+    answers = iter([True, True, False])
+    remote.files.spoil = lambda content: bytes(len(content)) if next(answers) else content  # damaged content is fetched again
+    assert file.read() == IMAGES["k0"][0]
+    remote.files.spoil = lambda content: bytes(len(content))
+    with pytest.raises(ShardError, match=r"its content differs from the index .*have changed since they were indexed"):
+        remote.find("x-000.tar", "k1.png").read()
+
+
+def test_a_local_shard_that_has_changed_or_is_gone_is_told(folder, index):
+    store = ShardStore(LocalFiles(str(folder)), index)
+    data = bytearray((folder / "x-000.tar").read_bytes())
+    data[index.shards[0].samples[0].image.offset] ^= 1
+    (folder / "x-000.tar").write_bytes(data)
+    with pytest.raises(ShardError, match="its content differs from the index"):
+        store.find("x-000.tar", "k0.png").read()
+    assert store.find("x-000.tar", "k1.png").read() == IMAGES["k1"][0]
+    (folder / "x-000.tar").write_bytes(data[:600])
+    with pytest.raises(ShardError, match="its content differs from the index"):
+        store.find("x-000.tar", "k1.png").read()
+    (folder / "x-001.tar").unlink()
+    with pytest.raises(ShardError, match=r"x-001.tar: No such file"):
+        store.find("x-001.tar", "k4.png").read()
+
+
+def test_threads_and_forked_processes_read_at_once(folder, index, remote):
+    for store in (ShardStore(LocalFiles(str(folder)), index), remote):
+        results = []
+        threads = [threading.Thread(target=lambda into, of: into.append(contents(of)), args=(results, store)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        child = os.fork()
+        if not child:
+            os._exit(0 if contents(store) == EXPECTED else 1)
+        for thread in threads:
+            thread.join(60)
+        assert results == [EXPECTED] * 8
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_paths_below_a_shard_are_its_files(folder, index, monkeypatch):
+    path = folder / "x-000.tar/k0.png"
+    assert find_member(path) is None
+    for number, key in enumerate("ab"):  # stores of one root with other shards stay open beside each other
+        open_store(ShardStore(LocalFiles(str(folder)), ShardIndex(index.shards[number : number + 1])), key)
+    assert find_member(path).read() == IMAGES["k0"][0]
+    assert find_member(path).stamp != find_member(folder / "x-001.tar/k4.png").stamp
+    for other in ("x-000.tar", "x-000.tar/none.png", "c.tar/k0.png", "../k0.png"):
+        assert find_member(folder / other) is None
+    monkeypatch.chdir(folder)
+    open_store(ShardStore(LocalFiles("."), index))
+    assert find_member(Path("x-001.tar/k4.png")) is not None
+    open_store(ShardStore(RemoteFiles("https://host/x"), ShardIndex((dataclasses.replace(index.shards[0], name="x.tar.d/c.tar"),))))
+    assert find_member(Path("https://host/x/x.tar.d/c.tar/k1.png")).shard == "x.tar.d/c.tar"
+
+
+# What is kept of remote shards
+
+
+PAGE = 4096
+SHARDS = [Shard("a.tar", 10 * PAGE, ()), Shard("x/b.tar", 10 * PAGE, ())]
+
+
+def test_what_was_fetched_is_found_by_the_next_start_and_damage_fetched_again(folder, index, tmp_path):
+    def fetched():
+        cache = RangeCache(tmp_path / "cache", "s3://b", index.shards, 10**9)
+        store = ShardStore(FolderFiles(folder), index, cache)
+        assert contents(store) == EXPECTED
+        return len(store.files.fetched), cache
+
+    assert fetched()[0] == 6
+    number, cache = fetched()
+    assert number == 0
+    (kept,) = cache.folder.glob("*-x-000.tar")
+    data = bytearray(kept.read_bytes())
+    data[index.shards[0].samples[1].mask.offset + 5] ^= 1
+    kept.write_bytes(data)
+    assert [fetched()[0], fetched()[0]] == [1, 0]
+
+
+def test_the_first_shards_are_kept_up_to_the_limit_and_holes_take_no_room(tmp_path):
+    cache = RangeCache(tmp_path, "s3://one", SHARDS, 12 * PAGE)
+    cache.write("a.tar", 8 * PAGE, b"a")
+    cache.write("x/b.tar", PAGE, b"b")
+    cache.write("x/b.tar", 3 * PAGE, b"c")
+    assert [cache.read("a.tar", 8 * PAGE, 8 * PAGE + 1), cache.read("x/b.tar", PAGE, PAGE + 1)] == [b"a", b"b"]
+    assert cache.read("x/b.tar", 3 * PAGE, 3 * PAGE + 1) is None
+    assert cache.allocated() < 8 * PAGE
+    less = RangeCache(tmp_path, "s3://one", SHARDS, 9 * PAGE)  # what is no longer to be kept is removed
+    assert [file.name for file in less.folder.iterdir() if file.name != SOURCE] == [less._file("a.tar").name]
+
+
+@pytest.mark.parametrize(("call", "number", "kept"), [("pwrite", errno.ENOSPC, None), ("open", errno.EMFILE, b"hello")])
+def test_a_full_disk_ends_keeping_and_another_error_does_not(tmp_path, monkeypatch, call, number, kept):
+    cache = RangeCache(tmp_path, "s3://one", SHARDS, 100 * PAGE)
+
+    def fail(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    cache.write("a.tar", 0, b"hello")
+    monkeypatch.undo()
+    cache.write("a.tar", 0, b"hello")
+    assert cache.read("a.tar", 0, 5) == kept
+
+
+def test_room_is_made_of_what_was_used_longest_ago_and_of_nothing_else(tmp_path):
+    (tmp_path / "of-the-user").mkdir()
+    (tmp_path / "of-the-user/file").write_bytes(os.urandom(100 * PAGE))
+    for url, age in (("s3://old", 2), ("s3://new", 3)):
+        cache = RangeCache(tmp_path, url, SHARDS, 1000 * PAGE)
+        cache.write("a.tar", 0, os.urandom(8 * PAGE))
+        os.utime(cache.folder / SOURCE, (age, age))
+    for limit, expected in ((1000, {"s3://old", "s3://new"}), (35, {"s3://new"}), (20, set())):
+        RangeCache(tmp_path, "s3://now", SHARDS, limit * PAGE)
+        assert {path.read_text().strip() for path in tmp_path.glob(f"*/{SOURCE}")} == {*expected, "s3://now"}
+    assert (tmp_path / "of-the-user/file").is_file()
+
+
+@needs_pipes
+def test_links_are_never_written_through_and_pipes_not_waited_for(tmp_path):
+    """Of the file that names the source, of a shard and of its folder."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"x" * 20 * PAGE)
+    place = RangeCache(tmp_path / "cache", "s3://one", SHARDS, 100 * PAGE)
+    source, file = place.folder / SOURCE, place._file("a.tar")
+    file.symlink_to(victim)
+    place.write("a.tar", 0, b"other")
+    assert place.read("a.tar", 0, 5) is None
+    place = RangeCache(tmp_path / "cache", "s3://one", SHARDS, 100 * PAGE)  # removes the link
+    assert not file.is_symlink()
+    replace_by("pipe", file)
+    place.write("a.tar", 0, b"hello")
+    assert place.read("a.tar", 0, 5) is None
+    source.unlink()
+    source.symlink_to(victim)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        RangeCache(tmp_path / "cache", "s3://one", SHARDS, 100 * PAGE)
+    place.folder.rename(tmp_path / "elsewhere")
+    place.folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="it is a link to"):
+        RangeCache(tmp_path / "cache", "s3://one", SHARDS, 100 * PAGE)
+    RangeCache(tmp_path / "cache", "s3://two", SHARDS, PAGE)  # makes room
+    assert (tmp_path / "elsewhere").is_dir()
+    assert victim.read_bytes() == b"x" * 20 * PAGE

@@ -1,0 +1,182 @@
+"""Pictures: overlays in the colours of classes, sheets, error maps and bars, whatever they are given."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from unet_trainer.images.drawing import (
+    BACKGROUND_COLOUR,
+    CELL,
+    COLOURS,
+    ERROR_COLOURS,
+    GAP,
+    IGNORED_COLOUR,
+    LINE_HEIGHT,
+    SAMPLE_SIDE,
+    ErrorKind,
+    bar_chart,
+    class_colours,
+    contact_sheet,
+    display_range,
+    error_map,
+    error_picture,
+    legend,
+    overlay,
+    overlay_rows,
+    sample_sheet,
+    to_display,
+)
+from unet_trainer.images.mask_coding import IGNORED
+
+FOUND, IGNORED_KIND, MISSED, FALSE, WRONG = (ERROR_COLOURS[kind] for kind in ErrorKind)
+DIM = (35, 35, 35)
+NAMES = ("background", "cell")
+
+
+def grey(height=24, width=24, value=100):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def square(class_id, height=24, width=24):
+    ids = np.zeros((height, width), np.uint8)
+    ids[6:18, 6:18] = class_id
+    return ids
+
+
+def ids(text):
+    return np.array([[IGNORED if letter == "x" else int(letter) for letter in row] for row in text.split()], np.uint8)
+
+
+def colours_in(picture):
+    return {tuple(colour) for colour in np.unique(picture.reshape(-1, 3), axis=0).tolist()}
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 1, None]), (3, [0, 1, 2]), (5, [0, 1, 2])])
+def test_8_bit_images_of_any_number_of_channels_are_shown_as_three(channels, shown):
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, channels), np.uint8)
+    for place, channel in enumerate(shown):
+        assert np.array_equal(to_display(image)[:, :, place], np.zeros((24, 24)) if channel is None else image[:, :, channel])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float64])
+def test_other_depths_are_scaled_to_the_values_that_occur(dtype):
+    ramp = np.linspace(1000, 3000, 10_001).reshape(1, -1, 1).astype(dtype)
+    displayed = to_display(ramp)[0, :, 0].astype(int)
+    assert (displayed[0], displayed[-1]) == (0, 255)
+    assert displayed[5000] == pytest.approx(127, abs=2)
+    assert (np.diff(displayed) >= 0).all()
+    np.testing.assert_array_equal(to_display(ramp[:, 99:200], display_range(ramp)), to_display(ramp)[:, 99:200])
+    assert not to_display(np.full((4, 5, 1), 300, dtype)).any()
+
+
+@pytest.mark.parametrize("mark", [np.nan, np.inf, -9999.0, -3.4e38])
+def test_missing_data_does_not_change_how_the_rest_is_shown(mark):
+    image = np.random.default_rng(0).uniform(0, 1, (40, 40, 1)).astype(np.float32)
+    image[:4] = mark
+    np.testing.assert_array_equal(to_display(image)[4:], to_display(image[4:]))
+    assert to_display(np.full((3, 3, 1), mark, np.float32)).shape == (3, 3, 3)
+
+
+def test_a_class_is_tinted_inside_and_outlined_in_its_colour_and_background_does_not_change():
+    image, mask = grey(), square(1)
+    image.setflags(write=False)
+    shown = overlay(image, mask)
+    assert shown[12, 12].tolist() == (0.6 * 100 + 0.4 * COLOURS[0]).astype(np.uint8).tolist()
+    assert shown[6, 6].tolist() == COLOURS[0].tolist()
+    assert np.array_equal(shown[mask == 0], image[mask == 0])
+    assert overlay(grey(value=0), square(IGNORED))[12, 12].tolist() == [51, 51, 51]
+
+
+def test_rows_of_an_overlay_are_those_of_the_whole_without_an_outline_along_the_edge():
+    mask, colours = square(2), np.zeros((256, 3), np.uint8)
+    colours[2] = COLOURS[1]
+    whole = overlay_rows(grey(), mask, None, None, colours)
+    np.testing.assert_array_equal(whole, overlay(grey(), mask))
+    np.testing.assert_array_equal(overlay_rows(grey()[5:9], mask[5:9], mask[4:5], mask[9:10], colours), whole[5:9])
+    one = overlay_rows(grey(), np.ones((24, 24), np.uint8), None, None, np.full((256, 3), 200, np.uint8))
+    assert (one == 140).all()  # 0.6 · 100 + 0.4 · 200
+
+
+def test_forty_colours_are_far_from_each_other_and_from_those_of_background_and_ignored_pixels():
+    """ΔE of CIE76: 2.3 is just noticeable; halved by the tint, these are still told apart."""
+    colours = np.vstack([COLOURS, [BACKGROUND_COLOUR, IGNORED_COLOUR]]).astype(np.float32) / 255
+    lab = cv2.cvtColor(colours[None], cv2.COLOR_RGB2LAB)[0]
+    assert (np.linalg.norm(lab[:, None] - lab, axis=2) + 1000 * np.eye(len(lab))).min() > 20
+    assert class_colours(42)[1:] == (*map(tuple, COLOURS.tolist()), tuple(COLOURS[0].tolist()))
+
+
+def test_a_class_0_that_is_no_background_has_the_last_colour_and_is_drawn():
+    assert class_colours(3, has_background=False) == (tuple(COLOURS[-1].tolist()), *class_colours(3)[1:])
+    shown = overlay(grey(), square(1), has_background=False)
+    assert shown[2, 2].tolist() == (0.6 * 100 + 0.4 * COLOURS[-1]).astype(np.uint8).tolist()
+
+
+def test_a_contact_sheet_has_a_cell_for_each_pair_and_a_legend_where_names_are_known():
+    pictures = [(grey(50, 100, 40 * index), square(1, 50, 100)) for index in range(1, 6)]
+    sheet = contact_sheet(pictures, ["a" * 300 + "größe"] * 5, columns=2, names=NAMES)
+    width, height = 2 * CELL + GAP, CELL // 2 + LINE_HEIGHT
+    assert sheet.shape == (3 * height + 2 * 2 * GAP + LINE_HEIGHT, 2 * width + 3 * GAP, 3)
+    for index in range(5):
+        top, left = (index // 2) * (height + 2 * GAP), (index % 2) * (width + 3 * GAP)
+        caption, pair = sheet[top:, left:][:LINE_HEIGHT], sheet[top + LINE_HEIGHT :, left:]
+        assert (caption < 150).any()
+        assert pair[99, 100].tolist() == [40 * (index + 1)] * 3  # 100×50 is shown at 200×100
+        assert pair[24, CELL + GAP + 24].tolist() != pair[24, 24].tolist()  # tinted
+    assert tuple(COLOURS[0].tolist()) in colours_in(sheet[-LINE_HEIGHT:])
+    shapes = [(1, 1), (1, 500), (500, 1), (700, 650)]
+    odd = contact_sheet([(grey(*shape), np.ones(shape, np.uint8)) for shape in shapes], ["x"] * 4, columns=5)
+    assert odd.shape == (CELL + LINE_HEIGHT, 4 * (2 * CELL + GAP) + 3 * 3 * GAP, 3)
+
+
+def test_a_legend_has_the_classes_that_are_drawn_in_as_many_rows_as_they_need():
+    rows = legend([square(IGNORED)], [f"class {index}" for index in range(40)], False, 400)
+    assert rows.shape[0] >= 5 * LINE_HEIGHT
+    assert {*map(tuple, COLOURS.tolist()), IGNORED_COLOUR} <= colours_in(rows)
+    assert tuple(COLOURS[-1].tolist()) not in colours_in(legend([square(1)], ["background", "road"], True, 400))
+    assert legend([square(1)], [], True, 400).shape == (0, 400, 3)
+
+
+def test_wrong_pixels_have_the_colour_of_their_error():
+    shown = error_map(grey(1, 5), ids("0011x"), ids("01011"), (1, 5), is_binary=True)
+    assert [tuple(pixel) for pixel in shown[0].tolist()] == [DIM, FALSE, MISSED, FOUND, IGNORED_KIND]
+    shown = error_map(grey(1, 4), ids("0121"), ids("0112"), (1, 4), is_binary=False)
+    assert [tuple(pixel) for pixel in shown[0].tolist()] == [DIM, DIM, WRONG, WRONG]
+
+
+def test_made_smaller_a_single_wrong_pixel_is_seen_and_the_larger_of_two_errors_is_shown():
+    truth, predicted = np.zeros((900, 1200), np.uint8), np.zeros((900, 1200), np.uint8)
+    predicted[417, 633] = 1
+    shown = error_map(grey(900, 1200), truth, predicted, (90, 120), is_binary=True)
+    assert [place.tolist() for place in np.nonzero((shown == np.array(FALSE)).all(2))] == [[41], [63]]
+    shown = error_map(grey(2, 4), ids("1110 0000"), ids("0001 0000"), (1, 1), is_binary=True)
+    assert tuple(shown[0, 0].tolist()) == MISSED
+
+
+@pytest.mark.parametrize(
+    ("size", "panel"), [((100, 80), (500, 400)), ((400, 300), (400, 300)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))]
+)
+def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, panel):
+    truth = np.zeros(size, np.uint8)
+    picture = error_picture(grey(*size), truth, truth, NAMES, "x" * 500, has_background=True)
+    assert picture.shape == (panel[0] + 4 * LINE_HEIGHT + 2 * GAP, 4 * panel[1] + 3 * GAP + 2 * GAP, 3)
+    assert {FOUND, MISSED, FALSE, tuple(COLOURS[0].tolist())} <= colours_in(picture[-60:])
+
+
+def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_whatever_their_sizes():
+    image = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
+    truth, nothing = square(1, 112, 112), np.zeros((112, 112), np.uint8)
+    sheet = sample_sheet([image, image[:50, :20]], [truth, nothing[:50, :20]], [nothing, nothing[:50, :20]], NAMES, True)
+    first = sheet[GAP + LINE_HEIGHT :][:SAMPLE_SIDE]
+    panels = [first[:, GAP + number * (SAMPLE_SIDE + GAP) :][:, :SAMPLE_SIDE] for number in range(4)]
+    assert np.array_equal(panels[0], image.repeat(2, 0).repeat(2, 1))
+    assert np.array_equal(panels[2], panels[0])
+    assert MISSED in colours_in(panels[3])
+    assert sheet.shape[1] == 4 * SAMPLE_SIDE + 5 * GAP
+
+
+def test_bars_are_in_proportion():
+    chart = bar_chart(["one", "$two"], [("speed", [10.0, 40.0]), ("memory", [0.0, 1.5])])
+    short, full = (int((chart == COLOURS[index]).all(2)[: len(chart) // 2].any(0).sum()) for index in range(2))
+    assert short / full == pytest.approx(0.25, abs=0.03)

@@ -1,0 +1,211 @@
+"""The shapes in a mask: outlines that cover exactly their pixels, centre lines, and numbers that can be counted by hand."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from unet_trainer.images import mask_shapes
+from unet_trainer.images.image_files import COLOUR
+from unet_trainer.images.mask_shapes import (
+    MaskStructure,
+    find_polygons,
+    joined_rings,
+    measure_structure,
+    outline,
+    signed_area,
+    thin,
+)
+
+
+def mask(*rows):
+    return np.array([[int(value) for value in row] for row in rows], np.uint8)
+
+
+def corners(ring):
+    return {tuple(corner) for corner in ring.tolist()}
+
+
+def fill(polygon, shape):
+    """Pixels whose centres lie inside: even-odd, from every edge that crosses the line to the left of a centre."""
+    inside = np.zeros(shape, int)
+    for ring in (polygon.outer, *polygon.holes):
+        for (x, y), (next_x, next_y) in zip(ring, np.roll(ring, -1, 0), strict=True):
+            if x == next_x:
+                inside[min(y, next_y) : max(y, next_y), x:] += 1
+    return inside % 2 == 1
+
+
+def test_an_object_in_a_hole_is_one_of_its_own():
+    rows = ("1111111", "1000001", "1011101", "1010101", "1011101", "1000001", "1111111")
+    outer, inner = outline(mask(*rows), 1)
+    assert [len(polygon.holes) for polygon in (outer, inner)] == [1, 1]
+    assert [polygon.num_pixels for polygon in (outer, inner)] == [24, 8]
+
+
+def test_pixels_that_touch_at_a_corner_are_two_objects():
+    for rows in (("10", "01"), ("01", "10")):
+        polygons = outline(mask(*rows), 1)
+        assert [len(polygon.outer) for polygon in polygons] == [4, 4]
+
+
+def test_a_ring_never_touches_itself():
+    (polygon,) = outline(mask("1111", "1011", "1101", "1111"), 1)  # two holes that touch at a corner
+    assert [len(hole) for hole in polygon.holes] == [4, 4]
+    (polygon,) = outline(mask("111", "101", "110"), 1)  # what is enclosed is open at a corner
+    assert len(polygon.holes) == 1
+    assert len(polygon.outer) == 6
+    assert polygon.num_pixels == 7
+
+
+def test_outer_rings_run_clockwise_as_displayed_and_holes_the_other_way():
+    (polygon,) = outline(mask("111", "101", "111"), 1)
+    assert signed_area(polygon.outer) == 9
+    assert signed_area(polygon.holes[0]) == -1
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 1024])
+def test_polygons_cover_exactly_the_pixels_of_random_masks(monkeypatch, rows_at_once):
+    monkeypatch.setattr(mask_shapes, "ROWS_AT_ONCE", rows_at_once)
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        ids = random.choice(3, size=random.integers(1, 12, 2), p=[0.3, 0.6, 0.1]).astype(np.uint8)
+        covered = np.zeros_like(ids)
+        polygons = list(find_polygons(ids))
+        for class_id, polygon in polygons:
+            inside = fill(polygon, ids.shape)
+            assert inside.sum() == polygon.num_pixels
+            assert not covered[inside].any()
+            covered[inside] = class_id
+            for ring in (polygon.outer, *polygon.holes):
+                assert len(corners(ring)) == len(ring)
+        np.testing.assert_array_equal(covered, ids)
+        for class_id in (1, 2):
+            num_objects, _ = cv2.connectedComponents((ids == class_id).astype(np.uint8), connectivity=4)
+            assert sum(1 for its_class, _ in polygons if its_class == class_id) == num_objects - 1
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools with numpy 2
+def test_joined_rings_have_the_same_inside_for_programs_that_read_coco():
+    coco = pytest.importorskip("pycocotools.mask", reason="compares with the COCO tools")
+    random = np.random.default_rng(2)
+    for _ in range(40):
+        ids = (random.random(random.integers(3, 14, 2)) < 0.75).astype(np.uint8)
+        covered = np.zeros_like(ids)
+        for _, polygon in find_polygons(ids):
+            ring = joined_rings(polygon).ravel().astype(float).tolist()
+            covered |= coco.decode(coco.merge(coco.frPyObjects([ring], *ids.shape)))
+        np.testing.assert_array_equal(covered, ids)
+
+
+# Centre lines
+
+
+def picture(*rows):
+    return np.array([[letter == "#" for letter in row] for row in rows], np.uint8)
+
+
+def num_parts(mask):
+    """8-connected parts, without the background."""
+    return cv2.connectedComponents(mask, connectivity=8)[0] - 1
+
+
+def blobs(seed, height=60, width=80):
+    """Random shapes of many sizes, some of single pixels, some at the border."""
+    noise = np.random.default_rng(seed).random((height, width)).astype(np.float32)
+    smooth = cv2.GaussianBlur(noise, (0, 0), 1 + seed % 4)
+    return (smooth > np.quantile(smooth, 0.55)).astype(np.uint8)
+
+
+def test_a_bar_becomes_its_middle_line():
+    bar = picture("...........", ".#########.", ".#########.", ".#########.", "...........")
+    assert thin(bar).tolist() == picture("...........", "...........", "..#######..", "...........", "...........").tolist()
+
+
+def test_a_bar_at_the_border_is_thinned_as_one_inside():
+    bar = np.ones((3, 9), np.uint8)
+    assert thin(bar).tolist() == thin(np.pad(bar, 4))[4:-4, 4:-4].tolist()
+    assert thin(bar).sum() == 7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_part_vanishes_falls_apart_or_joins_another(seed):
+    mask = blobs(seed)
+    lines = thin(mask)
+    labels = cv2.connectedComponents(mask, connectivity=8)[1]
+    assert num_parts(mask) > 3
+    assert num_parts(lines) == num_parts(mask)
+    assert set(np.unique(labels[lines == 1])) == set(range(1, num_parts(mask) + 1))
+    assert (lines <= mask).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lines_are_those_of_scikit_image(seed):
+    morphology = pytest.importorskip("skimage.morphology", reason="scikit-image is not installed: it is the reference here")
+    for mask in (blobs(seed), blobs(seed, 1, 30), np.random.default_rng(seed).integers(0, 2, (30, 40)).astype(np.uint8)):
+        assert (thin(mask) == morphology.thin(mask.astype(bool))).all()
+
+
+# How the values lie
+
+
+def measure(mask):
+    values, counts = np.unique(mask, return_counts=True)
+    return measure_structure(mask, int(values[np.argmax(counts)]))
+
+
+def halves(left, right, height=20, width=40, between=()):
+    """Two values side by side, with columns of others between."""
+    mask = np.full((height, width), left, np.uint8)
+    mask[:, width // 2 :] = right
+    for offset, value in enumerate(between):
+        mask[:, width // 2 + offset] = value
+    return mask
+
+
+def test_a_wide_band_of_grey_does_not_lie_beside_both_ends():
+    """A class of ten columns: only its outer columns see one of the ends, and none sees both."""
+    found = measure(halves(0, 255, between=(128,) * 10))
+    assert (found.between, found.beside_both) == (200, 0)
+
+
+def test_the_edge_of_a_disc_that_was_scaled_down_lies_beside_both_ends():
+    large = np.zeros((400, 400), np.uint8)
+    cv2.circle(large, (200, 200), 120, 255, -1)
+    found = measure(cv2.resize(large, (100, 100), interpolation=cv2.INTER_AREA))
+    assert found.between > 50
+    assert found.beside_both == found.between
+
+
+def test_pieces_of_each_value_are_counted_and_those_that_touch_are_told_apart():
+    mask = np.zeros((30, 30), np.uint8)
+    mask[2:8, 2:8] = 1
+    mask[2:8, 8:14] = 2  # touches 1
+    mask[20:25, 2:8] = 2  # a second piece
+    mask[20:25, 20:25] = 7
+    found = measure(mask)
+    assert (found.num_values, found.num_pieces) == (3, 4)
+    assert measure((mask + np.int32(COLOUR) * (mask > 0)).astype(np.int32)).num_pieces == 4
+    assert measure(mask.astype(np.uint16) * 300).num_pieces == 4
+
+
+def test_pixels_close_to_another_value_are_the_border():
+    """Two columns on each side of an edge; a line of three columns is border from side to side."""
+    mask = halves(0, 1, height=10, width=40)
+    mask[:, 19:22] = 2
+    found = measure(mask)
+    assert found == MaskStructure(0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20)
+
+
+def test_colours_that_differ_by_one_are_different_values():
+    mask = np.full((10, 40), COLOUR + 0xFFFFFE, np.int32)
+    mask[:, 20:] = COLOUR + 0xFFFFFF
+    mask[:2] = 0
+    found = measure(mask)
+    assert found.border == 2 * 40 + 2 * 40 + 6 * 4  # two rows on each side, and two columns on each side below them
+
+
+def test_edges_between_the_others_are_told_from_those_of_the_highest_value():
+    mask = np.array([[0, 0, 1], [0, 2, 1], [0, 2, 2]], np.uint8)
+    assert (measure(mask).edges, measure(mask).edges_of_last) == (1 + 2 + 1 + 2, 5)

@@ -1,0 +1,352 @@
+"""TIFF files: the same pixels whole and by blocks, georeferences, and hostile files, which end in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import tifffile
+
+from helpers.image_bytes import change_tag, cv2_bytes, pil_bytes, point_back, shared_strip_tiff, tiff_bytes
+from unet_trainer.datasets.converted import has_pages, page_types
+from unet_trainer.images import image_headers as headers
+from unet_trainer.images import tiff_files
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_files import decode_image, decode_mask, refuse_bomb
+from unet_trainer.images.image_readers import open_reader, read_small
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.row_writers import TiffWriter
+from unet_trainer.images.tiff_files import TiffImage, read_georeference
+
+RANDOM = np.random.default_rng(0)
+SMOOTH = np.add.outer(np.arange(70), np.arange(90))[:, :, None] + RANDOM.integers(0, 9, (70, 90, 5))  # compresses, and is no ramp
+COLOUR = SMOOTH[:, :, :3].astype(np.uint8)
+PALETTE = RANDOM.integers(0, 65536, (3, 256), np.uint16)
+TILES = {"tile": (32, 16)}
+MANY = {"photometric": "minisblack", "planarconfig": "contig"}
+
+CASES = {
+    "one strip": (COLOUR, {}),
+    "strips of deflate, differences": (COLOUR, {"rowsperstrip": 8, "compression": "zlib", "predictor": True}),
+    "tiles, BigTIFF": (COLOUR, {**TILES, "bigtiff": True}),
+    "grey, LZW": (COLOUR[:, :, 0], {**TILES, "compression": "lzw"}),
+    "16 bit, ZSTD": (SMOOTH[:, :, 0].astype(np.uint16), {**TILES, "compression": "zstd"}),
+    "float, differences of bytes": (SMOOTH.astype(np.float32) / 7, {**TILES, "compression": "zlib", "predictor": True, **MANY}),
+    "five channels, signed": (-SMOOTH.astype(np.int16), {"rowsperstrip": 1, "compression": "packbits", **MANY}),
+    "planes": (np.moveaxis(SMOOTH, 2, 0).astype(np.uint16), {**TILES, "photometric": "minisblack", "planarconfig": "separate"}),
+    "planes in one strip": (np.moveaxis(SMOOTH, 2, 0).astype(np.uint16), {"photometric": "minisblack", "planarconfig": "separate"}),
+    "pages": (np.moveaxis(SMOOTH, 2, 0).astype(np.uint8), {"photometric": "minisblack", "compression": "zlib"}),
+    "big-endian": (SMOOTH[:, :, :3].astype(np.uint16), {**TILES, "byteorder": ">", "compression": "zlib"}),
+    "big-endian, one strip": (SMOOTH[:, :, 0].astype(np.uint16), {"byteorder": ">"}),
+}  # fmt: skip
+
+
+def write(tmp_path, array, **options):
+    path = tmp_path / "image.tif"
+    path.write_bytes(tiff_bytes(array, **options))
+    return path
+
+
+@contextlib.contextmanager
+def opened(path, channels=None):
+    with path.open("rb") as file, contextlib.closing(TiffImage(file, channels)) as image:
+        yield image
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_pixels_that_were_written_are_read_whole_and_in_parts(name, tmp_path):
+    array, options = CASES[name]
+    path = write(tmp_path, array, **options)
+    expected = np.moveaxis(array, 0, 2) if len(array) == 5 else array.reshape(70, 90, -1)
+    whole = decode_image(path.read_bytes())
+    assert whole.dtype == expected.dtype
+    np.testing.assert_array_equal(whole, expected)
+    with opened(path) as image:
+        for rows, columns in ((slice(0, 70), slice(0, 90)), (slice(5, 41), slice(20, 85)), (slice(69, 70), slice(0, 1))):
+            part = image[rows, columns]
+            assert part.dtype == expected.dtype
+            np.testing.assert_array_equal(part, expected[rows, columns])
+
+
+@pytest.mark.parametrize("options", [{}, {"tile": (64, 64)}, {"bigtiff": True}])
+def test_palettes_are_shown_in_colours_and_white_that_is_0_as_brightness_but_masks_keep_ids(options, tmp_path):
+    ids = COLOUR[:, :, 0]
+    shown = {"palette": (PALETTE.T >> 8).astype(np.uint8)[ids], "miniswhite": (255 - ids)[:, :, None]}
+    for photometric, expected in shown.items():
+        path = write(tmp_path, ids, photometric=photometric, colormap=PALETTE if photometric == "palette" else None, **options)
+        np.testing.assert_array_equal(decode_image(path.read_bytes()), expected)
+        np.testing.assert_array_equal(decode_mask(path.read_bytes()), ids)
+        with opened(path) as image:
+            np.testing.assert_array_equal(image[3:40, 0:90], expected[3:40])
+
+
+@pytest.mark.parametrize("compression", [None, "group4", "tiff_lzw"])
+def test_one_bit_is_read_as_0_and_255(compression, tmp_path):
+    is_white = COLOUR[:, :, 0] > 80
+    path = tmp_path / "a.tif"
+    path.write_bytes(pil_bytes("TIFF", is_white, compression=compression))
+    np.testing.assert_array_equal(decode_mask(path.read_bytes()), is_white * np.uint8(255))
+    with opened(path) as image:
+        np.testing.assert_array_equal(image[0:70, 0:90][:, :, 0], is_white * np.uint8(255))
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning", "ignore:Dataset has no geotransform")
+@pytest.mark.parametrize(
+    "options", [{"compress": "jpeg", "photometric": "ycbcr"}, {"compress": "lzw", "predictor": 2}, {"interleave": "band"}]
+)
+def test_files_of_gdal_are_read_by_blocks_as_gdal_reads_them(options, tmp_path):
+    rasterio = pytest.importorskip("rasterio", reason="writes such files")
+    path = tmp_path / "image.tif"
+    size = {"height": 70, "width": 90, "count": 3, "dtype": "uint8"}
+    with rasterio.open(path, "w", driver="GTiff", tiled=True, blockxsize=32, blockysize=32, **size, **options) as file:
+        file.write(np.moveaxis(COLOUR, 2, 0))
+    with opened(path) as image, rasterio.open(path) as file:
+        np.testing.assert_array_equal(image[0:70, 0:90], decode_image(path.read_bytes()))
+        assert np.abs(image[0:70, 0:90].astype(int) - np.moveaxis(file.read(), 0, 2)).max() <= (
+            3 if "jpeg" in options.values() else 0
+        )
+
+
+def test_only_the_blocks_of_the_part_are_decoded_and_the_last_row_of_them_once(tmp_path, monkeypatch):
+    path = write(tmp_path, COLOUR, **TILES)  # rows of blocks begin at 0, 32 and 64; six blocks in each
+    decoded, block = [], TiffImage._block
+    monkeypatch.setattr(TiffImage, "_block", lambda self, page, index: decoded.append(index // 6) or block(self, page, index))
+    with opened(path) as image:
+        image[0:40, 0:90]
+        assert sorted(decoded) == [0] * 6 + [1] * 6
+        image[40:60, 0:90]
+        assert len(decoded) == 12
+        image[60:70, 0:90]
+        assert sorted(decoded[12:]) == [2] * 6
+
+
+def test_of_a_pyramid_and_of_a_file_with_a_preview_the_full_size_is_read(tmp_path):
+    for name, options in (("pyramid.tif", {"subifds": 1}), ("preview.tif", {})):
+        with tifffile.TiffWriter(tmp_path / name) as writer:
+            writer.write(COLOUR, photometric="rgb", **options, **TILES)
+            writer.write(COLOUR[::2, ::2], photometric="rgb", subfiletype=1, **TILES)
+        with opened(tmp_path / name) as image:
+            np.testing.assert_array_equal(image[0:70, 0:90], COLOUR)
+        np.testing.assert_array_equal(decode_image((tmp_path / name).read_bytes()), COLOUR)
+
+
+def test_blocks_that_a_sparse_file_leaves_out_have_no_data(tmp_path):
+    path = write(tmp_path, COLOUR, **TILES)
+    with tifffile.TiffFile(path) as file:
+        offsets, counts = (file.pages.first.tags[tag] for tag in (324, 325))
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, offsets.valueoffset, 0)  # of the first tile
+    struct.pack_into("<H", data, counts.valueoffset, 0)
+    path.write_bytes(data)
+    with opened(path) as image:
+        part = image[0:70, 0:90]
+    assert not part[:32, :16].any()
+    np.testing.assert_array_equal(part[:, 16:], COLOUR[:, 16:])
+    np.testing.assert_array_equal(decode_image(bytes(data)), part)
+
+
+# Damaged and hostile files
+
+
+@pytest.mark.parametrize("options", [{}, {"bigtiff": True}])
+def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(options, tmp_path):
+    data = point_back(tiff_bytes(COLOUR, photometric="rgb", **options))
+    path = tmp_path / "loop.tif"
+    path.write_bytes(data)
+    why = r"cannot be decoded \(its directories point back at each other\)"
+    for read in (decode_image, decode_mask):
+        with pytest.raises(ReadError, match=why):
+            read(data)
+    for open_it in (lambda: read_small(path, RGB_8BIT), lambda: open_reader(path, RGB_8BIT).__enter__()):
+        with pytest.raises(ReadError, match=why):
+            open_it()
+    with pytest.raises(DataError, match=rf"^{path}: {why}$"):
+        page_types(path)
+    assert not has_pages(path)
+    assert (headers.channels_with_alpha(data), headers.is_turned(data), headers.is_lossy(data)) == (0, False, False)
+    refuse_bomb(data)  # says nothing: decoding tells what is wrong
+
+
+def test_an_inner_directory_that_points_at_its_page_does_no_harm():
+    data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(65000, 4, 1, 0xABCD, True)])
+    first = struct.unpack_from("<I", data, 4)[0]
+    data = data.replace(struct.pack("<HHII", 65000, 4, 1, 0xABCD), struct.pack("<HHII", 330, 4, 1, first))
+    with contextlib.suppress(ReadError):
+        np.testing.assert_array_equal(decode_image(data), COLOUR)
+
+
+def test_directories_are_followed_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(tiff_files, "MAX_PAGES", 3)
+    decode_image(tiff_bytes(np.zeros((3, 4, 5), np.uint8), photometric="minisblack"))
+    with pytest.raises(ReadError, match="more than 3 directories"):
+        decode_image(tiff_bytes(np.zeros((4, 4, 5), np.uint8), photometric="minisblack"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:6],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:4] + struct.pack("<I", len(data)),
+        lambda data: data[:4] + bytes(4) + data[8:],
+        lambda data: change_tag(data, 273, count=2**31),
+        lambda data: change_tag(data, 256, value=0),
+        lambda data: change_tag(data, 257, kind=4, long_value=2**32 - 1),
+        lambda data: b"II*\0" + struct.pack("<I", 8) + b"\xff\xff" + bytes(100),
+    ],
+)
+def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(change(tiff_bytes(COLOUR[:, :, 0], compression="zlib")))
+    with pytest.raises(ReadError):
+        decode_image(path.read_bytes())
+    with pytest.raises(ReadError), opened(path) as image:
+        image[0 : image.shape[0], 0 : image.shape[1]]
+
+
+def test_a_file_that_is_cut_off_is_refused_where_it_ends(tmp_path):
+    path = write(tmp_path, COLOUR, **TILES)
+    with tifffile.TiffFile(path) as file:
+        end = max(file.pages.first.dataoffsets)
+    path.write_bytes(path.read_bytes()[: end + 10])
+    with opened(path) as image:
+        np.testing.assert_array_equal(image[0:32, 0:90], COLOUR[:32])
+        with pytest.raises(ReadError, match="the file is cut off"):
+            image[64:70, 0:90]
+
+
+@pytest.mark.parametrize("tag", [273, 279])
+def test_blocks_at_negative_places_or_of_negative_sizes_are_refused(tmp_path, tag):
+    path = tmp_path / "a.tif"
+    path.write_bytes(change_tag(tiff_bytes(np.zeros((20, 24), np.uint8), compression="zlib"), tag, kind=9, long_value=2**32 - 5))
+    with pytest.raises(ReadError), opened(path) as image:
+        image[0:20, 0:24]
+
+
+def test_a_bomb_in_one_block_is_refused_and_many_ordinary_blocks_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiff_files, "BOMB_PIXELS", 1000)
+    zeros = np.zeros((400, 400), np.uint8)
+    path = write(tmp_path, zeros, rowsperstrip=400, compression="zlib")
+    with opened(path) as image, pytest.raises(ReadError, match="a decompression bomb"):
+        image[0:1, 0:400]
+    with opened(write(tmp_path, zeros, tile=(16, 16), compression="zlib")) as image:
+        assert not image[0:400, 0:400].any()
+
+
+def test_pages_that_share_one_strip_are_a_bomb_by_their_sum_before_any_is_decoded(tmp_path):
+    """Each page alone is below the limit; decoding them all took 9.5 GB."""
+    data = shared_strip_tiff(9_000, 9_000, num_pages=60)
+    path = tmp_path / "bomb.tif"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        for read in (decode_image, refuse_bomb):
+            with pytest.raises(ReadError, match=r"decompress to 9000×9000 pixels on 60 pages: a decompression bomb$"):
+                read(data)
+        with pytest.raises(DataError, match=rf"^{path}: .* million values on 60 pages: a decompression bomb$"):
+            page_types(path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ReadError, match="a decompression bomb"):
+        decode_image(change_tag(shared_strip_tiff(9_000, 9_000, num_pages=1), 277, value=64))
+
+
+def test_a_disk_that_fails_is_told_as_a_file_that_cannot_be_read(tmp_path):
+    with opened(write(tmp_path, COLOUR, **TILES)) as image:
+        image.file = FailingFile()
+        with pytest.raises(ReadError, match="Input/output error"):
+            image[0:32, 0:90]
+
+
+class FailingFile(io.BytesIO):
+    def read(self, size=-1):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+# Values without data, and georeferences
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("-9999", -9999), (" 0 ", 0), ("-3.4028234663852886e+38", -3.4028234663852886e38), ("nan", None), ("", None)],
+)
+def test_the_value_without_data_is_read_from_the_tag_of_gdal(text, value):
+    data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(42113, "s", 0, text, True)])
+    assert headers.nodata_of(data) == value
+    decode_image(data)
+
+
+def test_files_without_the_tag_of_gdal_have_no_value_for_missing_data():
+    for data in (tiff_bytes(COLOUR), tiff_bytes(COLOUR)[:40], b"not a TIFF", pil_bytes("PNG", COLOUR)):
+        assert headers.nodata_of(data) is None
+
+
+SCALE = (33550, 12, 3, (0.5, 0.25, 0.0), True)  # of a pixel, in x and y
+TIE = (33922, 12, 6, (2.0, 1.0, 0.0, 1000.0, 2000.0, 0.0), True)  # column 2, row 1 lies at (1000, 2000)
+MATRIX = (34264, 12, 16, (0.0, 2.0, 0.0, 10.0, 3.0, 0.0, 0.0, 20.0, 0, 0, 0, 0, 0, 0, 0, 1.0), True)
+
+
+def keys(*entries):
+    """A directory of keys whose values are numbers: (key, value) each."""
+    directory = [1, 1, 0, len(entries), *(number for key, value in entries for number in (key, 0, 1, value))]
+    return (34735, 3, len(directory), directory, True)
+
+
+@pytest.mark.parametrize(
+    ("tags", "transform", "epsg"),
+    [
+        ([SCALE, TIE, keys((1024, 1), (1025, 1), (3072, 32633))], (0.5, 0.0, 999.0, 0.0, -0.25, 2000.25), 32633),
+        ([SCALE, TIE, keys((1025, 2), (2048, 4326))], (0.5, 0.0, 998.75, 0.0, -0.25, 2000.375), 4326),  # of the pixels' centres
+        ([SCALE, TIE, keys((3072, 32767))], (0.5, 0.0, 999.0, 0.0, -0.25, 2000.25), None),  # a system of the user's own
+        ([MATRIX], (0, 2, 10, 3, 0, 20), None),
+        ([(33922, 12, 12, (0.0,) * 12, True)], None, None),  # control points alone
+    ],
+)
+def test_a_georeference_is_an_affine_map_of_pixel_corners(tags, transform, epsg, tmp_path):
+    found = read_georeference(write(tmp_path, COLOUR, extratags=tags))
+    assert (found.transform, found.epsg) == (transform, epsg)
+    assert {tag[0] for tag in found.tags} == {tag[0] for tag in tags}
+    if epsg == 32633:
+        np.testing.assert_array_equal(found.places(np.array([[0, 0], [6, 4]])), [[999, 2000.25], [1002, 1999.25]])
+
+
+def test_files_without_a_georeference_and_turned_ones_have_none(tmp_path):
+    """Results of a turned image have the shape that is displayed; the coordinates are of the pixels as stored."""
+    for name, data in {
+        "plain.tif": tiff_bytes(COLOUR),
+        "a.png": cv2_bytes(".png", COLOUR),
+        "broken.tif": b"II*\0" + struct.pack("<I", 10**6),
+        "turned.tif": tiff_bytes(COLOUR, extratags=[SCALE, TIE, (274, 3, 1, 6, True)]),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        assert read_georeference(tmp_path / name) is None
+    assert read_georeference(tmp_path / "missing.tif") is None
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of rasterio's own use of affine
+@pytest.mark.parametrize("bigtiff", [False, True])
+def test_gdal_reads_the_same_place_from_the_tags_that_are_carried_on(tmp_path, bigtiff):
+    rasterio = pytest.importorskip("rasterio", reason="compares with GDAL")
+    source, ids = tmp_path / "source.tif", COLOUR[:, :, 0]
+    transform = rasterio.Affine(0.3, 0.01, 500_000.5, -0.02, -0.3, 5_400_000.25)
+    with rasterio.open(
+        source, "w", driver="GTiff", height=70, width=90, count=1, dtype="uint8", crs="EPSG:25832", transform=transform,
+        BIGTIFF="YES" if bigtiff else "NO",
+    ) as file:  # fmt: skip
+        file.write(ids[None])
+    georeference = read_georeference(source)
+    assert georeference.transform == pytest.approx(tuple(transform)[:6])
+    assert georeference.epsg == 25832
+    with (tmp_path / "result.tif").open("w+b") as result:
+        writer = TiffWriter(result, ids.shape, np.uint8, tags=georeference.tags)
+        writer.write(ids)
+        writer.finish()
+    with rasterio.open(source) as before, rasterio.open(tmp_path / "result.tif") as after:
+        assert (after.crs, after.transform, after.bounds) == (before.crs, before.transform, before.bounds)
+        np.testing.assert_array_equal(after.read(1), ids)

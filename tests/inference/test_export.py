@@ -1,0 +1,279 @@
+"""Exports: they compute the same at any batch and size, carry the card, and are kept only if that was seen."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+import yaml
+
+pytest.importorskip("onnxruntime", reason="exports need requirements-export.txt")
+pytest.importorskip("onnxscript", reason="exports need requirements-export.txt")
+
+import onnx
+
+from helpers.checkpoints import FOUR_FLOATS, GREY_16BIT, make_card, random_batch, random_segmenter, small_segmenter, small_spec
+from helpers.project import ROOT
+from helpers.steps import make_spec
+from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.inference import export
+from unet_trainer.inference.export import (
+    CARD_FILE,
+    OPSET,
+    Comparison,
+    ExportError,
+    compare,
+    export_onnx,
+    export_pt2,
+    export_smp,
+    onnx_metadata,
+    smp_readme,
+)
+from unet_trainer.inference.model_files import SMP_CARD, ModelCard
+from unet_trainer.inference.onnx_engine import CARD_KEY, OnnxEngine
+
+SPEC = small_spec(GREY_16BIT)
+CARD = make_card(SPEC)
+SMP_SPEC = make_spec(
+    FOUR_FLOATS, num_classes=3, encoder="tu-mobilenetv3_small_050", decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse"
+)
+EXPORTERS = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}
+
+
+@pytest.fixture(scope="module")
+def segmenter():
+    return small_segmenter(SPEC)
+
+
+@pytest.fixture(scope="module")
+def onnx_path(segmenter, tmp_path_factory):
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    assert export_onnx(segmenter, CARD, path).num_changed == 0
+    return path
+
+
+# The comparison
+
+
+def test_several_batches_of_several_sizes_are_compared_and_told_in_a_line(segmenter):
+    shapes = []
+
+    def run(images):
+        shapes.append(tuple(images.shape))
+        return segmenter(images) + 1e-5
+
+    found = compare(segmenter, CARD, run, pads=True)
+    assert found.batches == [shape[:3] for shape in shapes]
+    assert len({shape[1:3] for shape in shapes}) >= 5
+    assert any(height % 32 or width % 32 for _, height, width, _ in shapes)
+    assert found.difference == pytest.approx(1e-5, rel=0.1)
+    assert str(Comparison([(1, 64, 64), (3, 32, 160)], 1.5e-5, 16.47, 19_456, 0)) == (
+        "2 batches of 1 to 3 images, 64×64 to 160×32: logits reach 16.5 and differ by 1.5e-05 at most; no pixel changes class"
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda logits: logits[-1, -1, -1, -1].add_(0.1),
+        lambda logits: logits[0, 0, 0, 0].fill_(float("nan")),
+        lambda logits: logits.copy_(logits.roll(1, 3)),
+    ],
+    ids=["one pixel", "NaN", "a shift"],
+)
+def test_a_difference_is_an_error(spoil, segmenter):
+    def run(images):
+        logits = segmenter(images).clone()
+        spoil(logits)
+        return logits
+
+    with pytest.raises(ExportError, match=r"the exported file computes other logits for \d images? of \d+×\d+: they differ by"):
+        compare(segmenter, CARD, run)
+
+
+def test_another_shape_and_a_file_that_fails_are_errors(segmenter):
+    with pytest.raises(ExportError, match=r"gives \(1, 1, 64, 64\) for 1 image of 64×64; need \(1, 2, 64, 64\)"):
+        compare(segmenter, CARD, lambda images: segmenter(images)[:, 1:])
+
+    def fail(images):
+        raise RuntimeError("no kernel\nfor this")
+
+    with pytest.raises(ExportError, match=r"^the exported file fails for 1 image of 64×64: no kernel$"):
+        compare(segmenter, CARD, fail)
+
+
+def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monkeypatch):
+    forward = type(segmenter).forward
+
+    def forward_of_64(self, images):
+        if min(images.shape[1:3]) < 64:
+            raise RuntimeError("too small")
+        return forward(self, images)
+
+    monkeypatch.setattr(type(segmenter), "forward", forward_of_64)
+    found = compare(segmenter, CARD, lambda images: forward(segmenter, images))
+    assert (1, 32, 32) not in found.batches
+    assert len(found.batches) == 4
+
+    def refuse(self, images):
+        raise RuntimeError
+
+    monkeypatch.setattr(type(segmenter), "forward", refuse)
+    with pytest.raises(ExportError, match="too few of the sizes"):
+        compare(segmenter, CARD, segmenter)
+
+
+# All formats
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_a_difference_is_an_error_that_leaves_an_earlier_export_as_it_was(name, tmp_path, monkeypatch):
+    spec = SMP_SPEC if name == "smp" else SPEC
+    segmenter = random_segmenter(spec) if name == "smp" else small_segmenter(spec)
+    path = tmp_path / f"model.{name}"
+    (path if name == "smp" else tmp_path).mkdir(exist_ok=True)
+    (path / "earlier" if name == "smp" else path).write_text("earlier")
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    with pytest.raises(ExportError, match="computes other logits"):
+        EXPORTERS[name](segmenter, make_card(spec), path)
+    assert [file.read_text() for file in tmp_path.rglob("*") if file.is_file()] == ["earlier"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_traced_is_told_in_a_line(segmenter, tmp_path, monkeypatch):
+    def refuse(self, images):
+        raise TypeError("of the network\nand more")
+
+    monkeypatch.setattr(export.ExportNetwork, "forward", refuse)
+    for name in ("onnx", "pt2"):
+        with pytest.raises(ExportError, match=r"^the network cannot be traced \(.*\)$"):
+            EXPORTERS[name](segmenter, CARD, tmp_path / f"model.{name}")
+
+
+# ONNX
+
+
+def test_an_exported_model_computes_what_torch_computes(onnx_path, segmenter):
+    engine = OnnxEngine(onnx_path, device="cpu")
+    for batch in [(1, 32, 32), (4, 64, 32), (1, 95, 130)]:
+        images = random_batch(SPEC, *batch)
+        expected = segmenter(images)
+        assert (engine.logits(images) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_the_onnx_export_is_one_file_of_variable_size_that_names_nothing_of_this_machine(onnx_path):
+    assert list(onnx_path.parent.iterdir()) == [onnx_path]
+    model = onnx.load(onnx_path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [entry.version for entry in model.opset_import if entry.domain == ""] == [OPSET]
+    values = (*model.graph.input, *model.graph.output)
+    shapes = [[dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values]
+    assert shapes == [["batch", 1, "32*rows", "32*columns"], ["batch", 2, "32*rows", "32*columns"]]
+    for trace in (str(ROOT), "site-packages", 'File "', ".py"):
+        assert trace.encode() not in onnx_path.read_bytes(), trace
+
+
+def test_the_metadata_has_the_card_and_its_main_points_in_plain_text(onnx_path):
+    found = {entry.key: entry.value for entry in onnx.load(onnx_path).metadata_props}
+    assert ModelCard.from_json(found[CARD_KEY]) == CARD
+    assert json.loads(found["classes"]) == ["background", "foreground"]
+    assert json.loads(found["class_colours"]) == [[0, 0, 0], [1, 1, 1]]
+    assert json.loads(found["mask_values"]) == [0, 1]
+    assert (json.loads(found["image_mean"]), json.loads(found["image_std"])) == ([3000.0], [700.0])
+    assert [found[name] for name in ("image_channels", "image_depth", "trained_size", "fit")] == ["1", "uint16", "[32, 32]", "crop"]
+    assert found["input"].startswith("images: N,1,H,W float32 in the files' own units (uint16, about 0 to 9000), not normalised;")
+    cases = (("crop", None, "[32, 32]"), ("crop", (64, 96), "[64, 96]"), ("resize", None, "null"))
+    for fit, tile, expected in cases:
+        assert onnx_metadata(make_card(make_spec(fit=fit, tile=tile)))["tile"] == expected
+
+
+PARITY = {
+    "resnet34": make_spec(RGB_8BIT, encoder="resnet34", image_size=(256, 256)),
+    "mobilenet_v2": make_spec(GREY_16BIT, num_classes=4, encoder="mobilenet_v2", image_size=(128, 192)),
+    "tu-mobilenetv3_small_100 with scse": make_spec(
+        FOUR_FLOATS, num_classes=3, encoder="tu-mobilenetv3_small_100", decoder_attention="scse"
+    ),
+    "tu-convnext_atto": make_spec(RGB_8BIT, num_classes=12, encoder="tu-convnext_atto", fit="crop"),
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", PARITY)
+def test_networks_of_every_kind_compute_the_same(name, tmp_path):
+    assert export_onnx(random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx").difference < 1e-3
+
+
+# torch.export
+
+
+def test_an_exported_program_computes_what_the_model_computes_and_carries_the_card(tmp_path):
+    spec = small_spec(FOUR_FLOATS, num_classes=3)
+    segmenter, files = small_segmenter(spec), {CARD_FILE: ""}
+    export_pt2(segmenter, make_card(spec), tmp_path / "model.pt2")
+    network = torch.export.load(tmp_path / "model.pt2", extra_files=files).module()
+    assert ModelCard.from_json(files[CARD_FILE]) == make_card(spec)
+    for count, height, width in [(1, 64, 64), (3, 96, 160)]:
+        images = random_batch(spec, count, height, width)
+        assert torch.allclose(network(images.permute(0, 3, 1, 2)), segmenter(images), atol=1e-4)
+
+
+# smp
+
+
+@pytest.fixture(scope="module")
+def smp_export(tmp_path_factory):
+    folder, segmenter = tmp_path_factory.mktemp("exported") / "model_smp", random_segmenter(SMP_SPEC)
+    export_smp(segmenter, make_card(SMP_SPEC), folder)
+    return folder, segmenter
+
+
+def test_the_folder_holds_the_network_and_what_is_known_of_it(smp_export):
+    folder, segmenter = smp_export
+    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors", SMP_CARD]
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+    assert ModelCard.from_json((folder / SMP_CARD).read_text()) == make_card(SMP_SPEC)
+    with contextlib.redirect_stdout(io.StringIO()):
+        weights = smp.from_pretrained(str(folder)).state_dict()
+    expected = segmenter.network.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_the_example_in_the_readme_computes_what_the_model_computes(smp_export):
+    folder, segmenter = smp_export
+    text = (folder / "README.md").read_text()
+    assert yaml.safe_load(text.split("---")[1])["license"] == "unknown"  # not that of the library
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    images = random_batch(SMP_SPEC, 2, 64, 96)
+    found = {"pixels": images.permute(0, 3, 1, 2)}
+    with contextlib.redirect_stdout(io.StringIO()), torch.inference_mode():
+        exec(example.replace("FOLDER", str(folder)), found)
+    assert torch.allclose(found["logits"], segmenter(images), atol=1e-3)
+    assert "ids = (logits > 0)[:, 0].long()" in smp_readme(make_card(make_spec()))
+
+
+def test_an_earlier_folder_is_replaced_or_comes_back_if_the_new_one_cannot_take_its_place(smp_export, tmp_path, monkeypatch, capfd):
+    segmenter, folder = smp_export[1], tmp_path / "model_smp"
+    folder.mkdir()
+    (folder / "earlier.txt").touch()
+    rename = type(folder).rename
+
+    def rename_but_the_draft(self, target):
+        if target == folder and self.name == "new":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "rename", rename_but_the_draft)
+        with pytest.raises(OSError, match="No space left"):
+            export_smp(segmenter, make_card(SMP_SPEC), folder)
+    assert [file.name for file in tmp_path.rglob("*")] == ["model_smp", "earlier.txt"]
+    export_smp(segmenter, make_card(SMP_SPEC), folder)
+    assert [file.name for file in tmp_path.iterdir()] == ["model_smp"]
+    assert not (folder / "earlier.txt").exists()
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,253 @@
+"""Scores by hand, their intervals, and differences between two models."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from helpers.project import ROOT
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.inference.scores import (
+    Count,
+    EvaluatedSet,
+    compare,
+    confusion_matrix,
+    count_image,
+    interval,
+    mean_over,
+    resampled_sums,
+    scores_from_counts,
+    summarise,
+)
+from unet_trainer.model import metrics
+
+
+def ids(*rows):
+    """Digits are class ids, x is ignored."""
+    return np.array([[IGNORED if letter == "x" else int(letter) for letter in row] for row in rows], np.uint8)
+
+
+def binary_scores(truth, predicted, **options):
+    """Of the foreground."""
+    found = count_image(truth, predicted, 2, first_id=1, **options)
+    return {name: float(values[0]) for name, values in scores_from_counts(found.counts).items()}
+
+
+TRUTH = ids("1100", "1100", "0000")
+PREDICTED = ids("0110", "0110", "0000")  # 2 of 4 right, 2 missed, 2 false
+
+
+def test_overlap_scores_by_hand():
+    scores = binary_scores(TRUTH, PREDICTED)
+    assert scores["iou"] == 2 / 6
+    assert scores["dice"] == 4 / 8
+    assert scores["precision"] == 2 / 4
+    assert scores["recall"] == 2 / 4
+    more = binary_scores(TRUTH, ids("1111", "1100", "0000"))
+    assert (more["precision"], more["recall"]) == (4 / 6, 1.0)
+
+
+def test_a_confusion_matrix_is_that_of_training():
+    random = np.random.default_rng(0)
+    truth = random.choice([0, 1, 2, 3, IGNORED], (2, 40, 50)).astype(np.uint8)
+    predicted = random.integers(0, 4, (2, 40, 50)).astype(np.uint8)
+    ours = sum(confusion_matrix(*pair, 4) for pair in zip(truth, predicted, strict=True))
+    torch = pytest.importorskip("torch")
+    theirs = metrics.confusion_matrix(torch.from_numpy(predicted.astype(np.int64)), torch.from_numpy(truth), 4)
+    assert ours.tolist() == theirs.tolist()
+    counts = count_image(truth.reshape(80, 50), predicted.reshape(80, 50), 4).counts
+    assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(metrics.compute_scores(theirs, 4).per_class_iou, abs=0)
+
+
+def test_a_class_in_neither_truth_nor_prediction_has_no_score():
+    counts = count_image(ids("01"), ids("01"), 3).counts
+    for name, values in scores_from_counts(counts).items():
+        assert math.isnan(values[2]), name
+        assert values[:2].tolist() == [1.0, 1.0], name
+
+
+@pytest.mark.parametrize(
+    ("truth", "predicted", "precision", "recall"),
+    [(ids("11", "00"), ids("00", "00"), math.nan, 0.0), (ids("00", "00"), ids("11", "00"), 0.0, math.nan)],
+    ids=["nothing found", "nothing there"],
+)
+def test_what_is_missed_or_made_up_wholly_scores_0_and_not_undefined(truth, predicted, precision, recall):
+    scores = binary_scores(truth, predicted, with_lines=True)
+    assert [scores[name] for name in ("iou", "dice", "boundary_iou", "cldice")] == [0.0] * 4
+    assert scores["precision"] == pytest.approx(precision, nan_ok=True)
+    assert scores["recall"] == pytest.approx(recall, nan_ok=True)
+
+
+def test_ignored_pixels_count_nowhere():
+    truth, predicted = ids("11xx", "00xx"), ids("1111", "0111")
+    found = count_image(truth, predicted, 2, first_id=1, with_lines=True)
+    alone = count_image(truth[:, :2], predicted[:, :2], 2, first_id=1, with_lines=True)
+    assert found.confusion.tolist() == alone.confusion.tolist() == [[1, 1], [0, 2]]
+    assert found.counts.tolist() == alone.counts.tolist()  # boundaries and centre lines too: both end where the ignored begins
+
+
+def test_scores_of_a_set_come_from_summed_counts_and_differ_from_the_mean_over_images():
+    small = count_image(ids("1000"), ids("1000"), 2, 1).counts  # IoU 1 of 1 pixel
+    large = count_image(ids("1111", "1111"), ids("1100", "0000"), 2, 1).counts  # IoU 2 / 8
+    counts = np.stack([small, large])
+    assert scores_from_counts(counts.sum(0))["iou"].tolist() == [3 / 9]
+    assert mean_over(scores_from_counts(counts)["iou"], axis=0).tolist() == [(1 + 1 / 4) / 2]
+
+
+def reference_boundary(mask, ratio=0.02):
+    """As Cheng et al. describe it: what a mask loses when it is eroded, in an image with a frame of zeros around it."""
+    height, width = mask.shape
+    steps = max(1, round(ratio * math.sqrt(height**2 + width**2)))
+    padded = np.pad(mask, 1)
+    for _ in range(steps):
+        eroded = padded.copy()
+        for shift in ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)):
+            eroded &= np.roll(padded, shift, (0, 1))
+        padded = eroded
+    return mask & ~padded[1:-1, 1:-1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_boundary_counts_are_those_of_the_definition(seed):
+    """Step by step over the whole image; the code looks at the box around the class only."""
+    random = np.random.default_rng(seed)
+    smooth = [cv2.GaussianBlur(random.random((70, 90)).astype(np.float32), (0, 0), 4) for _ in range(2)]
+    truth, predicted = ((field > np.median(field)).astype(np.uint8) for field in smooth)
+    truth[:, :20] = predicted[:, :15] = 0
+    found = count_image(truth, predicted, 2)
+    for class_id in (0, 1):
+        first, second = reference_boundary(truth == class_id), reference_boundary(predicted == class_id)
+        assert found.counts[class_id, Count.BOUNDARY_HITS] == (first & second).sum()
+        assert found.counts[class_id, Count.BOUNDARY_UNION] == (first | second).sum()
+
+
+def test_cldice_by_hand():
+    """A bar of 3×11 and its left part: the truth's line has 9 pixels, the prediction's 4."""
+    truth, predicted = np.zeros((7, 15), np.uint8), np.zeros((7, 15), np.uint8)
+    truth[2:5, 2:13] = 1
+    predicted[2:5, 2:8] = 1
+    found = count_image(truth, predicted, 2, 1, with_lines=True).counts[0]
+    assert found[Count.TRUTH_LINE :].tolist() == [
+        9,
+        5,
+        4,
+        4,
+    ]  # truth's line: columns 3 to 11, of which 3 to 7 are in the prediction
+    precision, sensitivity = 4 / 4, 5 / 9
+    expected = 2 * precision * sensitivity / (precision + sensitivity)
+    assert binary_scores(truth, predicted, with_lines=True)["cldice"] == pytest.approx(expected)
+
+
+def test_the_example_in_the_docs_is_what_the_code_says():
+    page = (ROOT / "docs/metrics.md").read_text()
+    images = re.findall(r"^image \d +truth +([#. ]+?) +prediction +([#. ]+)$", page, re.MULTILINE)
+    counts = np.stack([count_image(*map(drawn, pair), 2, 1).counts for pair in images])
+    of_images, of_set = scores_from_counts(counts), scores_from_counts(counts.sum(0))
+    text = page.partition("## Example")[2].partition("\n## ")[0]
+    (iou,), (dice,) = of_images["iou"][0], of_images["dice"][0]
+    assert f"IoU 2/6 = {iou:.4f}, Dice 4/8 = {dice:.4f}. Image 2: IoU {of_images['iou'][1, 0]:.0f}." in text
+    assert f"Mean over images: IoU {of_images['iou'].mean():.4f}. Whole set: 3 hits, union 7: IoU {of_set['iou'][0]:.4f}." in text
+    assert f"at a boundary): {of_set['boundary_iou'][0]:.4f} as well." in text
+
+
+def drawn(rows):
+    return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
+
+
+# Intervals
+
+
+def counts_of(hits, truth, predicted):
+    """N images, one class, without boundaries."""
+    counts = np.zeros((len(hits), 1, 5), np.int64)
+    counts[:, 0, 0], counts[:, 0, 1], counts[:, 0, 2] = hits, truth, predicted
+    return counts
+
+
+def test_draws_are_seeded_and_the_same_for_several_models():
+    counts = np.random.default_rng(0).integers(0, 100, (9, 2, 5))
+    first, again = resampled_sums([counts]), resampled_sums([counts])
+    assert (first[0] == again[0]).all()
+    assert len(np.unique(first[0][:, 0, 0])) > 100
+    mine, theirs = resampled_sums([counts, counts * 2])
+    assert (theirs == 2 * mine).all()
+    assert (mine == first[0]).all()
+
+
+def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_models():
+    rng = np.random.default_rng(0)
+    mine, theirs = rng.integers(0, 100, (2, 9, 2, 5))
+    mine[3, ..., :3] = mine[7, ..., :3]  # images that differ in what IoU does not count
+    theirs[..., 1] = mine[..., 1]  # the same truth
+    order = rng.permutation(9)
+    whole, shuffled = resampled_sums([mine])[0], resampled_sums([mine[order]])[0]
+    assert (shuffled[..., :3] == whole[..., :3]).all()
+    assert (resampled_sums([mine[..., :3]])[0] == whole[..., :3]).all()  # without boundaries
+    first, second = resampled_sums([mine, theirs])
+    assert [(one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)] == [True] * 2
+
+
+def test_an_interval_covers_the_true_score_about_95_times_of_100():
+    """200 sets of 60 images from one population, whose recall is 0.7."""
+    random = np.random.default_rng(1)
+    num_covered = 0
+    for _ in range(200):
+        found = random.beta(7, 3, 60)  # share of each image's 1000 pixels that is found: 0.7 in the mean
+        counts = counts_of((1000 * found).round(), [1000] * 60, [1000] * 60)
+        low, high = interval(scores_from_counts(resampled_sums([counts], num_draws=300)[0])["recall"]).ravel()
+        num_covered += low <= 0.7 <= high
+    assert 180 <= num_covered <= 200
+
+
+# Sets of images
+
+
+def evaluated(rows):
+    """Rows: for each image, (hits, truth, prediction) of each class. No boundaries."""
+    counts = np.zeros((len(rows), len(rows[0]), 5), np.int64)
+    counts[:, :, :3] = rows
+    return EvaluatedSet(counts, np.eye(2, dtype=np.int64), np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), [])
+
+
+# Two classes in three images; the second is in the first image only, and was not found in it.
+TWO_CLASSES = [[(5, 10, 5), (0, 4, 0)], [(10, 10, 10), (0, 0, 0)], [(0, 0, 5), (0, 0, 0)]]
+
+
+def test_scores_of_the_whole_set_by_hand():
+    summary = summarise(evaluated(TWO_CLASSES), ["road", "tree"])
+    assert summary.row_names == ["road", "tree", "mean"]
+    assert summary.dataset["iou"].tolist() == [15 / 25, 0.0, 0.3]
+    assert summary.dataset["precision"][0] == 15 / 20
+    assert math.isnan(summary.dataset["precision"][1])
+    assert summary.dataset["precision"][2] == 15 / 20  # the mean over the classes that have one
+
+
+def test_empty_truths_and_predictions_are_counted():
+    summary = summarise(evaluated(TWO_CLASSES), ["road", "tree"])
+    assert summary.num_images == 3
+    assert summary.num_scored.tolist() == [3, 1]
+    assert summary.empty_truths.tolist() == [1, 2]
+    assert summary.empty_predictions.tolist() == [0, 3]
+
+
+def test_a_single_image_has_no_interval():
+    assert np.isnan(summarise(evaluated([[(1, 2, 1)]]), ["cell"]).intervals["iou"]).all()
+
+
+def test_a_difference_is_this_model_minus_the_other_and_paired():
+    """The other finds one pixel less of each image: images differ much, the difference hardly."""
+    this = evaluated([[(hits, 40, 40)] for hits in range(5, 40, 3)])
+    other = evaluated([[(hits - 1, 40, 40)] for hits in range(5, 40, 3)])
+    comparison = compare(this, other)
+    assert comparison.differences["recall"].tolist() == pytest.approx([1 / 40] * 2)
+    assert comparison.others["recall"][0] == pytest.approx(summarise(this, ["cell"]).dataset["recall"][0] - 1 / 40)
+    low, high = comparison.intervals["recall"][:, -1]
+    assert low == pytest.approx(1 / 40)
+    assert high == pytest.approx(1 / 40)
+    assert comparison.shares_above["recall"].tolist() == [1.0, 1.0]
+    assert compare(other, this).differences["recall"][0] == pytest.approx(-1 / 40)
+    assert compare(other, this).shares_above["recall"][0] == 0.0

@@ -1,0 +1,269 @@
+"""report.html: what it says of a run, from whatever the folder holds; hostile names are text in it; its size is bounded."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+
+from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
+from unet_trainer.images.image_files import write_image
+from unet_trainer.reports import gallery
+from unet_trainer.reports.gallery import Gallery
+from unet_trainer.reports.page import TEMPLATES, count, duration, page_policy, percent, rate, score
+from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
+from unet_trainer.system.local_server import digest
+from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.val_scores import worst_first
+
+IDS = ("sky", "road", "cow")
+SECTIONS = ("result", "curves", "classes", "confusion", "images", "data", "settings", "machine", "events", "next")
+
+
+def page_of(folder, *given, **named):
+    return render_report(read_run_summary(folder), *given, **named)
+
+
+def words(markup):
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<(style|script)>.*?</\1>", "", markup, flags=re.DOTALL))).split())
+
+
+def section(page, key):
+    return re.search(rf'<section id="{key}".*?</section>', page, re.DOTALL).group()
+
+
+def charts(page):
+    """By key: what the page's script draws."""
+    return {key: json.loads(unescape(data)) for data, key in re.findall(r'data-chart="([^"]*)" data-key="([^"]*)"', page)}
+
+
+def log_more(folder, ids, *events, **start):
+    log = EventLog()
+    log.open(folder, model={"ids": list(ids)}, **start)
+    for kind, facts in events:
+        log.add(kind, **facts)
+
+
+def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
+    page = write_report(write_run(tmp_path / "run", image_size=[32, 32]), with_pictures=False).read_text()
+    assert page == (tmp_path / "run/report.html").read_text()
+    for key in SECTIONS:
+        assert f'<section id="{key}"' in page
+        assert f'href="#{key}"' in page
+    said = words(page)
+    for part in (
+        "run – training report",
+        "IoU on the validation images 0.6000 95 % interval 0.385 – 0.900 (bootstrap over 4 images; so few images make it a rough one)",
+        "all foreground would give 0.5000",  # 10 of 20 pixels in the matrix
+        "Best epoch 2 3 of 3 epochs done Time 30 s in epochs; start-up 1.5 s Images/s 102 in training",
+        "val 0.4000 → 0.5000; train 0.4500 → 0.5500; val is 0.6000 at the best epoch, 2",
+        "Folder data/mine Images 8-bit RGB; 64×48 Split 10 train, 4 val. val_fraction 0.2, seed 42",
+        "32×32 (images are resized to it) Classes in the masks",
+        "background 0 50.0 % foreground 1 50.0 % What the check of the data found two images are the same",
+        "unet with resnet18, 1.0 M parameters.",
+        "image_size [32, 32] command line",
+        "batch_size 8 decided fits into memory",
+        "cpu – test machine CPU and memory 2 cores, 8.0 GiB Peak GPU memory 1.50 GiB (reserved 0.00 GiB) Versions Python 3.11, torch 2.10",
+        "training 24 s 76 % validation 6.0 s 19 %",  # of 31.5 s
+        "waiting for data, of training – 2.0 % reading an image 4 ms",
+        "4 images: median 0.650, mean 0.625, worst 0.200, best 1.000",
+        "python train_unet.py report",
+    ):
+        assert part in said, part
+    assert said.index("Set by you (4)") < said.index("Decided from the data and the machine (1)")
+    assert page.count("<table") == 12  # five curves, classes, matrix, bars, classes in the masks, two of settings, stages
+
+
+def test_curves_have_their_lines_and_marks(tmp_path):
+    folder = write_run(tmp_path / "run", IDS, end="interrupted")
+    log_more(
+        folder, IDS, ("rollback", {"epoch": 3, "text": "NaN"}), ("epoch", epoch_event(4, IDS, 0.5)), resumed_after={"epoch": 3}
+    )
+    log_more(folder, IDS, ("end", {"how": "stopped early"}), resumed_after={"epoch": 4})
+    found = charts(page_of(folder))
+    assert list(found) == ["iou", "classes-curve", "loss", "rate", "speed", "distribution"]
+    (view,) = found["iou"]["views"]
+    assert [(line["name"], line["ys"][:3]) for line in view["lines"]] == [("val", [0.4, 0.6, 0.5]), ("train", [0.45, 0.65, 0.55])]
+    assert [view["name"] for view in found["classes-curve"]["views"]] == ["IoU", "Dice", "Precision", "Recall"]
+    assert [line["name"] for line in found["classes-curve"]["views"][0]["lines"]] == list(IDS)
+    marks = [(mark["kind"], mark["x"]) for mark in found["iou"]["marks"]]
+    assert marks == [("best", 2), ("interrupted", 3.5), ("rollback", 3.5), ("killed", 4), ("stopped", 4)]
+    (view,) = charts(page_of(write_run(tmp_path / "binary")))["classes-curve"]["views"]
+    assert [line["name"] for line in view["lines"]] == ["Dice", "Precision", "Recall"]
+
+
+def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(tmp_path):
+    assert "not clearly better than no model" not in page_of(write_run(tmp_path / "good", images=(), ious=(0.9,)))
+    useless = page_of(write_run(tmp_path / "bad", images=(), ious=(0.45,)))
+    assert "not clearly better than no model: predicting all foreground gives IoU 0.5000." in useless
+    weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
+    assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
+    folder = write_run(tmp_path / "failed", end=None)
+    (folder / "result.json").write_text(json.dumps({"warnings": ["too few steps"], "baseline_iou": 0.2}))
+    log_more(folder, (), ("end", {"how": "failed", "text": "the disk is full"}), resumed_after={"epoch": 3})
+    said = words(section(page_of(folder), "result"))
+    assert "too few steps" in said
+    assert "The run ended with an error: the disk is full" in said
+
+
+def test_classes_and_confusions_have_scores_and_shares(tmp_path):
+    folder = write_run(tmp_path / "run", IDS, ious=(0.4,), images=())
+    data = {"classes": [{"name": "cow", "share": 0.125}]}
+    log_more(folder, IDS, ("epoch", epoch_event(2, IDS, 0.5, {"cow": None})), resumed_after={"epoch": 1}, data=data)
+    page = page_of(folder)
+    said = words(section(page, "classes"))
+    assert "sky 0.5000 – 0.5000 0.5000 0.5000 – 33.3 %" in said
+    assert said.endswith("cow – – – – – 12.5 % 33.3 %")
+    matrix = section(page, "confusion")
+    assert "The largest confusion: 20.0 % of sky is predicted as road." in words(matrix)
+    assert "heat h8 p8 diagonal" in matrix
+    assert "80.0 % 80.0 % 8" in words(matrix)
+
+
+def test_of_very_many_classes_epochs_and_events_some_are_shown_and_the_page_stays_below_its_limit(tmp_path):
+    ids = [f"a class with a long name {index}" for index in range(150)]
+    confusion = np.diag(np.full(150, 12345)) + np.diag(np.arange(149), 1)
+    folder = write_run(tmp_path / "run", tuple(ids), ious=(), images=())
+    event = {**epoch_event(1, ids, 0.123456, {name: index / 150 for index, name in enumerate(ids)}), "confusion": None}
+    epochs = [("epoch", {**event, "epoch": number}) for number in range(1, 500)]
+    last = ("epoch", {**event, "epoch": 500, "confusion": confusion.tolist(), "val_iou": 0.2})
+    notes = [("note", {"text": f"note {number}"}) for number in range(MAX_EVENTS + 20)]
+    log_more(folder, ids, *epochs, last, *notes, resumed_after=None)
+    page = page_of(folder)
+    assert len(page.encode()) + gallery.MAX_BYTES * 4 / 3 < 5_000_000
+    assert "of 500 epochs are shown; metrics.csv has all of them." in words(page)
+    found = charts(page)
+    assert found["iou"]["xs"][-1] == 500
+    assert len(found["iou"]["xs"]) <= 403
+    assert [line["name"] for line in found["classes-curve"]["views"][0]["lines"]] == ids[:24]
+    assert section(page, "confusion").count("diagonal") == MAX_MATRIX
+    assert ">a class with a long name 140</th>" in section(page, "confusion")
+    assert section(page, "events").count("<li") == MAX_EVENTS
+    assert "events.jsonl has the 23 before them" in words(page)  # 20 notes, and two starts with the kill between them
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.csv", "epoch,val_iou,train_loss\n1,0.5,1.0\n2,nan,1.0\n"),
+        ("events.jsonl", '{"kind":"start"}\n{"kind":"epoch","epoch":1}\n{"kind":"epoch","epo'),
+        ("result.json", '{"warnings": "no list", "per_class_iou": {"foreground": 0.5}}'),
+        ("nothing", ""),
+    ],
+)
+def test_a_run_of_which_little_is_left_has_a_report(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    said = words(page_of(tmp_path))
+    assert "The run kept no facts of its data." in said or "Size in the model" in said
+    assert "What to do next" in said
+
+
+def test_hostile_names_are_text(tmp_path):
+    ids = ["background", ATTACK]
+    folder = write_run(tmp_path / "<b>\udce4", tuple(ids), data_dir=ATTACK, encoder=ATTACK)
+    classes = [{"name": ATTACK, "values": ATTACK, "share": 0.5}]
+    data = {"data_dir": ATTACK, "notices": [f"{ATTACK}\x00\x1b\ud800"], "sizes": ATTACK, "classes": classes}
+    log = EventLog()
+    model = {"ids": ids, "encoder": ATTACK}
+    log.open(folder, resumed_after=None, machine={"name": ATTACK, "versions": {ATTACK: ATTACK}}, data=data, model=model)
+    log.add("epoch", **epoch_event(1, ids, 0.5))
+    log.add("end", how="failed", text=ATTACK)
+    (folder / "result.json").write_text(json.dumps({"warnings": [ATTACK], "number_format": ATTACK}))
+    found = small_gallery(tmp_path / "data", worst_first(scores_of(FOUR_IMAGES)))
+    page = page_of(folder, Gallery(**{**vars(found), "note": ATTACK}), live=ATTACK)
+    page.encode()  # UTF-8 takes it
+    assert "<img src=x" not in page
+    assert "<b>" not in page
+    assert page.count("<script>") == 1
+    assert page.count("&lt;img src=x onerror=") > 10
+    assert "\\x00\\x1b\\ud800" in page
+
+
+def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_from_elsewhere(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    (style,), (script,) = (re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL) for name in ("style", "script"))
+    policy = page_policy()
+    assert policy.startswith(
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; base-uri"
+    )
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy
+    assert page_policy(live=True) == policy.replace("img-src data:", "img-src data:; connect-src 'self'")
+    assert f'content="{policy}"' in unescape(page)
+    for path in TEMPLATES.iterdir():
+        foreign = r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|innerHTML|eval\(|\| *safe"
+        assert re.search(foreign, path.read_text()) is None, path
+
+
+def test_pictures_have_words_facts_to_sort_by_and_no_address(tmp_path):
+    found = small_gallery(tmp_path / "data", worst_first(scores_of(FOUR_IMAGES)))
+    page = page_of(write_run(tmp_path / "run"), found)
+    assert [float(value) for value in re.findall(r'data-iou="([\d.]+)"', page)] == [0.2, 0.5, 0.8, 1.0]
+    assert 'alt="images/a.png: IoU 0.200, 12.8 % of the pixels wrong"' in page  # 12 of 94
+    assert page.count('class="photo"') == page.count('class="layer truth"') == page.count('class="slide"') == 4
+    assert {address[:11] for address in re.findall(r'src="([^"]*)"', page)} == {"data:image/"}
+    for word in ("All (4)", "Worst (2)", "Best (2)", "missed", "falsely found", "Truth | prediction"):
+        assert word in words(page)
+    unranked = page_of(tmp_path / "run", Gallery(**{**vars(found), "is_ranked": False, "note": "1 image could not be shown."}))
+    assert "4 images of the validation set, scored for this report: the run kept no scores." in words(unranked)
+    assert "1 image could not be shown." in words(unranked)
+
+
+@pytest.mark.real_pictures
+def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_shown(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    (folder / "samples").mkdir()
+    for epoch in (2, 10):
+        write_image(folder / f"samples/epoch_{epoch:04}.png", np.full((2200, 40, 3), epoch, np.uint8))
+
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: device-side <assert>")
+
+    (folder / "best.pt").touch()
+    monkeypatch.setattr(gallery, "load_predictor", fail)
+    said = words(write_report(folder).read_text())
+    assert "There are no pictures: predicting them failed (RuntimeError: CUDA error: device-side <assert>)." in said
+    assert "Samples of epoch 10" in said
+    (folder / "samples/epoch_0011.png").write_bytes(b"cut off")
+    assert "Samples of epoch" not in words(page_of(folder))
+
+
+def test_what_happened_is_told_in_order(tmp_path):
+    folder = write_run(tmp_path / "run", end="interrupted")
+    log_more(folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), resumed_after={"epoch": 3})
+    said = words(section(page_of(folder), "events"))
+    assert "Interrupted 1 time." in said
+    kinds = re.findall(r"UTC (Started|Interrupted|Resumed|Warning|Finished)", said)
+    assert kinds == ["Started", "Interrupted", "Resumed", "Warning", "Finished"]
+    assert "Warning after epoch 3: the disk is slow" in said
+
+
+def test_commands_fit_the_state_of_the_run(tmp_path):
+    folder = write_run(tmp_path / "my run")
+    said = words(section(page_of(folder), "next"))
+    assert "--resume" not in said
+    assert "evaluate" not in said
+    for name in ("best.pt", "last.pt"):
+        (folder / name).write_bytes(b"x")
+    said = words(section(page_of(folder), "next"))
+    for line in (f"--resume '{folder}' num_epochs=4", f"evaluate '{folder}'", f"predict '{folder}' IMAGES", "try ", "export "):
+        assert line in said
+    assert "--split test" not in said
+    log_more(folder, (), resumed_after={"epoch": 3}, data={"num_test": 3})
+    assert f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test" in words(
+        page_of(folder)
+    )
+
+
+def test_numbers_are_written_as_people_read_them():
+    durations = [0, 0.0042, 1.25, 59.6, 90, 3600, 7384, 90000, None]
+    assert [duration(value) for value in durations] == [
+        *("0 s", "4.2 ms", "1.2 s", "1 min", "1 min 30 s", "1 h", "2 h 3 min", "1 d 1 h", "–")
+    ]
+    assert (score(0.81234), score(float("nan"))) == ("0.8123", "–")
+    assert (percent(0.1234), percent(0), percent(0.0001), percent(None)) == ("12.3 %", "0.0 %", "< 0.1 %", "–")
+    assert (rate(812.4), rate(1.357), count(1234567)) == ("812", "1.36", "1\u202f234\u202f567")

@@ -1,0 +1,490 @@
+"""Worker processes and threads: every outcome arrives, in order and within bounds; crashes, hangs and errors cost no more than they
+must; nothing outlives its use."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.project import ROOT
+from unet_trainer.system import concurrency
+from unet_trainer.system.concurrency import (
+    MAX_MESSAGE,
+    BackgroundWriter,
+    Crash,
+    Job,
+    ReadAhead,
+    ReadTimeout,
+    ThrottledTask,
+    WriteBehind,
+    call_each,
+    call_with_timeout,
+    forked_map,
+    is_writing,
+    ordered_map,
+)
+
+LIMIT = 30
+needs_fork = pytest.mark.skipif(not concurrency.CAN_FORK, reason="processes are forked on Linux only")
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def children():
+    """Calls give the child processes that a test has started: other tests may have some of their own."""
+    before = set(multiprocessing.active_children())
+    return lambda: [child for child in multiprocessing.active_children() if child not in before]
+
+
+@pytest.fixture
+def never():
+    """A function that waits until the test is over."""
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+# forked_map
+
+
+@needs_fork
+@pytest.mark.parametrize("num_children", [1, 3])
+def test_every_item_has_its_outcome_once(num_children, children):
+    outcomes = list(forked_map(lambda item, read_stderr: (item * item, os.getpid()), range(20), num_children))
+    assert sorted((index, square) for index, (square, _) in outcomes) == [(index, index * index) for index in range(20)]
+    pids = {pid for _, (_, pid) in outcomes}
+    assert len(pids) <= num_children
+    assert os.getpid() not in pids
+    assert children() == []
+    assert list(forked_map(lambda item, read_stderr: item, [], 2)) == []
+
+
+@needs_fork
+def test_set_up_is_called_once_in_each_child():
+    calls = []
+    outcomes = forked_map(lambda item, read_stderr: (os.getpid(), list(calls)), range(10), 2, lambda: calls.append(os.getpid()))
+    assert all(called == [pid] for _, (pid, called) in outcomes)
+    assert calls == []
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(lambda item, read_stderr: 1 // 0, "ZeroDivisionError"), (lambda item, read_stderr: threading.Lock(), "cannot pickle")],
+)
+def test_an_exception_in_a_child_is_raised_with_its_traceback(function, message, children):
+    with pytest.raises(RuntimeError, match=rf"a child process failed:\nTraceback(.|\n)*{message}"):
+        list(forked_map(function, range(3), 2))
+    assert children() == []
+
+
+@needs_fork
+def test_a_crash_costs_one_item_and_the_end_of_what_the_child_printed_is_kept(capfd):
+    def crash_at_two(item, read_stderr):
+        os.write(2, b"line\n" * 100 + f"native code\n at item {item}\n".encode())
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return read_stderr().splitlines()[-1], read_stderr()
+
+    outcomes = dict(forked_map(crash_at_two, range(8), 3, faulthandler.disable))
+    crash = outcomes.pop(2)
+    assert crash.reason.startswith("SIGSEGV: ")
+    assert crash.reason.endswith("line native code at item 2")
+    assert len(crash.reason) == len("SIGSEGV: ") + MAX_MESSAGE
+    assert outcomes == {index: (f" at item {index}", "") for index in range(8) if index != 2}
+    assert capfd.readouterr().err == ""
+
+
+@needs_fork
+def test_every_item_may_crash_or_hang(children):
+    def fail(item, read_stderr):
+        if item:
+            os._exit(item)
+        time.sleep(600)
+
+    outcomes = dict(forked_map(fail, range(4), 2, timeout=1))
+    assert outcomes == {0: Crash("no answer in 1 s", is_timeout=True), **{code: Crash(f"exit code {code}") for code in (1, 2, 3)}}
+    assert children() == []
+
+
+@needs_fork
+def test_children_ignore_the_signals_that_the_parent_handles():
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    assert [alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)] == [1, 1, 1]
+
+
+@needs_fork
+def test_children_end_when_the_consumer_stops_early(children):
+    outcomes = forked_map(lambda item, read_stderr: item or time.sleep(60), [1, 0, 0], 3)
+    assert next(outcomes) == (0, 1)
+    assert len(children()) == 3
+    outcomes.close()
+    assert children() == []
+
+
+@needs_fork
+def test_children_end_when_the_parent_is_killed():
+    script = (
+        "import os, time; from unet_trainer.system.concurrency import forked_map\n"
+        "outcomes = forked_map(lambda item, read_stderr: time.sleep(0.05) or os.getpid(), range(100), 3)\n"
+        "print(*sorted({next(outcomes)[1] for _ in range(30)}), flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(map(is_running, pids))
+        parent.kill()
+        parent.wait()
+        try:
+            wait_until(lambda: not any(map(is_running, pids)))
+        finally:
+            for pid in filter(is_running, pids):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_threads_do_the_work_where_processes_cannot_be_forked(monkeypatch):
+    monkeypatch.setattr(concurrency, "CAN_FORK", False)
+    outcomes = dict(forked_map(lambda item, read_stderr: (os.getpid(), item, read_stderr()), range(10), 3))
+    assert outcomes == {index: (os.getpid(), index, "") for index in range(10)}
+    with pytest.raises(ZeroDivisionError):
+        list(forked_map(lambda item, read_stderr: 1 // item, [1, 0], 2))
+
+
+# call_with_timeout
+
+
+def test_the_outcome_or_the_error_of_a_call_in_a_thread_arrives():
+    assert call_with_timeout(threading.get_ident, None) != threading.get_ident()
+    for error in (ZeroDivisionError, TimeoutError):
+        with pytest.raises(error):
+            call_with_timeout(lambda error=error: (_ for _ in ()).throw(error()).__next__(), 60)
+
+
+@pytest.mark.parametrize(("timeout", "is_stopping"), [(0.2, False), (None, True)], ids=["time limit", "signal"])
+def test_a_call_that_hangs_is_given_up(timeout, is_stopping, never):
+    with pytest.raises(ReadTimeout):
+        call_with_timeout(never, timeout, lambda: is_stopping, stop_seconds=0.1)
+
+
+def test_after_a_signal_there_is_time_to_finish():
+    begun = threading.Event()
+    assert call_with_timeout(lambda: begun.wait(LIMIT), None, lambda: begun.set() or True, stop_seconds=60)
+
+
+# ReadAhead, ordered_map
+
+
+def read_ahead(function, items, num_threads=4, max_bytes=100, max_items=8):
+    return ReadAhead(function, items, num_threads, lambda outcome: outcome, max_bytes, max_items)
+
+
+def by_read_ahead(function, items):
+    with ReadAhead(function, items, 2) as ahead:
+        yield from (outcome for _, outcome in ahead)
+
+
+@pytest.mark.parametrize("run", [by_read_ahead, lambda function, items: ordered_map(function, items, 2, 3)])
+def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn(run):
+    second_is_done = threading.Event()
+
+    def work(item):
+        if item == 0:
+            assert second_is_done.wait(LIMIT)
+        if item == 1:
+            second_is_done.set()
+        if item == 3:
+            raise ValueError("the fourth")
+        return item * 10
+
+    taken = []
+    with pytest.raises(ValueError, match="the fourth"), contextlib.closing(run(work, range(9))) as outcomes:
+        taken.extend(outcomes)
+    assert list(run(work, [])) == []
+    taken.clear()
+    second_is_done.clear()
+    with contextlib.closing(run(work, range(9))) as outcomes:
+        taken += [next(outcomes), next(outcomes), next(outcomes)]
+    assert taken == [0, 10, 20]
+
+
+@pytest.mark.parametrize("num_ahead", [1, 3])
+def test_no_more_items_are_taken_ahead_than_asked_for(num_ahead):
+    taken = []
+    before = threading.active_count()
+    items = (taken.append(item) or item for item in range(20))
+    for position, _ in enumerate(ordered_map(lambda item: item, items, 2, num_ahead)):
+        assert len(taken) <= position + num_ahead
+    assert (len(taken), threading.active_count()) == (20, before)
+
+
+def test_no_more_is_begun_while_as_many_items_wait_as_may():
+    begun = threading.Semaphore(0)
+    with read_ahead(lambda item: begun.release() or 0, range(20), max_items=3) as ahead:
+        for _ in range(3):
+            assert begun.acquire(timeout=LIMIT)
+        assert not begun.acquire(timeout=0.2)  # the fourth waits until one is taken
+        next(iter(ahead))
+        assert begun.acquire(timeout=LIMIT)
+        assert not begun.acquire(timeout=0.2)
+    assert all(thread.done() for thread in ahead.threads)
+
+
+def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
+    begun, third_is_read = [], threading.Event()
+
+    def read(item):
+        begun.append(item)
+        if item == 2:
+            third_is_read.set()
+        return 50
+
+    with read_ahead(read, range(20), num_threads=1, max_bytes=150) as ahead:
+        assert third_is_read.wait(LIMIT)
+        assert next(iter(ahead)) == (0, 50)
+    assert len(begun) <= 5  # three wait, and one follows for each that was taken or is begun meanwhile
+    with read_ahead(lambda item: 1000, [0, 1, 2], max_bytes=10) as ahead:  # larger than the bound
+        assert [item for item, _ in ahead] == [0, 1, 2]
+
+
+def test_every_number_is_called_once_by_several_threads():
+    barrier = threading.Barrier(3)
+    assert sorted(call_each(lambda index: barrier.wait(LIMIT), 6, 3, 60)) == [0, 1, 2, 3, 4, 5]
+    assert list(call_each(lambda index: None, 0, 3, 60)) == []
+
+
+def test_an_error_of_a_call_is_raised_and_calls_of_which_none_ends_are_given_up(never):
+    begun = []
+    with pytest.raises(ZeroDivisionError):
+        list(call_each(lambda index: (begun.append(index), 1 // index, never()), 1000, 1, 60))
+    assert begun in ([0], [0, 1])
+    with pytest.raises(ReadTimeout):
+        list(call_each(lambda index: never(), 4, 2, 0.2))
+
+
+# WriteBehind
+
+
+def test_all_tasks_are_done_when_it_is_left_and_one_thread_keeps_their_order():
+    done = []
+    with WriteBehind(1, max_bytes=100) as writers:
+        for number in range(50):
+            writers.submit(lambda number=number: done.append(number), 1000 if number == 20 else 10)
+    assert done == list(range(50))
+
+
+def test_the_caller_waits_while_there_is_no_room():
+    may_end, third = threading.Event(), threading.Event()
+    with WriteBehind(1, max_bytes=100) as writers:
+        writers.submit(may_end.wait, 60)
+        writers.submit(lambda: None, 40)  # full
+        thread = threading.Thread(target=lambda: (writers.submit(lambda: None, 1), third.set()))
+        thread.start()
+        assert not third.wait(0.2)
+        may_end.set()
+        assert third.wait(LIMIT)
+        thread.join()
+
+
+def fail_to_write():
+    raise OSError(28, "No space left on device")
+
+
+def test_the_error_of_a_task_is_raised_and_no_further_task_begins():
+    done = []
+    with WriteBehind(1, max_bytes=10) as writers:
+        writers.submit(fail_to_write, 10)
+        with pytest.raises(OSError, match="No space left"):
+            writers.submit(lambda: done.append(1), 10)
+    assert done == []
+
+
+def test_tasks_that_have_not_begun_are_dropped_when_the_caller_fails():
+    done, has_begun, may_end = [], threading.Event(), threading.Event()
+
+    def use():
+        with WriteBehind(1, max_bytes=100) as writers:
+            writers.submit(lambda: (has_begun.set(), may_end.wait(LIMIT), done.append("first")), 1)
+            writers.submit(lambda: done.append("second"), 1)
+            assert has_begun.wait(LIMIT)
+            threading.Timer(0.1, may_end.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        use()
+    assert done == ["first"]  # was under way, and is waited for
+
+
+# BackgroundWriter
+
+
+class Disk:
+    """Records what is written; a slow job waits until it may go on."""
+
+    def __init__(self):
+        self.written, self.has_begun, self.may_go_on = [], threading.Event(), threading.Event()
+
+    def job(self, name, requires=None):
+        return Job(lambda: self.written.append(name), requires)
+
+    def slow_job(self, name):
+        return Job(lambda: (self.has_begun.set(), self.may_go_on.wait(LIMIT), self.written.append(name)))
+
+
+@pytest.fixture
+def disk():
+    disk = Disk()
+    yield disk
+    disk.may_go_on.set()
+
+
+@pytest.fixture
+def writer():
+    return BackgroundWriter()
+
+
+def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
+    writer.start({"best": disk.slow_job("best"), "last": disk.job("last")})
+    assert disk.has_begun.wait(LIMIT)
+    assert (writer.is_busy(), is_writing(), disk.written, writer.collect()) == (True, True, [], ({}, None))
+    with pytest.raises(RuntimeError, match="the writer is busy"):
+        writer.start({"last": disk.job("other")})
+    disk.may_go_on.set()
+    writer.wait()
+    assert (writer.is_busy(), disk.written, writer.collect()) == (False, ["best", "last"], ({}, None))
+    wait_until(lambda: not is_writing())
+
+
+def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):
+    jobs = {
+        "best": Job(fail_to_write),
+        "samples": disk.job("samples", requires="best"),
+        "metrics": disk.job("metrics"),
+        "last": disk.job("last", requires="samples"),
+        "config": disk.job("config", requires="metrics"),
+    }
+    writer.start(jobs)
+    writer.wait()
+    assert disk.written == ["metrics", "config"]
+    unwritten, error = writer.collect()
+    assert list(unwritten.items()) == [(name, jobs[name]) for name in ("best", "samples", "last")]
+    assert (error.errno, writer.collect()) == (28, ({}, None))
+    writer.start({**unwritten, "best": disk.job("best")})  # there is room again
+    writer.wait()
+    assert disk.written == ["metrics", "config", "best", "samples", "last"]
+
+
+def test_an_error_that_is_not_of_the_disk_is_reported_and_its_jobs_are_not_tried_again(disk, writer):
+    def fail():
+        raise ValueError("not finite")
+
+    writer.start({"best": Job(fail), "last": disk.job("last", requires="best"), "samples": Job(fail_to_write)})
+    writer.wait()
+    unwritten, error = writer.collect()
+    assert (list(unwritten), str(error), disk.written) == (["samples"], "not finite", [])
+
+
+def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
+    """A run that fails must not leave a thread inside torch, which would abort the process."""
+    writer.cancel()
+    writer.start({"bad": Job(fail_to_write), "last": disk.slow_job("last"), "best": disk.job("best")})
+    assert disk.has_begun.wait(LIMIT)
+    threading.Timer(0.05, disk.may_go_on.set).start()
+    writer.cancel()
+    assert (disk.written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_and_its_jobs_are_handed_back(disk, writer, monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    jobs = {"last": disk.job("last")}
+    with pytest.raises(OSError, match="no thread can be started"):
+        writer.start(jobs)
+    assert (writer.is_busy(), is_writing(), writer.collect()) == (False, False, (jobs, None))
+    task = ThrottledTask("curves", lambda: None)
+    task.request()
+    task.finish()
+    assert "can't start new thread" in str(task.take_error())
+
+
+def test_an_interpreter_that_exits_waits_for_a_write_under_way(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from unet_trainer.system.concurrency import BackgroundWriter, Job\n"
+        "def write(): time.sleep(0.2); Path(sys.argv[1]).write_text('complete')\n"
+        "BackgroundWriter().start({'last': Job(write)}); raise ValueError('of another part')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "file")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "file").read_text()) == (1, "complete")
+
+
+# ThrottledTask
+
+
+def test_what_is_requested_during_the_work_is_done_once_afterwards():
+    may_go_on, begun, threads = threading.Event(), threading.Event(), []
+    task = ThrottledTask("work", lambda: (threads.append(threading.current_thread()), begun.set(), may_go_on.wait(LIMIT)), share=1)
+    task.request()
+    assert begun.wait(LIMIT)
+    for _ in range(5):
+        task.request()
+    may_go_on.set()
+    task.finish()
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+
+
+def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
+    """Five seconds of a core at a share of 1 %: not again before 500 seconds are over; at the end, at once."""
+    now, calls = [1000.0], []
+    monkeypatch.setattr(concurrency.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(concurrency.time, "thread_time", lambda: 5.0 * len(calls))
+    task = ThrottledTask("work", lambda: calls.append(now[0]), share=0.01)
+    task.request()
+    task._future.result(LIMIT)
+    for now[0], expected in ((1499.0, [1000.0]), (1501.0, [1000.0, 1501.0])):
+        task.request()
+        task._future.result(LIMIT)
+        assert calls == expected
+    task.request()
+    task.finish()
+    assert len(calls) == 3
+
+
+def test_errors_of_the_work_wait_until_they_are_taken():
+    task = ThrottledTask("work", lambda: 1 // 0)
+    task.request()
+    task.finish()
+    assert isinstance(task.take_error(), ZeroDivisionError)
+    assert task.take_error() is None
+
+
+def test_ending_does_not_wait_for_work_that_hangs(monkeypatch, never):
+    monkeypatch.setattr(concurrency, "JOIN_SECONDS", 0.05)
+    task = ThrottledTask("work", never)
+    task.request()
+    task.finish()

@@ -1,0 +1,102 @@
+"""Every file that is read: a regular one, opened without waiting, bounded; what is wrong with it is an OSError with a reason."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from unet_trainer.system import input_files
+from unet_trainer.system.input_files import NOT_A_FILE, UNSIZED_BYTES, open_file, open_handle, read_bytes, read_json, read_text
+
+
+def reason(call):
+    with pytest.raises(OSError) as caught:
+        call()
+    return caught.value.strerror
+
+
+def test_a_file_is_read_whole_as_bytes_text_and_json(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": [1]}\r\n')
+    assert read_bytes(path, 15) == path.read_bytes()
+    assert read_text(path, encoding="utf-8-sig") == '{"a": [1]}\r\n'
+    assert read_json(path) == {"a": [1]}
+    with open_file(path) as file:
+        assert (file.read(3), file.seek(0), file.name) == (b"\xef\xbb\xbf", 0, str(path))
+    (tmp_path / "empty").touch()
+    assert read_bytes(tmp_path / "empty", 0) == b""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_sockets_devices_and_folders_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "terminal").symlink_to("/dev/tty")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for name in ("pipe", "zero", "socket", "terminal"):
+            assert reason(lambda name=name: read_bytes(tmp_path / name)) == NOT_A_FILE
+            assert reason(lambda name=name: open_file(tmp_path / name)) == NOT_A_FILE
+    assert reason(lambda: read_bytes(tmp_path)) == "Is a directory"
+
+
+def test_a_link_is_followed_unless_the_reader_says_otherwise(tmp_path):
+    (tmp_path / "target").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("target")
+    assert read_bytes(tmp_path / "link") == b"x"
+    for call in (read_bytes, read_text, read_json, open_file, open_handle):
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+            call(tmp_path / "link", follow=False)
+
+
+def test_a_file_of_more_bytes_than_its_reader_takes_is_refused_with_both_numbers(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(5 * 2**30 + 2**29)  # a hole: it takes no room
+    assert reason(lambda: read_bytes(path)) == "5.5 GiB; need at most 1 GiB"
+    assert reason(lambda: read_text(path, 3 * 2**20)) == "5.5 GiB; need at most 3 MiB"
+    path.write_bytes(bytes(1500))
+    assert reason(lambda: read_bytes(path, 1400)) == "1.46 KiB; need at most 1.37 KiB"
+    assert reason(lambda: read_bytes(path, 1)) == "1.46 KiB; need at most 1 bytes"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="needs Linux")  # noqa: PTH110
+def test_a_file_that_tells_no_size_is_read_up_to_a_limit():
+    """Those of /proc. The largest of them is as long as the address space."""
+    assert b"MemTotal" in read_bytes("/proc/meminfo")
+    assert len(read_bytes("/proc/self/pagemap")) <= 2 * UNSIZED_BYTES
+
+
+def test_names_that_cannot_be_and_memory_that_is_short_are_reasons_too(tmp_path, monkeypatch):
+    assert reason(lambda: read_bytes(tmp_path / "a\0b")) == "its name holds a NUL"
+    assert reason(lambda: read_bytes(tmp_path / "none")) == "No such file or directory"
+
+    class Greedy:
+        name = "x"
+
+        def fileno(self):
+            return handle
+
+        def read(self, number=-1):
+            raise MemoryError
+
+    (tmp_path / "x").write_bytes(b"x")
+    handle = open_handle(tmp_path / "x")
+    assert reason(lambda: input_files.read_rest(Greedy(), 10)) == "there is not enough memory to read it"
+    os.close(handle)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[" * 200_000, b"1" * 5000, b""])
+def test_what_is_no_json_is_a_value_error(content, tmp_path):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "a.json")
+
+
+def test_handles_are_not_inherited(tmp_path):
+    handle = open_handle(__file__)
+    assert not os.get_inheritable(handle)
+    os.close(handle)

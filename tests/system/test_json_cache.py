@@ -1,0 +1,126 @@
+"""JSON files that may be lost at any time: damaged ones are as good as none, links are not followed, drafts do not stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from unet_trainer.system.json_cache import pick, read_cache, read_known, write_cache, write_known
+
+
+def test_what_was_written_is_found_again_in_a_folder_that_is_made(tmp_path):
+    path = tmp_path / ".scan" / "a.json"
+    assert read_cache(path) == read_cache(None) == {}
+    write_cache(path, {"a": [1, "\udce4"]})
+    write_cache(None, {"a": 1})
+    assert read_cache(path) == {"a": [1, "\udce4"]}
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000])
+def test_what_is_damaged_is_as_good_as_none(content, tmp_path):
+    (tmp_path / "a.json").write_bytes(content)
+    assert read_cache(tmp_path / "a.json") == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_devices_and_links_are_neither_read_nor_written_through(tmp_path):
+    (tmp_path / "target").write_text('{"a": 1}')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "link").symlink_to("target")
+    for name in ("pipe", "zero", "link"):
+        assert read_cache(tmp_path / name) == {}
+        write_cache(tmp_path / name, {"b": 2})
+    assert (tmp_path / "target").read_text() == '{"a": 1}'
+    assert read_cache(tmp_path / "link") == read_cache(tmp_path / "zero") == {"b": 2}  # files of their own now
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
+    (tmp_path / "file").touch()
+    write_cache(tmp_path / "file" / "a.json", {})
+    assert read_cache(tmp_path / "file" / "a.json") == {}
+
+
+def test_drafts_of_killed_processes_are_deleted_and_those_of_others_are_not(tmp_path):
+    for name, age in ((".a.json.k2j3h4_a.tmp", 7200), (".b.json.k2j3h4_a.tmp", 10)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, 2 * (time.time() - age,))
+    write_cache(tmp_path / "a.json", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.k2j3h4_a.tmp", "a.json"]
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: float
+
+
+@dataclass(frozen=True)
+class Known:
+    size: float
+    names: tuple[str, ...]
+    counts: dict[int, int] = field(default_factory=dict)
+    range: tuple[float, float] | None = None
+    inner: Inner | None = None
+
+
+@pytest.mark.parametrize("value", [Known(2.5, ("a",)), Known(2, (), {3: 4}, (0.5, 1), Inner(1.0))])
+def test_a_dataclass_is_found_again_under_its_number_alone(value, tmp_path):
+    path = tmp_path / "known.json"
+    write_known(value, path, 3)
+    assert read_known(Known, path, 3) == value
+    assert read_known(Known, path, 4) is read_known(Known, None, 3) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": float("nan")},
+        {"size": "wide"},
+        {"size": None},
+        {"names": "a"},
+        {"names": [1]},
+        {"counts": {"a": 1}},
+        {"range": [1.0]},
+        {"inner": {"size": []}},
+        {"inner": {"size": 1, "other": 1}},
+        {"other": 1},
+    ],
+    ids=str,
+)
+def test_a_dataclass_with_a_wrong_value_is_as_good_as_none(wrong, tmp_path):
+    path = tmp_path / "known.json"
+    write_known(Known(2.5, ()), path, 3)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    assert read_known(Known, path, 3) is None
+
+
+SHAPE = {"number": float, "count": int, "any": Any, "data": {"names": list[str]}, "rows": [{"id": int}]}
+
+
+def test_declared_fields_are_picked_and_others_and_nulls_are_left_out():
+    content = {"number": 1, "count": None, "other": 1, "data": {"names": ["a"], "x": 1}, "rows": [{"id": 3}, {"y": 1}], "any": [1]}
+    assert pick(SHAPE, content) == {"number": 1, "data": {"names": ["a"]}, "rows": [{"id": 3}, {}], "any": [1]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"number": [1]}, "number: a list is no number"),
+        ({"number": float("inf")}, "number: inf is no number"),
+        ({"count": "3"}, "count: '3' is no whole number"),
+        ({"count": 10**30}, "count: 1000"),
+        ({"data": {"names": [3]}}, "data: names: 3 is no text"),
+        ({"rows": {}}, "rows: an object is no list"),
+        ({"rows": [3]}, "rows: 3 is no object"),
+        ({"any": [[[[[[[[[1]]]]]]]]]}, "any: .* is no plain value"),
+        ([], "a list is no object"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_name(content, message):
+    with pytest.raises(ValueError, match=message):
+        pick(SHAPE, content)

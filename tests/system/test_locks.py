@@ -1,0 +1,172 @@
+"""One run at a time holds the lock of a folder, which is released however its process ends; files in use are known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from helpers.project import ROOT
+from unet_trainer.config.errors import UserError
+from unet_trainer.system import locks
+from unet_trainer.system.locks import FolderLock, is_in_use, is_locked, is_locked_here, lock_shared
+
+pytestmark = pytest.mark.skipif(locks.fcntl is None, reason="there are no such locks here")
+HOLD = """
+import sys, time; from pathlib import Path; from unet_trainer.system.locks import FolderLock
+from unet_trainer.system.concurrency import start_process
+with FolderLock() as lock:
+    lock.acquire(Path(sys.argv[1]), print)
+    worker = start_process(time.sleep, 60)
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Starts another process, with a worker, that holds the folder for some seconds."""
+    children = []
+
+    def start(seconds):
+        command = [sys.executable, "-c", HOLD, str(tmp_path), str(seconds)]
+        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        assert children[-1].stdout.readline() == "held\n"
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def acquire(folder):
+    """Locks and unlocks; returns the notices."""
+    notices = []
+    with FolderLock() as lock:
+        lock.acquire(folder, notices.append)
+    return notices
+
+
+def test_a_folder_is_locked_again_and_again_and_nothing_is_left(tmp_path):
+    assert [acquire(tmp_path), acquire(tmp_path)] == [[], []]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_locked_by_another_process_is_refused_with_its_number(tmp_path, holder, monkeypatch):
+    child = holder(60)
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.3)
+    with pytest.raises(UserError, match=rf"in use: process {child.pid} on .* trains there; end it first, or .* run_name"):
+        acquire(tmp_path)
+    assert (is_locked(tmp_path), is_locked_here(tmp_path)) == (True, False)
+
+
+def test_a_process_that_is_about_to_end_is_waited_for_with_a_notice(tmp_path, holder):
+    child = holder(0.5)
+    (notice,) = acquire(tmp_path)
+    assert f"process {child.pid} on " in notice
+
+
+def test_a_killed_process_releases_the_lock(tmp_path, holder):
+    child = holder(60)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert (tmp_path / ".lock").exists()
+    acquire(tmp_path)  # perhaps with a notice, until the worker has ended with it
+    assert not is_locked(tmp_path)
+
+
+def test_without_locks_a_run_goes_on(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    assert acquire(tmp_path) == []
+    (tmp_path / "file").touch()
+    assert (is_in_use(tmp_path / "file"), is_locked(tmp_path)) == (None, False)
+    monkeypatch.setattr(locks, "fcntl", None)
+    assert acquire(tmp_path) == []
+    assert acquire(tmp_path / "no such folder") == []
+    assert is_in_use(tmp_path / "file") is None
+
+
+def test_two_runs_of_one_process_cannot_hold_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.3)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with FolderLock() as first:
+        first.acquire(tmp_path / "run", print)
+        with pytest.raises(UserError, match="in use: another run of this process trains there"):
+            acquire(tmp_path / "link")
+        assert first.is_ours()
+        assert is_locked_here(tmp_path / "run")
+        assert acquire(tmp_path) == []
+    assert not is_locked(tmp_path / "run")
+
+
+def test_looking_at_a_folder_does_not_open_the_lock_of_this_process(tmp_path, monkeypatch):
+    """On a network disk, closing the file again would release it."""
+    with FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        monkeypatch.setattr(locks, "open_handle", lambda *arguments, **options: pytest.fail("opened"))
+        assert is_locked(tmp_path)
+
+
+def test_a_folder_that_is_made_anew_or_moved_away_is_no_longer_ours(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with FolderLock() as lock:
+        lock.acquire(folder, print)
+        assert lock.is_ours()
+        folder.rename(tmp_path / "moved")
+        assert not lock.is_ours()
+        folder.mkdir()
+        assert not lock.is_ours()
+        (folder / ".lock").write_text("another's")
+    assert (folder / ".lock").read_text() == "another's"  # only one's own file is deleted
+
+
+def test_a_lock_file_that_was_deleted_alone_is_made_again_unless_another_has_locked_it_since(tmp_path, holder):
+    with FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        (tmp_path / ".lock").unlink()
+        assert lock.is_ours()
+        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
+        (tmp_path / ".lock").unlink()
+        child = holder(60)
+        assert [lock.is_ours(), lock.is_ours()] == [False, False]
+    assert f"process {child.pid} on " in (tmp_path / ".lock").read_text()
+
+
+def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    assert acquire(tmp_path / "run") == []
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_held(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(locks.os, "pwrite", full)
+    with FolderLock() as lock:
+        lock.acquire(tmp_path, print)
+        assert (is_locked(tmp_path), lock.is_ours()) == (True, True)
+    assert not is_locked(tmp_path)
+
+
+def test_a_file_is_in_use_until_the_last_who_locked_it_closes_it(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as first:
+        lock_shared(first.fileno())
+        with path.open("rb") as second:
+            lock_shared(second.fileno())
+        assert is_in_use(path)
+    assert is_in_use(path) is False

@@ -1,0 +1,255 @@
+"""Work beside the device: late reads, host copies, recorded graphs, and how long the device waited for a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.steps import CPU
+from unet_trainer.training import async_device
+from unet_trainer.training.async_device import MAX_GRAPHS, AsyncReader, CudaGraphCache, HostCopy, WaitMeter
+
+
+@pytest.fixture
+def at_every_poll(monkeypatch):
+    monkeypatch.setattr(async_device, "READ_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_every_poll")
+def test_a_copy_is_returned_once_with_its_label_as_it_was_when_it_began():
+    number = torch.tensor(1)
+    reader = AsyncReader(CPU)
+    assert reader.poll([number], 7) is None
+    number += 1
+    copies, label = reader.poll([number], 8)
+    assert (copies[0].item(), label) == (1, 7)
+    assert reader.poll([number], 9) is None  # the next copy begins
+    copies, label = reader.poll([number], 10)
+    assert (copies[0].item(), label) == (2, 9)
+
+
+def test_no_copy_begins_before_its_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(async_device.time, "perf_counter", lambda: clock[0])
+    reader, number = AsyncReader(CPU), torch.tensor(1)
+    seen = []
+    for _ in range(12):  # 1/8 s each: a copy begins at every fourth poll, and the next poll returns it
+        clock[0] += 0.125
+        seen.append(reader.poll([number], 0) is not None)
+    assert [index for index, is_seen in enumerate(seen) if is_seen] == [4, 8]
+
+
+def test_a_copy_is_what_was_there_when_it_was_made():
+    weights = torch.ones(3)
+    rows = [{"epoch": 1}]
+    copy = HostCopy({"model": {"w": weights}, "rows": rows, "name": "a", "none": None})
+    weights += 1
+    rows[0]["epoch"] = 2
+    rows.append({"epoch": 3})
+    content = copy.content()
+    assert torch.equal(content["model"]["w"], torch.ones(3))
+    assert (content["rows"], content["name"], content["none"]) == ([{"epoch": 1}], "a", None)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.5),
+        torch.tensor(7),
+        torch.empty(0),
+        torch.empty(2, 0, 3, dtype=torch.int64),
+        torch.rand(4, 5).T,
+        torch.rand(1).expand(3, 2),
+        torch.rand(6)[::2],
+        torch.rand(3, requires_grad=True),
+        torch.nn.Parameter(torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        torch.tensor([True, False]),
+        torch.rand(5).bfloat16(),
+    ],
+)
+def test_every_kind_of_tensor_is_copied(tensor):
+    (copied,) = HostCopy([tensor]).content()
+    assert copied.dtype == tensor.dtype
+    assert torch.equal(copied, tensor)
+    assert not copied.requires_grad
+    assert tensor.numel() == 0 or copied.data_ptr() != tensor.data_ptr()
+
+
+def test_tensors_of_one_dtype_share_a_block_of_memory_up_to_its_size(monkeypatch):
+    monkeypatch.setattr(async_device, "BLOCK_BYTES", 400)
+    content = {"floats": [torch.full((30,), float(number)) for number in range(7)], "counts": [torch.tensor(2), torch.tensor(3)]}
+    content["large"] = torch.rand(1000)
+    copied = HostCopy(content).content()
+    blocks = [tensor.untyped_storage().data_ptr() for tensor in copied["floats"]]
+    assert [blocks.count(block) for block in dict.fromkeys(blocks)] == [3, 3, 1]  # 120 bytes each
+    assert copied["counts"][0].untyped_storage().data_ptr() == copied["counts"][1].untyped_storage().data_ptr()
+    assert copied["large"].untyped_storage().nbytes() == 4000  # no block is larger than its tensors
+    assert all(float(tensor.min()) == float(tensor.max()) == number for number, tensor in enumerate(copied["floats"]))
+    assert torch.equal(copied["large"], content["large"])
+
+
+def test_tensors_of_another_copy_are_not_copied_again_and_it_does_not_keep_those_of_this_one():
+    weights, momentum = torch.rand(100), torch.rand(100)
+    best = HostCopy({"model": weights})
+    last = HostCopy({"model": weights, "optimizer": momentum, "again": momentum}, best)
+    assert last.content()["model"].data_ptr() == best.content()["model"].data_ptr()
+    assert last.content()["optimizer"] is last.content()["again"]
+    assert best.content()["model"].untyped_storage().nbytes() == 400  # best.pt does not come to hold the optimizer
+    assert torch.equal(last.content()["optimizer"], momentum)
+
+
+class Graph:
+    def __init__(self, work):
+        self.work = work
+
+    def replay(self):
+        done.append("replay")
+
+
+@pytest.fixture(autouse=True)
+def graphs_without_a_gpu(monkeypatch):
+    done.clear()
+    monkeypatch.setattr(async_device, "_record", lambda work, pool: (done.append("record"), pools.add(pool), Graph(work))[2])
+    monkeypatch.setattr(async_device, "_synchronize", lambda: done.append("synchronize"))
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (len(pools), 1))
+    pools.clear()
+
+
+done: list[str] = []
+pools: set[tuple[int, int]] = set()
+
+
+def work():
+    done.append("work")
+
+
+def test_work_that_comes_twice_in_a_row_is_recorded_and_replayed_from_then_on():
+    cache = CudaGraphCache()
+    for _ in range(4):
+        cache.run("step", (1, 2), work)
+    assert done == ["work", "record", "replay", "replay", "replay"]
+    assert cache.num_replays == 3
+
+
+def test_work_with_another_key_is_recorded_apart_and_the_first_graph_is_kept():
+    cache = CudaGraphCache()
+    for key in (1, 1, 2, 1, 2, 2):
+        cache.run("step", key, work)
+    assert done == ["work", "record", "replay", "work", "replay", "work", "record", "replay"]
+
+
+def test_the_least_recently_used_graph_is_dropped_and_all_share_their_memory():
+    cache = CudaGraphCache()
+    for key in range(MAX_GRAPHS):
+        cache.run("step", key, work)
+        cache.run("step", key, work)
+    cache.run("step", 0, work)  # 1 is the least recently used from here on
+    cache.run("step", "new", work)
+    cache.run("step", "new", work)
+    assert done[-3:] == ["synchronize", "record", "replay"]  # the device may still replay the one that is dropped
+    done.clear()
+    cache.run("step", 0, work)
+    cache.run("step", 1, work)
+    for key in range(2, MAX_GRAPHS):
+        cache.run("step", key, work)
+    assert done == ["replay", "work", *["replay"] * (MAX_GRAPHS - 2)]
+    assert len(pools) == 1
+
+
+def test_an_error_while_recording_goes_through_and_the_work_can_be_tried_again(monkeypatch):
+    def fail(work, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    cache = CudaGraphCache()
+    cache.run("step", 1, work)
+    with monkeypatch.context() as broken:
+        broken.setattr(async_device, "_record", fail)
+        with pytest.raises(RuntimeError, match="capturing"):
+            cache.run("step", 1, work)
+    cache.run("step", 1, work)
+    assert done == ["work", "record", "replay"]
+
+
+CUDA = torch.device("cuda")
+
+
+class Timeline:
+    """A host that runs ahead of its device, in seconds."""
+
+    def __init__(self):
+        self.host = 0.0
+        self.device = 0.0  # when the device is done with all that is queued
+
+    def wait(self, seconds):
+        self.host += seconds
+
+    def enqueue(self, seconds):
+        self.device = max(self.host, self.device) + seconds
+
+    def event(self):
+        return Event(self)
+
+
+class Event:
+    """As torch.cuda.Event: recorded when the device reaches it, in milliseconds."""
+
+    def __init__(self, timeline):
+        self.timeline = timeline
+
+    def record(self):
+        self.time = max(self.timeline.host, self.timeline.device)
+
+    def query(self):
+        return self.timeline.host >= self.time
+
+    def elapsed_time(self, end_event):
+        return 1000 * (end_event.time - self.time)
+
+
+@pytest.fixture
+def timeline(monkeypatch):
+    made = Timeline()
+    monkeypatch.setattr(async_device.time, "perf_counter", lambda: made.host)
+    return made
+
+
+def take_steps(meter, timeline, num_steps, loading, computing, other=0.0):
+    """Steps whose batch takes the host `loading` seconds and the device `computing`; `other` is host work between them."""
+    for index in range(num_steps):
+        batch = meter.wait_for(lambda index=index: (timeline.wait(loading), index)[1])
+        assert batch == index
+        meter.step_begins()
+        timeline.enqueue(computing)
+        meter.step_ends()
+        timeline.wait(other)
+
+
+def finish(meter, timeline):
+    timeline.host = max(timeline.host, timeline.device)  # as reading the loss of the epoch waits for the device
+    return meter.finish()
+
+
+def test_a_device_that_is_busy_while_the_host_waits_does_not_wait(timeline):
+    meter = WaitMeter(CUDA, new_event=timeline.event)
+    take_steps(meter, timeline, 5, loading=0.5, computing=1.0)
+    assert finish(meter, timeline) == 0.5  # for the first batch: nothing is queued before it
+
+
+def test_a_device_that_is_idle_waits_for_the_gap(timeline):
+    meter = WaitMeter(CUDA, new_event=timeline.event)
+    take_steps(meter, timeline, 5, loading=1.0, computing=0.25)
+    assert finish(meter, timeline) == 1.0 + 4 * 0.75
+
+
+def test_a_gap_counts_for_no_longer_than_the_host_waited(timeline):
+    """The rest of it is something else: a save, a line on the console."""
+    meter = WaitMeter(CUDA, new_event=timeline.event)
+    take_steps(meter, timeline, 5, loading=0.125, computing=0.25, other=2.0)
+    assert finish(meter, timeline) == 5 * 0.125
+
+
+def test_on_a_cpu_the_host_is_the_device(timeline):
+    meter = WaitMeter(CPU)
+    take_steps(meter, timeline, 4, loading=0.5, computing=1.0)
+    assert meter.seconds == 4 * 0.5
+    assert meter.finish() == 4 * 0.5

@@ -1,0 +1,439 @@
+"""A run in its folder: what is saved when, in which order, and what is restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.runs import SPLIT
+from helpers.small_runs import ROW, make_run
+from helpers.steps import everything, make_batch, make_settings, same, small_components, take_step
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.system.console import Console
+from unet_trainer.training import checkpoint_file
+from unet_trainer.training import checkpointer as module
+from unet_trainer.training.checkpoint_file import read_checkpoint, read_last, read_run
+from unet_trainer.training.checkpointer import RETRY_SECONDS, Checkpointer
+from unet_trainer.training.errors import TrainingFailed, UnreadableFile
+from unet_trainer.training.history import read_metrics
+from unet_trainer.training.result import report
+
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def settings():
+    return make_settings(ema_decay=0.9)
+
+
+@pytest.fixture
+def components(settings):
+    return small_components(settings=settings)
+
+
+@pytest.fixture
+def checkpointer(components, settings, tmp_path):
+    return Checkpointer(tmp_path, settings, components.state, SPLIT, Console(io.StringIO()))
+
+
+def said(owner):
+    """By the console of a checkpointer or a run."""
+    return owner.console.stream.getvalue()
+
+
+def draw():
+    return np.zeros((4, 4, 3), np.uint8)
+
+
+def scores():
+    return "image,iou\n"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def step(components, seed=0):
+    take_step(components.train_step, make_batch(2, seed, side=32))
+
+
+def end_epoch(components, epoch):
+    components.state.epoch = epoch
+    components.state.history = [{**ROW, "epoch": number + 1} for number in range(epoch)]
+
+
+def saved_weights(folder, name="last.pt"):
+    return list(read_checkpoint(folder / name)["model"].values())
+
+
+def weights(components):
+    return [value.clone() for value in components.state.segmenter.network.state_dict().values()]
+
+
+def saved_epoch(folder):
+    return read_run(folder, pytest.fail)["epoch"]
+
+
+def test_an_epoch_writes_state_metrics_and_settings_and_the_best_weights_if_it_was_best(checkpointer, components, tmp_path):
+    end_epoch(components, 1)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
+    checkpointer.finish()
+    assert names(tmp_path) == ["config.yaml", "last.pt", "metrics.csv", "settings.json"]
+    step(components)
+    end_epoch(components, 2)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.finish()
+    assert names(tmp_path) == [
+        "best.pt",
+        "config.yaml",
+        "last.pt",
+        "metrics.csv",
+        "previous.pt",
+        "samples",
+        "settings.json",
+        "val_scores.csv",
+    ]
+    assert names(tmp_path / "samples") == ["epoch_0002.png"]
+    assert [row["epoch"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 2]
+    assert (saved_epoch(tmp_path), read_last(tmp_path / "previous.pt")["epoch"]) == (2, 1)
+
+
+def test_the_initial_state_is_restored_any_number_of_times_while_nothing_is_saved(checkpointer, components):
+    before = everything(components)
+    for _ in range(2):
+        step(components)
+        assert len(everything(components)) > len(before)  # the optimizer has moments now
+        checkpointer.restore_last()
+        assert same(before, everything(components))
+    assert checkpointer.describe_saved() == "nothing is saved"
+
+
+def test_the_last_saved_state_is_restored_once_there_is_one(checkpointer, components, tmp_path):
+    step(components)
+    saved = weights(components)
+    checkpointer.save_state()
+    step(components, seed=1)
+    checkpointer.restore_last()
+    assert same(saved, weights(components))
+    assert checkpointer.describe_saved() == f"{tmp_path / 'last.pt'} is whole; to go on: python train_unet.py --resume {tmp_path}"
+
+
+def test_a_state_that_is_not_whole_is_not_saved_but_the_initial_one_is(checkpointer, components, tmp_path):
+    before = weights(components)
+    step(components)
+    checkpointer.save_on_failure(state_is_whole=False)
+    assert same(before, saved_weights(tmp_path))
+    checkpointer.save_on_failure(state_is_whole=True)
+    assert same(weights(components), saved_weights(tmp_path))
+
+
+def test_weights_that_are_not_finite_are_reported_and_the_earlier_state_stays(checkpointer, components, tmp_path):
+    checkpointer.save_state()
+    checkpointer.finish()
+    before = (tmp_path / "last.pt").read_bytes()
+    with torch.no_grad():
+        next(components.state.segmenter.parameters()).fill_(float("inf"))
+    checkpointer.save_on_failure(state_is_whole=True)
+    assert "are not finite and were not saved" in said(checkpointer)
+    assert (tmp_path / "last.pt").read_bytes() == before
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No checkpoint can be written until the test calls this."""
+
+    def refuse(path, write, **options):
+        raise FULL
+
+    write_atomically = checkpoint_file.write_atomically
+    monkeypatch.setattr(checkpoint_file, "write_atomically", refuse)
+    return lambda: monkeypatch.setattr(checkpoint_file, "write_atomically", write_atomically)
+
+
+def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, full_disk):
+    checkpointer.save_state()
+    with pytest.raises(
+        TrainingFailed, match=r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; nothing is saved"
+    ):
+        checkpointer.finish()
+    settings.change("a test", on_save_error="continue")
+    checkpointer.save_state()
+    checkpointer.finish()
+    assert "training goes on (on_save_error: continue)" in said(checkpointer)
+    assert checkpointer.unwritten() == ["last.pt"]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Checkpoints are written only once the test allows it."""
+    may_write = threading.Event()
+    write = module.write_checkpoint
+
+    def slow(*arguments, **options):
+        assert may_write.wait(30)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(module, "write_checkpoint", slow)
+    return may_write
+
+
+def fall_behind(checkpointer, components):
+    """The second epoch, the best so far, ends while the state of the first is still being written."""
+    end_epoch(components, 1)
+    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
+    step(components)
+    end_epoch(components, 2)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
+
+
+def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(
+    checkpointer, components, slow_disk, tmp_path, monkeypatch
+):
+    fall_behind(checkpointer, components)
+    copies = []
+    copy_state = Checkpointer._copy_state
+    monkeypatch.setattr(Checkpointer, "_copy_state", lambda self, *more: (copies.append(1), copy_state(self, *more))[1])
+    checkpointer.save_if_due()
+    assert copies == []  # the disk is busy: a copy would only wait, to be replaced by a newer one
+    slow_disk.set()
+    checkpointer.writer.wait()
+    assert saved_epoch(tmp_path) == 1
+    assert not (tmp_path / "best.pt").exists()  # it is written together with the state that refers to it
+    components.state.batch = 3
+    checkpointer.save_if_due()
+    checkpointer.writer.wait()
+    assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 2
+    assert copies == [1]
+    assert (saved_epoch(tmp_path), read_run(tmp_path, pytest.fail)["batch"]) == (2, 3)
+    checkpointer.save_if_due()
+    assert copies == [1]
+
+
+def test_a_rollback_saves_nothing_of_the_epoch_that_is_rolled_back(checkpointer, components, slow_disk, tmp_path):
+    before = weights(components)
+    fall_behind(checkpointer, components)
+    assert not same(before, weights(components))
+    slow_disk.set()
+    checkpointer.restore_last()
+    assert same(before, weights(components))
+    assert components.state.epoch == 1
+    checkpointer.finish()
+    assert saved_epoch(tmp_path) == 1
+    assert not (tmp_path / "best.pt").exists()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory")])
+def test_best_weights_are_saved_without_a_picture_that_cannot_be_drawn(error, checkpointer, components, tmp_path):
+    def fail():
+        raise error
+
+    end_epoch(components, 1)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, fail, lambda: scores)
+    checkpointer.finish()
+    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "settings.json", "val_scores.csv"]
+    assert "Warning: no picture of epoch 1: " in said(checkpointer)
+
+
+def test_finishing_waits_for_the_second_try_and_says_nothing_if_it_succeeds(checkpointer, components, tmp_path, monkeypatch):
+    write, attempts = module.write_checkpoint, []
+
+    def full_once(*arguments, **options):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise FULL
+        write(*arguments, **options)
+
+    monkeypatch.setattr(module, "write_checkpoint", full_once)
+    end_epoch(components, 4)
+    checkpointer.save_state()
+    checkpointer.finish()
+    assert not checkpointer.writer.is_busy()
+    assert saved_epoch(tmp_path) == 4
+    assert said(checkpointer) == ""
+
+
+def test_a_disk_that_stays_full_is_reported_once_a_minute_and_not_at_every_step(checkpointer, settings, monkeypatch):
+    attempts, clock = [], [1000.0]
+
+    def full(*arguments, **options):
+        attempts.append(1)
+        raise FULL
+
+    monkeypatch.setattr(module, "write_checkpoint", full)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    settings.change("a test", on_save_error="continue")
+    checkpointer.save_state()
+    for _ in range(50):
+        checkpointer.writer.wait()
+        checkpointer.save_if_due()
+    assert len(attempts) == 1
+    assert said(checkpointer).count("Warning: ") == 1
+    clock[0] += RETRY_SECONDS + 1
+    checkpointer.save_if_due()
+    checkpointer.writer.wait()
+    assert len(attempts) == 2
+    checkpointer.save_if_due()
+    assert checkpointer.unwritten() == ["last.pt"]
+
+
+def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
+    checkpointer, components, settings, tmp_path, monkeypatch
+):
+    settings.change("a test", on_save_error="continue")
+    write = module.write_checkpoint
+
+    def refuse_best(path, *more, **others):
+        if path.name == "best.pt":
+            raise FULL
+        write(path, *more, **others)
+
+    checkpointer.save_state()
+    checkpointer.finish()
+    monkeypatch.setattr(module, "write_checkpoint", refuse_best)
+    end_epoch(components, 1)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.finish()
+    assert saved_epoch(tmp_path) == 0
+    assert checkpointer.unwritten() == ["best.pt", "last.pt"]
+    monkeypatch.undo()
+    checkpointer.finish()
+    assert (saved_epoch(tmp_path), checkpointer.unwritten()) == (1, [])
+    assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 1
+
+
+def test_split_csv_names_pairs_for_test_and_unused_ones_too(checkpointer, tmp_path):
+    pairs = [Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in ("d", "K\udce4fer")]
+    checkpointer.split = dataclasses.replace(checkpointer.split, test=pairs[:1], unused=pairs[1:])
+    checkpointer.write_split()
+    assert (tmp_path / "split.csv").read_bytes().splitlines()[-2:] == [
+        b"d.png,d.png,test,,d,",
+        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer,",
+    ]
+
+
+def lose_folder(components, settings, tmp_path, gone):
+    """A checkpointer whose folder has become another one, or is gone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ours = [True]
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), lambda: ours[0])
+    ours[0] = False
+    if gone:
+        folder.rmdir()
+    else:
+        (folder / "last.pt").write_text("another's")
+    return made
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
+def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
+    made = lose_folder(components, settings, tmp_path, gone)
+    elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
+    what = "is gone" if gone else "is another folder now"
+    with pytest.raises(TrainingFailed) as caught:
+        made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
+    assert str(caught.value) == (
+        f"{tmp_path / 'run'} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
+        f"to go on: python train_unet.py --resume {elsewhere}"
+    )
+    assert names(elsewhere) == [
+        "best.pt", "config.yaml", "events.jsonl", "last.pt", "metrics.csv", "settings.json", "split.csv", "train.log",
+    ]  # fmt: skip
+    read_last(elsewhere / "last.pt")
+    if not gone:
+        assert names(tmp_path / "run") == ["last.pt"]
+        assert (tmp_path / "run" / "last.pt").read_text() == "another's"
+
+
+def test_pictures_are_written_whole_and_not_through_links(checkpointer, components, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "precious"
+    target.write_text("content")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "epoch_0000.png").symlink_to(target)
+    checkpointer.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.finish()
+    assert target.read_text() == "content"
+    assert (tmp_path / "samples" / "epoch_0000.png").read_bytes().startswith(b"\x89PNG")
+
+
+SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
+
+
+def after(run, values):
+    """After epochs with these val_iou, best.pt as the run writes it."""
+    for index, value in enumerate(values):
+        row = {**ROW, "epoch": index + 1, "val_iou": value}
+        if run.judge(row, SCORES):
+            run.checkpointer.write_best(row, run.state.eval_segmenter)
+    return run
+
+
+@pytest.fixture
+def run(tiny_data, tmp_path):
+    return make_run(tiny_data, tmp_path / "run", num_epochs=3)
+
+
+def look(run):
+    return run.checkpointer.check_best()
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_state_that_is_the_best_one_gives_its_weights_again(what, run):
+    path = after(run, [0.25, 0.5]).checkpointer.folder / "best.pt"
+    SPOILED[what](path)
+    assert look(run) is None
+    assert read_checkpoint(path)["epoch"] == 2
+    assert f"Warning: {path} {what}; it is written anew from this state" in said(run)
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run):
+    path = after(run, [0.5, 0.25]).checkpointer.folder / "best.pt"
+    SPOILED[what](path)
+    assert look(run) == f"{path} {what}: the weights of epoch 1, the best so far, are lost"
+    state = run.state
+    assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (0, [], [])
+    assert run.judge({**ROW, "epoch": 3, "val_iou": 0.125}, SCORES)
+
+
+def test_weights_that_cannot_be_read_may_be_whole_and_are_left_alone(run, monkeypatch):
+    path = after(run, [0.5, 0.25]).checkpointer.folder / "best.pt"
+    before = path.read_bytes()
+
+    def fail(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoint_file, "_verify", fail)
+    with pytest.raises(UnreadableFile, match=r"best\.pt cannot be read \(Input/output error; the disk or its connection fails"):
+        look(run)
+    assert (path.read_bytes(), run.state.early_stopping.best_epoch) == (before, 1)
+
+
+def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run):
+    path = after(run, [0.5, 0.25, 0.25]).checkpointer.folder / "best.pt"
+    path.unlink()
+    result = report(run)
+    assert result.missing == ["best.pt"]
+    assert (
+        f"Warning: {path} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
+        in said(run)
+    )
+    assert f"Weights: {path.parent / 'last.pt'} | " in said(run)
+    assert str(path) not in said(run).split("Weights: ")[1]

@@ -1,0 +1,98 @@
+"""curves.png: of what the folder holds, with what happened marked, and whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from unet_trainer.images.image_files import read_image
+from unet_trainer.training.curves import INK, INTERRUPTED, MAX_CLASSES, ROLLBACK, STOPPED, write_curves
+from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import write_metrics
+
+pytestmark = pytest.mark.real_pictures
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = EventLog()
+    log.open(tmp_path, resumed_after=None)
+    return log
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figure, and by the title of a chart its lines by their label."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named))
+    return lambda: {
+        axes.get_title("left"): {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+        for axes in figures[-1].axes
+    }
+
+
+def add_epochs(log, *ious, first=1, names=("a", "b")):
+    for number, iou in enumerate(ious, start=first):
+        classes = {name: {"iou": iou / (1 + index)} for index, name in enumerate(names)}
+        row = {"train_loss": 1 / number, "val_loss": 2 / number, "train_iou": iou, "val_iou": iou}
+        log.add("epoch", epoch=number, **row, learning_rate=1e-3, images_per_second=10.0, classes=classes)
+
+
+def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(log, tmp_path, drawn):
+    write_curves(tmp_path)
+    assert not (tmp_path / "curves.png").exists()  # no epoch has ended
+    add_epochs(log, 0.2, 0.4, names=("a", "_b $ 汉\n"))  # neither a formula nor hidden; without the letter that the font lacks
+    write_curves(tmp_path)
+    assert read_image(tmp_path / "curves.png").shape == (830, 1320, 3)
+    charts = drawn()
+    assert list(charts) == ["Loss", "IoU", "Learning rate", "Images per second, in training"]
+    assert charts["Loss"]["val"] == [(1, 2.0), (2, 1.0)]
+    assert {"val", "train", "a", " _b \\$ \ufffd\ufffd"} <= set(charts["IoU"])
+    assert charts["IoU"]["a"] == [(1, 0.2), (2, 0.4)]
+
+
+def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch):
+    add_epochs(log, 0.2, 0.6, 0.5)
+    log.add("rollback", epoch=3, text="NaN")
+    add_epochs(log, 0.4, first=4)
+    again = EventLog()
+    again.open(tmp_path, resumed_after={"epoch": 4, "batch": 0})
+    add_epochs(again, 0.3, first=5)
+    again.add("end", how="stopped early")
+    marks, mark = {}, Axes.axvline
+    monkeypatch.setattr(Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style))
+    write_curves(tmp_path)
+    assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
+
+
+def test_of_many_classes_the_worst_are_shown_and_one_class_has_no_line_beside_the_mean(log, tmp_path, drawn):
+    names = [f"class {number}" for number in range(20)]
+    add_epochs(log, 0.8, 0.9, names=names)
+    write_curves(tmp_path)
+    title = f"IoU (val IoU of the {MAX_CLASSES} worst of 20 classes)"
+    assert {*names[-MAX_CLASSES:], "val", "train"} <= set(drawn()[title])
+    assert "class 3" not in drawn()[title]
+    add_epochs(log, 0.8, names=["foreground"])
+    write_curves(tmp_path)
+    assert "foreground" not in drawn()["IoU"]
+
+
+def test_a_run_of_an_earlier_version_is_drawn_from_its_table(tmp_path, drawn):
+    write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, "val_iou": 0.5}, {"epoch": 2, "val_iou": float("nan"), "val_loss": -0.5}])
+    write_curves(tmp_path)
+    assert drawn()["IoU"]["val"] == [(1, 0.5)]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(log, tmp_path, monkeypatch):
+    add_epochs(log, 0.2)
+    write_curves(tmp_path)
+    before = (tmp_path / "curves.png").read_bytes()
+    add_epochs(log, 0.4, first=2)
+    monkeypatch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_curves(tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / "curves.png").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "events.jsonl"]

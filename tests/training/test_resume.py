@@ -1,0 +1,217 @@
+"""What may change between two starts of a run, what must not, and what is told."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from helpers.project import FIXED_RECIPE
+from helpers.steps import make_settings, small_components
+from unet_trainer.config.dump import as_dict
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolved_config import Decision
+from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.system.console import Console
+from unet_trainer.training.errors import CheckpointError
+from unet_trainer.training.resume import (
+    MAY_BE_CHOSEN_AGAIN,
+    adapt_to_changes,
+    compare_configs,
+    compare_splits,
+    keep_decided,
+    keep_reasons,
+    say_already_finished,
+    say_resumed,
+)
+
+
+def compare(before, now):
+    """Two starts with settings that leave nothing open."""
+    before, now = as_dict(load_config(before)), as_dict(load_config(now))
+    return compare_configs(before, now, now)
+
+
+@pytest.mark.parametrize("change", [{"loss": "dice"}, {"class_weights": [2.0]}])
+def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
+    (name,) = change
+    assert [line.partition(":")[0] for line in compare({}, change)] == [name]
+    with pytest.raises(CheckpointError, match=rf"{name}: .* it decides which epoch was best"):
+        compare({"monitor": "val_loss"}, {"monitor": "val_loss", **change})
+
+
+def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
+    with pytest.raises(CheckpointError) as caught:
+        compare({"num_classes": 1, "encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
+    assert str(caught.value) == (
+        "cannot go on with other settings than the run began with:\n"
+        "  num_classes: 1 in the checkpoint, 3 now; it decides the classes\n"
+        "  encoder: resnet34 in the checkpoint, resnet18 now; it decides the model\n"
+        "  Keep them, or start a new run"
+    )
+
+
+def test_harmless_changes_are_told_and_those_that_do_not_affect_the_result_are_not():
+    changes = {"learning_rate": 0.5, "num_workers": 3, "checkpoint_dir": "elsewhere", "on_oom": "shrink"}
+    assert compare({"learning_rate": 0.001}, changes) == ["learning_rate: 0.001 → 0.5"]
+
+
+def test_a_value_that_was_decided_then_and_is_decided_again_has_not_changed():
+    before, now = make_settings(), make_settings()
+    assert before.asked.in_channels == "auto"
+    assert compare_configs(before.repeatable_dict(), now.repeatable_dict(), as_dict(now.asked)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"mask_values": [[0, 0, 0], [255, 0, 0]]}, {"mask_values": [0, [255, 0, 0]]}),  # black is the value 0
+        ({"mask_values": [0, [1, 2]]}, {"mask_values": [[0], [[2], [1]]]}),
+        ({"ignore_value": [10, 11]}, {"ignore_value": [[11], [10]]}),
+        ({"ignore_value": 255}, {"ignore_value": [255, 255, 255]}),
+    ],
+)
+def test_classes_that_are_written_in_another_way_have_not_changed(before, now):
+    assert compare(before, now) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "name"),
+    [
+        ({"mask_values": [0, 1]}, {"mask_values": [0, [1, 2]]}, "mask_values"),
+        ({"mask_values": [0, 1]}, {"mask_values": [1, 0]}, "mask_values"),
+        ({"mask_values": [0, 1]}, {"mask_values": "nonzero"}, "mask_values"),
+        ({"ignore_value": 255}, {"ignore_value": [254, 255]}, "ignore_value"),
+        ({"ignore_value": 255}, {"ignore_value": None}, "ignore_value"),
+        ({}, {"unknown_values": "ignore"}, "unknown_values"),
+        ({"mask_tolerance": 0}, {"mask_tolerance": 40}, "mask_tolerance"),
+    ],
+)
+def test_other_classes_are_refused(before, now, name):
+    with pytest.raises(CheckpointError, match=rf"\n  {name}: .* now; it decides the classes\n"):
+        compare(before, now)
+
+
+# What is open at the resume as well
+
+
+def test_what_is_open_is_as_the_run_began():
+    settings = make_settings(
+        image_size=64,
+        **dict.fromkeys(["learning_rate", "loss", "ema_decay", "use_amp", "augmentation"], "auto"),
+        class_weights=[1.0, 2.0],
+        num_classes=2,
+    )
+    before = settings.repeatable_dict()
+    kept = keep_decided(Config(num_classes=2), before)
+    open_keys = [name for name in FIELDS if getattr(Config(), name) == "auto" and name not in MAY_BE_CHOSEN_AGAIN]
+    assert len(open_keys) > 20
+    for name in [*open_keys, "num_epochs"]:
+        assert getattr(kept, name) == getattr(settings.taken, name), name
+    assert isinstance(kept.class_weights, tuple)
+    assert (kept.device, kept.num_workers, kept.cache) == ("auto", "auto", "auto")
+
+
+def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
+    before = make_settings(learning_rate=0.5, batch_size=4).repeatable_dict()
+    config = load_config({**FIXED_RECIPE, "learning_rate": 0.25, "batch_size": 2})
+    kept = keep_decided(config, before)
+    assert (kept.learning_rate, kept.batch_size) == (0.25, 2)
+    assert kept.sources == config.sources
+
+
+@pytest.mark.parametrize(
+    ("now", "problem"),
+    [
+        ({"train": ["a", "c"], "val": ["b"]}, "1 images trained on would now validate, e.g. b"),
+        ({"train": ["a", "b"], "val": ["c", "d"]}, "1 validation images differ, e.g. d"),
+        ({"train": ["a", "b", "e"], "val": ["c"]}, "1 training images differ, e.g. e"),
+    ],
+)
+def test_another_split_is_refused_by_example(now, problem):
+    with pytest.raises(CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"):
+        compare_splits({"train": ["a", "b"], "val": ["c"]}, now)
+
+
+def test_a_setting_that_is_as_the_run_began_keeps_its_source_and_reason():
+    """A run is resumed with its own config.yaml: all of it would else come from a file."""
+    began = make_settings(num_epochs=50, seed=7)
+    began.change("what memory has room for", batch_size=4)
+    resumed = make_settings(batch_size=4, num_epochs=60, seed=7)
+    decisions = began.decisions_dict() | {"of_another_version": ["file", ""]}
+    keep_reasons(resumed, began.repeatable_dict(), decisions)
+    assert resumed.decisions["batch_size"] == Decision("decided", "what memory has room for")
+    assert resumed.decisions["num_epochs"].source == "config"  # another value: the source of this start
+    assert "of_another_version" not in resumed.decisions
+    assert "# decided: what memory has room for" in resumed.to_yaml("")
+
+
+BEFORE = make_settings().repeatable_dict()
+
+
+@pytest.fixture
+def state():
+    """In its third epoch, after a rollback."""
+    made = small_components().state
+    made.epoch, made.batch = 2, 3
+    made.learning_rate.factor, made.num_rollbacks = 0.1, 1
+    return made
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.mark.parametrize(
+    ("change", "batch", "factor"),
+    [
+        ({}, 3, 0.1),
+        ({"batch_size": 4}, 0, 0.1),
+        ({"accumulation_steps": 2}, 0, 0.1),
+        ({"crops_per_image": 3}, 0, 0.1),
+        ({"learning_rate": 0.5}, 3, 1.0),
+    ],
+)
+def test_other_batches_restart_the_epoch_and_another_rate_undoes_its_reduction(change, batch, factor, state, stream):
+    adapt_to_changes(make_settings(**change).taken, BEFORE, state, Console(stream))
+    assert (state.batch, state.learning_rate.factor, state.num_rollbacks) == (batch, factor, 0 if factor == 1 else 1)
+    expected = "" if batch else f"Note: epoch 3 begins anew, because {next(iter(change))} changed\n"
+    assert stream.getvalue() == expected
+
+
+def test_the_position_the_changes_and_a_lowered_rate_are_told(state, stream):
+    config = load_config({})
+    say_resumed(config, as_dict(config), state, ["loss: dice → bce"], Console(stream))
+    assert stream.getvalue() == (
+        "Resuming after batch 3 of epoch 3\n"
+        "Note: changed since then: loss: dice → bce\n"
+        "Note: numbers were not finite earlier: the learning rate is 0.1 of what is planned\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "how"),
+    [("cosine", "now spans 50 epochs instead of 20"), ("poly", "now spans 50 epochs instead of 20"), ("constant", "stays")],
+)
+def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(scheduler, how, stream):
+    settings = make_settings(scheduler=scheduler, num_epochs=50, warmup_epochs=0)
+    state = small_components(settings=settings).state
+    say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
+    assert f"Note: the {scheduler} schedule {how}; the learning rate goes on at 1.00e-03\n" in stream.getvalue()
+
+
+def test_a_run_that_is_finished_is_answered_with_the_way_to_train_on(state, stream):
+    config = make_settings(num_epochs=2).taken
+    say_already_finished(config, state, "python train_unet.py --resume a", Console(stream))
+    assert stream.getvalue() == (
+        "Note: this run had finished its 2 epochs; to train on: python train_unet.py --resume a num_epochs=4\n"
+    )
+
+
+def test_a_run_that_stopped_early_is_answered_with_the_way_to_train_on(state, stream):
+    say_already_finished(make_settings(num_epochs=9).taken, state, "python train_unet.py --resume a", Console(stream))
+    assert stream.getvalue() == (
+        "Note: this run had stopped early after epoch 2; to train on: "
+        "python train_unet.py --resume a early_stopping_patience=null\n"
+    )

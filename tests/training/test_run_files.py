@@ -1,0 +1,318 @@
+"""The files that a run writes of itself: metrics.csv, result.json, val_scores.csv, events.jsonl, and what is in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.project import ROOT
+from helpers.runs import stop_after
+from helpers.small_runs import ROW
+from helpers.steps import CPU_FACTS, make_settings
+from train_unet import train
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.tiling import WholeImages, tile_images
+from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.model.metrics import compute_scores
+from unet_trainer.training import event_log
+from unet_trainer.training.build import build_dataset
+from unet_trainer.training.evaluation import Evaluation
+from unet_trainer.training.event_log import EventLog, current_epochs, read_events
+from unet_trainer.training.history import COLUMNS, read_metrics, write_metrics, write_result
+from unet_trainer.training.run_facts import data_facts, epoch_facts, machine_facts, model_facts, val_scores_csv
+from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.settings import build_settings
+from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
+
+# metrics.csv and result.json
+
+
+def metrics_row(epoch, **changes):
+    values = (epoch, 0.5, 1 / 3, 0.25, 0.75, 0.857142857, 1e-5, 12.3456789, 1234567.0, 0.0, 0, 0, 2.0, 3.0)
+    return {**dict(zip(COLUMNS, values, strict=True)), **changes}
+
+
+def test_the_table_has_a_row_an_epoch_with_empty_cells_for_what_an_earlier_version_did_not_have(tmp_path):
+    assert ", ".join(COLUMNS) == (  # those of the documentation
+        "epoch, train_loss, val_loss, train_iou, val_iou, val_dice, learning_rate, seconds, images_per_second, data_wait, "
+        "skipped_steps, nan_steps, peak_memory_gib, peak_reserved_gib"
+    )
+    old = {name: value for name, value in metrics_row(1).items() if name not in ("nan_steps", "peak_reserved_gib")}
+    path = tmp_path / "metrics.csv"
+    write_metrics(path, [old, dict(reversed(metrics_row(2, skipped_steps=3, nan_steps=1, val_iou=math.nan).items()))])
+    assert path.read_bytes().decode() == (
+        ",".join(COLUMNS) + "\n"
+        "1,0.5,0.333333,0.25,0.75,0.857143,1e-05,12.3457,1.23457e+06,0,0,,2,\n"
+        "2,0.5,0.333333,0.25,nan,0.857143,1e-05,12.3457,1.23457e+06,0,3,1,2,3\n"
+    )
+    first, second = read_metrics(path)
+    assert (set(first), set(second)) == (set(old), set(COLUMNS))
+
+
+def test_the_result_is_json_in_which_what_is_not_finite_is_null(tmp_path):
+    write_result(
+        tmp_path / "result.json", {"best_val_iou": math.nan, "per_class_iou": {"café": math.inf}, "list": [1.5, -math.inf]}
+    )
+    text = (tmp_path / "result.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"best_val_iou": None, "per_class_iou": {"café": None}, "list": [1.5, None]}
+    assert text.startswith('{\n  "best_val_iou": null,\n')
+
+
+# val_scores.csv
+
+# Of background and foreground: pixels in both, in truth, in prediction; 100 in all.
+GOOD = [[80, 85, 85], [10, 15, 15]]  # 10 of 20 foreground pixels: IoU 0.5, wrong 10
+BAD = [[88, 98, 90], [0, 2, 10]]  # IoU 0, wrong 12
+EMPTY = [[100, 100, 100], [0, 0, 0]]
+HEADER = "image,mask,hit_pixels,truth_pixels,predicted_pixels,wrong_pixels,counted_pixels\n"
+
+
+def one(name, counts, classes=("cell",)):
+    return image_score(f"images/{name}.png", f"masks/{name}.png", counts, classes)
+
+
+def test_scores_are_those_computed_by_hand():
+    counts, nothing = ClassCounts(hits=10, truth=15, predicted=20), ClassCounts(0, 0, 0)
+    assert (counts.iou, counts.dice) == (10 / 25, 20 / 35)
+    assert (nothing.iou, nothing.dice) == (None, None)
+    score = one("a", GOOD)  # the background counts among right pixels, but is not reported
+    assert (list(score.classes), score.iou, score.wrong_pixels, score.counted_pixels) == (["cell"], 0.5, 10, 100)
+    several = one("a", [[5, 10, 5], [0, 0, 5], [0, 0, 0]], ("sky", "road", "car"))
+    assert (several.classes["car"].iou, several.iou) == (None, (0.5 + 0.0) / 2)
+
+
+def test_the_table_has_the_worst_first_and_is_read_back(tmp_path):
+    scores = [one("empty", EMPTY), one("good", GOOD), one("bad\udce4", BAD), one("worse", [[70, 98, 70], [0, 2, 30]])]
+    assert val_scores_text(scores[:2]) == (
+        "image,mask,iou,dice,hit_pixels,truth_pixels,predicted_pixels,wrong_pixels,counted_pixels\n"
+        "images/good.png,masks/good.png,0.500000,0.666667,10,15,15,10,100\n"
+        "images/empty.png,masks/empty.png,,,0,0,0,0,100\n"
+    )
+    file = tmp_path / "val_scores.csv"
+    for classes in (("cell",), ("back ground", "road, wet")):
+        scores = [
+            image_score(score.image, score.mask, counts, classes)
+            for score, counts in zip(scores, (EMPTY, GOOD, BAD, BAD), strict=True)
+        ]
+        file.write_bytes(val_scores_text(scores).encode("utf-8", "surrogateescape"))
+        assert read_val_scores(file, classes) == worst_first(scores)
+    header = file.read_bytes().splitlines()[0].decode()
+    assert header.startswith("image,mask,mean_iou,mean_dice,iou back ground,hit_pixels back ground")
+    assert '"iou road, wet"' in header
+    assert [score.image[7:10] for score in worst_first([one("empty", EMPTY), one("good", GOOD), one("bad", BAD)])] == [
+        "bad",
+        "goo",
+        "emp",
+    ]
+    assert val_scores_text([]) == "image,mask,iou,dice,wrong_pixels,counted_pixels\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "image,iou\na.png,0.5\n",
+        f"{HEADER}a,b,1,2,2,0\n",
+        f"{HEADER}a,b,3,2,2,0,4\n",
+        f"{HEADER}a,b,-1,2,2,0,4\n",
+        f"{HEADER}a,b,1,{10**30},2,0,4\n",
+        f"{HEADER}{'x' * 200_000},b,1,2,2,0,4\n",
+    ],
+)
+def test_a_table_that_is_not_ours_is_refused(content, tmp_path):
+    (tmp_path / "val_scores.csv").write_text(content)
+    with pytest.raises(ValueError):
+        read_val_scores(tmp_path / "val_scores.csv")
+
+
+# events.jsonl
+
+ADD_AND_DIE = """
+import os, signal, sys; from pathlib import Path; from unet_trainer.training.event_log import EventLog
+log = EventLog(); log.open(Path(sys.argv[1]))
+for number in range(100):
+    log.add("epoch", epoch=number + 1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = EventLog()
+    log.add("warning", text="early")  # before there is a folder
+    log.open(tmp_path, machine={"device": "cpu"})
+    return log
+
+
+def kinds(folder):
+    return [event["kind"] for event in read_events(folder)]
+
+
+def test_lines_are_json_with_kind_and_time_in_utc(log, tmp_path):
+    log.add("note", text="ein Gerät\nin two lines", value=math.nan)
+    start, warning, note = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (start["kind"], start["machine"], warning["text"]) == ("start", {"device": "cpu"}, "early")
+    assert (note["kind"], note["text"], note["value"]) == ("note", "ein Gerät\nin two lines", None)
+    assert note["time"].endswith("+00:00")
+    log.add("end", how="finished")
+    log.add("end", how="interrupted")  # a run ends once
+    assert kinds(tmp_path).count("end") == 1
+    assert read_events(tmp_path / "missing") == []
+
+
+def test_a_killed_process_loses_no_line(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ADD_AND_DIE, str(tmp_path)], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert list(current_epochs(read_events(tmp_path))) == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    "cut", [b'{"kind": "epoch", "epo', b"\xff\xfe\x00", b"[1, 2]\n", b'{"epoch": 3}\n', b'{"kind": "hologram"}\n']
+)
+def test_a_line_that_is_cut_off_or_not_ours_is_left_out_and_the_next_one_is_whole(cut, log, tmp_path):
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(cut)
+    EventLog().open(tmp_path, resumed_after={"epoch": 0, "batch": 1})
+    assert kinds(tmp_path) == ["start", "warning", "start"]
+
+
+def test_lines_that_a_full_disk_refused_whole_or_in_part_come_with_the_next_one(log, tmp_path, monkeypatch):
+    real = os.fdopen
+
+    class HalfWritten:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            raise OSError(28, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_log, "open_to_append", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        log.add("epoch", epoch=1)
+        log.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(event_log.os, "fdopen", lambda handle, mode: HalfWritten(real(handle, mode)))
+        log.add("epoch", epoch=2)
+    log.add("epoch", epoch=3)
+    assert list(current_epochs(read_events(tmp_path))) == [1, 2, 3]
+
+
+def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(log, tmp_path):
+    for name in ("other", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other/events.jsonl").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic link"):
+        EventLog().open(tmp_path / "other")
+    moved = EventLog()
+    moved.open(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "old")
+    (tmp_path / "run").mkdir()
+    moved.add("epoch", epoch=1)
+    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    "undoing",
+    [
+        {"kind": "rollback", "epoch": 2},
+        {"kind": "shrink", "epoch": 2},
+        {"kind": "start", "resumed_after": {"epoch": 2, "batch": 7}},
+    ],
+)
+def test_a_restored_state_undoes_the_epochs_after_it(undoing):
+    events = [{"kind": "start"}, *({"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)), {"kind": "epoch"}, undoing]
+    assert list(current_epochs(events)) == [1, 2]
+    again = {"kind": "epoch", "epoch": 3, "val_iou": 0.5}
+    assert current_epochs([*events, again])[3] is again
+    assert current_epochs([*events, {"kind": "start"}]) == {}  # began anew
+
+
+# What is in them
+
+PAIRS = [Pair(name, Path(f"data/images/{name}.png"), Path(f"data/masks/{name}.png")) for name in ("a", "b")]
+TIMES = EpochTimes(images_per_second=10.0, data_wait=0.0, read_seconds=0.25, augment_seconds=0.5, num_workers=1)
+
+
+def evaluation(matrix):
+    return Evaluation(0.5, compute_scores(torch.tensor(matrix), 1), None, torch.zeros(1, 2, 3, dtype=torch.int64), seconds=1.5)
+
+
+def test_an_epoch_has_its_row_its_classes_its_matrix_and_its_stages():
+    config = make_settings().taken
+    facts = epoch_facts({**ROW, "seconds": 4.0}, evaluation([[5, 1], [3, 2]]), True, TIMES, config)
+    assert facts["classes"] == {"foreground": {"iou": 2 / 6, "dice": 4 / 8, "precision": 2 / 3, "recall": 2 / 5}}
+    assert (facts["epoch"], facts["val_iou"], facts["best"], facts["confusion"]) == (1, 0.5, True, [[5, 1], [3, 2]])
+    assert list(facts["stages"].values()) == [2.5, 1.5, 0.25, 0.5]
+    facts = epoch_facts(ROW, evaluation([[8, 0], [0, 0]]), False, None, config)
+    assert facts["classes"] == {"foreground": dict.fromkeys(("iou", "dice", "precision", "recall"))}
+
+
+def test_every_image_has_its_row_and_its_tiles_count_together():
+    config = make_settings().taken
+    dataset = SimpleNamespace(pairs=PAIRS, tiling=WholeImages((4, 4), 2))
+    counts = np.array([[[10, 12, 11], [3, 4, 5]], [[14, 16, 14], [0, 0, 2]]])
+    rows = list(csv.DictReader(val_scores_csv(dataset, counts, Path("data"), config).splitlines()))
+    assert [(row["image"], row["mask"], row["iou"]) for row in rows] == [
+        ("images/b.png", "masks/b.png", "0.000000"),
+        ("images/a.png", "masks/a.png", "0.500000"),
+    ]
+    tiling = tile_images([(4, 8), (4, 4)], (4, 4))
+    num_tiles = [tile.pair for tile in tiling.tiles].count(0)
+    counts = np.array([[[1, 1, 1], [2, 3, 4]]] * num_tiles + [[[9, 9, 9], [1, 1, 1]]])
+    rows = csv.DictReader(val_scores_csv(SimpleNamespace(pairs=PAIRS, tiling=tiling), counts, Path("data"), config).splitlines())
+    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [(str(2 * num_tiles), str(3 * num_tiles)), ("1", "1")]
+    assert num_tiles > 1
+
+
+def test_machine_data_and_model_are_plain_values(tiny_config, console):
+    config = load_config(tiny_config)
+    dataset = build_dataset(config, console, None)
+    taken = build_settings(config, CPU_FACTS, dataset, console).taken
+    machine, data, model = machine_facts(CPU_FACTS), data_facts(taken, dataset), model_facts(taken, torch.nn.Linear(3, 2))
+    assert machine["versions"]["torch"] == torch.__version__
+    assert (data["num_train"], data["num_val"], data["num_test"], data["sizes"]) == (10, 2, 0, "64×64")
+    assert {one["name"]: one["share"] for one in data["classes"]}.keys() == {"background", "foreground"}
+    assert (model["parameters"], model["ids"], model["classes"]) == (8, ["background", "foreground"], ["foreground"])
+    json.dumps([machine, data, model], allow_nan=False)
+
+
+def kept(folder):
+    """What a run keeps, without what depends on the clock."""
+    epochs = [(epoch.number, epoch.get("val_iou"), epoch.classes, epoch.confusion) for epoch in read_run_summary(folder).epochs]
+    return epochs, (folder / "val_scores.csv").read_text()
+
+
+@pytest.mark.usefixtures("small_network")
+def test_an_interrupted_run_keeps_what_an_uninterrupted_one_does_and_images_add_up_to_the_matrix(tiny_config):
+    straight = train(tiny_config, num_epochs=3, run_name="straight").run_dir
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config, num_epochs=3, run_name="broken", on_epoch=stop_after(1))
+    broken = train(tiny_config, num_epochs=3, run_name="broken", resume="auto").run_dir
+    assert kept(broken) == kept(straight)
+    summary = read_run_summary(broken)
+    happened = [event.kind for event in summary.events if event.kind not in ("note", "warning")]
+    assert happened == ["start", "interrupted", "resumed", "finished"]
+    counts = [score.classes["foreground"] for score in summary.image_scores]
+    (_, false), (missed, hits) = summary.best.confusion
+    sums = [sum(getattr(one, name) for one in counts) for name in ("hits", "truth", "predicted")]
+    assert sums == [hits, missed + hits, false + hits]
+    assert sum(score.wrong_pixels for score in summary.image_scores) == false + missed

@@ -1,0 +1,153 @@
+"""Run folders: found by name, path or file, newest first; a new run never gets the folder of an old one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.training import run_folder
+from unet_trainer.training.errors import CheckpointError
+from unet_trainer.training.run_folder import (
+    check_may_write,
+    find_resume_source,
+    find_run,
+    folder_of,
+    new_run_folder,
+    newest_run,
+    start_folder,
+    sweep,
+)
+
+
+@pytest.fixture
+def checkpoint_dir(tmp_path, monkeypatch):
+    """./checkpoints with three runs: b the newest, c without a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    for name, age in (("a", 100), ("b", 200)):
+        write_last(Path("checkpoints") / name, age)
+    Path("checkpoints/c").mkdir()
+    return Path("checkpoints")
+
+
+def write_last(folder, written):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "last.pt").touch()
+    os.utime(folder / "last.pt", (written, written))
+
+
+def error_of(name, checkpoint_dir):
+    with pytest.raises(CheckpointError) as raised:
+        find_run(name, checkpoint_dir)
+    return str(raised.value)
+
+
+def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
+    """After a crash between two renames, on a file system without hard links."""
+    (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
+    assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
+    assert find_resume_source("auto", "a", checkpoint_dir) == checkpoint_dir / "a"
+    os.utime(checkpoint_dir / "a" / "previous.pt", (300, 300))
+    assert newest_run(checkpoint_dir) == checkpoint_dir / "a"
+
+
+def test_a_run_resumes_only_if_asked_to(checkpoint_dir):
+    assert find_resume_source(None, "a", checkpoint_dir) is None
+    assert find_resume_source("auto", "new", checkpoint_dir) is None
+    assert find_resume_source("auto", "c", checkpoint_dir) is None
+    assert find_resume_source("b", "a", checkpoint_dir) == checkpoint_dir / "b"
+
+
+def test_an_unknown_run_is_answered_with_the_names_of_runs_newest_first(checkpoint_dir):
+    assert error_of("z", checkpoint_dir) == "no run z; checkpoints holds b, a"
+
+
+def test_a_new_run_is_numbered_when_its_name_is_taken(tmp_path):
+    folders = [new_run_folder(tmp_path / "deep" / "checkpoints", "run") for _ in range(3)]
+    assert [folder.name for folder in folders] == ["run", "run-2", "run-3"]
+    assert all(folder.is_dir() and folder.parent == tmp_path / "deep" / "checkpoints" for folder in folders)
+
+
+def test_a_broken_link_is_an_error_and_no_endless_search(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "unmounted" / "disk")
+    with pytest.raises(FileExistsError):
+        new_run_folder(tmp_path / "checkpoints", "run")
+
+
+def test_a_start_with_resume_auto_keeps_its_name_or_the_next_start_would_not_find_it(tmp_path):
+    assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"
+    assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"
+    assert start_folder(None, "run", tmp_path / "checkpoints").name == "run-2"
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_checkpoint_dir_that_cannot_be_written_to_is_the_users_to_mend(resume, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \("):
+        start_folder(resume, "run", tmp_path / "file")
+
+
+def make_run_folder(folder):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("# Settings of this run. To run them again: ...\nseed: 1\n")
+    (folder / "split.csv").touch()
+    (folder / "last.pt").touch()
+    return folder
+
+
+def test_a_file_belongs_to_a_run_only_if_its_folder_looks_like_one(tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    assert folder_of(run) == folder_of(run / "last.pt") == folder_of(run / "copy.pt") == run
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    assert folder_of(foreign / "last.pt") is None
+    (foreign / "config.yaml").write_text("seed: 1\n")
+    (foreign / "split.csv").touch()
+    assert folder_of(foreign / "last.pt") is None
+    (run / "split.csv").unlink()
+    assert folder_of(run / "last.pt") is None
+
+
+@pytest.mark.parametrize("name", ["train.log", "samples"])
+def test_links_of_a_run_folder_from_elsewhere_are_refused(name, tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    (run / name).symlink_to(tmp_path)
+    with pytest.raises(UserError, match=rf"{run / name} is a link to {tmp_path}; a run writes into its own folder alone"):
+        check_may_write(run, lasts=False)
+
+
+def test_a_folder_that_takes_no_files_is_told_and_nothing_is_left_in_it(tmp_path, monkeypatch):
+    run = make_run_folder(tmp_path / "run")
+    before = sorted(run.iterdir())
+    assert check_may_write(run, lasts=False) is None
+    assert sorted(run.iterdir()) == before
+
+    def refuse(number):
+        def fail(**options):
+            raise OSError(number, os.strerror(number), str(run / ".tmpabc"))
+
+        monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", fail)
+
+    refuse(errno.EACCES)
+    for lasts in (True, False):
+        with pytest.raises(UserError, match=rf"^{run} cannot be written to \(Permission denied\)$"):
+            check_may_write(run, lasts)
+    refuse(errno.ENOSPC)
+    with pytest.raises(UserError, match=rf"^{run} cannot be written to \(No space left on device\); make room$"):
+        check_may_write(run, lasts=False)
+    assert check_may_write(run, lasts=True) == f"{run} takes no files now (No space left on device)"
+
+
+def test_sweeping_leaves_what_is_not_a_draft_of_a_run(tmp_path):
+    run = make_run_folder(tmp_path / "run")
+    (run / "samples").mkdir()
+    ours = [run / ".best.pt.abcdefgh.tmp", run / "samples" / ".epoch_0001.png.abcdefgh.tmp"]
+    others = [run / ".report.docx.tmp", run / ".mine.pt.abcdefgh.tmp", run / "samples" / ".mine.png.abcdefgh.tmp"]
+    for path in (*ours, *others):
+        path.touch()
+    sweep(run)
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in others)

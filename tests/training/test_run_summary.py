@@ -1,0 +1,236 @@
+"""A run's folder read for display: while it goes on, after a kill, and from versions that wrote less."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from helpers.no_files import needs_pipes, replace_by
+from unet_trainer.system.locks import FolderLock
+from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import write_metrics, write_result
+from unet_trainer.training.run_summary import ClassScores, Setting, find_runs, is_run, read_run_summary
+
+CLASSES = ["sky", "car"]
+
+
+def row(epoch, val_iou=0.5, **changes):
+    return {"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "val_iou": val_iou, "seconds": 2.0, **changes}
+
+
+def epoch_facts(epoch, val_iou, car=None):
+    classes = {
+        "sky": {"iou": val_iou, "dice": 0.6, "precision": 0.7, "recall": 0.8},
+        "car": dict.fromkeys(("iou", "dice", "precision", "recall"), car),
+    }
+    return {
+        **row(epoch, val_iou),
+        "best": True,
+        "stages": {"val_seconds": 0.5},
+        "classes": classes,
+        "confusion": [[3, epoch], [0, 0]],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "checkpoints" / "run"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def log(folder):
+    log = EventLog()
+    start = {"machine": {"device": "cpu"}, "data": {"num_train": 10}, "model": {"ids": CLASSES}}
+    log.open(folder, resumed_after=None, **start)
+    log.add("ready", startup_seconds=1.5)
+    return log
+
+
+def resume(folder, epoch, batch=0):
+    log = EventLog()
+    log.open(folder, resumed_after={"epoch": epoch, "batch": batch}, machine={"device": "cuda:0"})
+    return log
+
+
+def happened(folder):
+    return [(event.kind, event.epoch, event.text) for event in read_run_summary(folder).events]
+
+
+def test_epochs_have_their_row_their_classes_and_their_confusion_matrix(log, folder):
+    log.add("epoch", **epoch_facts(1, 0.25, car=0.5))
+    log.add("epoch", **epoch_facts(2, 0.75))
+    summary = read_run_summary(folder)
+    first, second = summary.epochs
+    assert (first.number, first.row["val_iou"], first.stages, first.confusion) == (1, 0.25, {"val_seconds": 0.5}, [[3, 1], [0, 0]])
+    assert first.classes == {"sky": ClassScores(0.25, 0.6, 0.7, 0.8), "car": ClassScores(0.5, 0.5, 0.5, 0.5)}
+    assert second.classes["car"] == ClassScores(None, None, None, None)
+    assert second.time is not None
+    assert (summary.column("val_iou"), summary.column("peak_memory_gib")) == ({1: 0.25, 2: 0.75}, {})
+    assert (summary.class_column("car"), summary.class_column("tree")) == ({1: 0.5}, {})
+    assert (summary.best_iou, summary.seconds) == (0.75, 4.0)
+    assert (summary.class_names, summary.id_names) == (CLASSES, CLASSES)
+    assert summary.best is second
+    assert summary.per_class_iou == {"sky": 0.75, "car": None}
+    assert (summary.machine, summary.data, summary.startup_seconds) == ({"device": "cpu"}, {"num_train": 10}, 1.5)
+
+
+def test_the_best_epoch_follows_the_monitored_metric_and_is_the_first_of_equals(log, folder):
+    for number, (iou, loss) in enumerate([(0.5, 0.3), (0.7, 0.2), (0.7, 0.2), (None, None)], start=1):
+        log.add("epoch", epoch=number, val_iou=iou, val_loss=loss)
+    assert read_run_summary(folder).best.number == 2
+    write_result(folder / "settings.json", {"monitor": {"value": "val_loss", "source": "file", "reason": ""}})
+    assert read_run_summary(folder).best.number == 2
+    log.add("epoch", epoch=5, val_iou=0.1, val_loss=0.1)
+    assert read_run_summary(folder).best.number == 5
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped early", "failed"])
+def test_the_state_is_how_the_run_ended(how, log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    log.add("end", how=how, text="SIGINT")
+    log.add("warning", text="said at the end")
+    assert read_run_summary(folder).state == how
+    assert (how, 1, "SIGINT") in happened(folder)
+
+
+def test_a_run_that_was_killed_counts_as_interrupted_and_its_resuming_tells_of_it(log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    log.add("epoch", **epoch_facts(2, 0.6))
+    assert read_run_summary(folder).state == "interrupted"
+    again = resume(folder, 1, batch=3)
+    again.add("epoch", **epoch_facts(2, 0.7))
+    again.add("end", how="finished")
+    summary = read_run_summary(folder)
+    assert [(event.kind, event.epoch, event.batch) for event in summary.events] == [
+        ("start", 0, 0),
+        ("killed", 2, 0),
+        ("resumed", 1, 3),
+        ("finished", 2, 0),
+    ]
+    assert [epoch.get("val_iou") for epoch in summary.epochs] == [0.5, 0.7]
+    assert (summary.state, len(summary.starts), summary.machine) == ("finished", 2, {"device": "cuda:0"})
+
+
+def test_rollbacks_and_warnings_are_kept_with_their_epoch_and_time(log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    log.add("warning", text="careful")
+    log.add("epoch", **epoch_facts(2, 0.5))
+    log.add("rollback", epoch=1, batch=2, text="NaN in epoch 3")
+    log.add("note", text="a note")
+    summary = read_run_summary(folder)
+    assert happened(folder) == [
+        ("start", 0, ""),
+        ("warning", 1, "careful"),
+        ("rollback", 1, "NaN in epoch 3"),
+        ("note", 1, "a note"),
+    ]
+    assert all(event.time.tzinfo is not None for event in summary.events)
+    assert [epoch.number for epoch in summary.epochs] == [1]
+
+
+def test_a_run_that_holds_its_folder_is_running(log, folder):
+    with FolderLock() as lock:
+        lock.acquire(folder, pytest.fail)
+        assert read_run_summary(folder).state == "running"
+        log.add("end", how="failed")  # the lock is released after it
+        assert read_run_summary(folder).state == "failed"
+    assert read_run_summary(folder).state == "failed"
+
+
+def test_settings_have_value_source_and_reason(folder):
+    write_result(folder / "settings.json", {"batch_size": {"value": 8, "source": "decided", "reason": "memory"}, "odd": 3})
+    summary = read_run_summary(folder)
+    assert summary.settings == {"batch_size": Setting(8, "decided", "memory")}
+    assert (summary.value("batch_size"), summary.value("missing", 4)) == (8, 4)
+
+
+def test_a_run_that_lost_its_events_is_shown_from_its_table_and_its_result(folder):
+    write_metrics(folder / "metrics.csv", [row(1, 0.4), row(2, 0.6)])
+    assert read_run_summary(folder).state == "interrupted"
+    write_result(folder / "result.json", {"epochs": 2, "stopped_early": True, "per_class_iou": {"foreground": 0.6}})
+    summary = read_run_summary(folder)
+    assert (summary.state, summary.class_names, summary.id_names) == ("stopped early", ["foreground"], ["background", "foreground"])
+    assert (summary.best.number, summary.best_iou, summary.per_class_iou) == (2, 0.6, {"foreground": 0.6})
+
+
+def test_a_table_that_is_ahead_of_a_state_that_was_restored_does_not_count(log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    log.add("epoch", **epoch_facts(2, 0.6))
+    write_metrics(folder / "metrics.csv", [row(1), row(2)])
+    log.add("rollback", epoch=1, batch=0, text="NaN")
+    assert [epoch.number for epoch in read_run_summary(folder).epochs] == [1]
+
+
+def test_runs_are_the_folders_that_hold_something_of_one_newest_first(tmp_path, log, folder):
+    old = folder.parent / "old"
+    for name in ("old", "empty", ".cache"):
+        (folder.parent / name).mkdir()
+    write_result(old / "result.json", {})
+    write_result(folder.parent / ".cache" / "result.json", {})
+    assert find_runs(folder.parent) == [old, folder]
+    log.add("note", text="newer")
+    assert find_runs(folder.parent) == [folder, old]
+    assert read_run_summary(folder).updated <= datetime.now(UTC)
+    assert find_runs(tmp_path / "missing") == []
+    assert (is_run(folder), is_run(folder.parent / "empty"), is_run(tmp_path / "missing")) == (True, False, False)
+
+
+def deep(depth):
+    return "[" * depth + "]" * depth
+
+
+START = '{"kind": "start", "model": {"ids": ["sky", "car"]}, "data": %s}'
+EPOCH = '{"kind": "epoch", "epoch": 2, "val_iou": 0.5, "%s": %s}'
+DAMAGED = [
+    ("events.jsonl", EPOCH % ("val_loss", "[1]"), "events.jsonl, line 4: val_loss: "),
+    ("events.jsonl", EPOCH % ("val_loss", "NaN"), "events.jsonl, line 4: val_loss: "),
+    ("events.jsonl", EPOCH % ("seconds", f"1{'0' * 30}"), "events.jsonl, line 4: seconds: "),
+    ("events.jsonl", EPOCH % ("seconds", deep(200_000)), "events.jsonl, line 4: it is nested too deeply"),
+    ("events.jsonl", EPOCH % ("classes", '{"sky": 3}'), "events.jsonl, line 4: classes: "),
+    ("events.jsonl", EPOCH % ("confusion", "[[1, 2], [3]]"), "events.jsonl: epoch 2 has other classes than the run"),
+    ("events.jsonl", EPOCH % ("confusion", "[[1, 2], [-3, 4]]"), "events.jsonl: epoch 2 has other classes than the run"),
+    ("events.jsonl", EPOCH % ("confusion", '[["1"]]'), "events.jsonl, line 4: confusion: "),
+    ("events.jsonl", EPOCH % ("classes", '{"tree": {"iou": 0.5}}'), "events.jsonl: epoch 1 has other classes than the run"),
+    ("events.jsonl", START % '{"classes": [3]}', "events.jsonl, line 4: data: classes: "),
+    ("result.json", '{"warnings": "none"}', "result.json: warnings: "),
+    ("result.json", deep(200_000), "result.json: it is nested too deeply"),
+    ("settings.json", '{"seed": 3}', "settings.json, seed: "),
+    ("settings.json", f'{{"seed": {{"value": {deep(50)}}}}}', "settings.json, seed: value: "),
+    ("metrics.csv", "epoch,val_iou\ninf,0.5\n", "metrics.csv: a row without the number of its epoch"),
+    ("metrics.csv", "epoch,val_iou\n1,0.5,0.5\n", "metrics.csv: "),
+    ("metrics.csv", f"epoch,val_iou\n1,{'x' * 200_000}\n", "metrics.csv: field larger than field limit"),
+    ("val_scores.csv", "image,mask\na,b\n", "val_scores.csv: no table of scores ('wrong_pixels')"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "problem"), DAMAGED, ids=range(len(DAMAGED)))
+def test_what_is_damaged_is_left_out_and_told(name, content, problem, log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    with (folder / name).open("a" if name == "events.jsonl" else "w") as file:
+        file.write(f"{content}\n")
+    summary = read_run_summary(folder)
+    assert summary.epochs[0].get("val_iou") == 0.5
+    assert summary.image_scores == []
+    (told,) = summary.problems
+    assert told.startswith(problem)
+    assert len(told) < 200
+    assert summary.state == ("interrupted" if name == "val_scores.csv" else "damaged")
+
+
+@needs_pipes
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("events.jsonl", "pipe"), ("metrics.csv", "zeros"), ("settings.json", "loop")),
+        *(("result.json", "folder"), ("val_scores.csv", "pipe")),
+    ],
+)
+def test_what_is_no_file_is_told_and_not_waited_for(name, kind, log, folder):
+    log.add("epoch", **epoch_facts(1, 0.5))
+    replace_by(kind, folder / name)
+    summary = read_run_summary(folder)
+    assert summary.image_scores == []
+    assert [problem.partition(":")[0].partition(",")[0] for problem in summary.problems] == [name]

@@ -1,0 +1,185 @@
+"""How processes begin together, each function by itself; whole jobs are in tests/test_torchrun.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import io
+
+import pytest
+import torch
+
+from helpers.steps import make_batch, make_settings, small_components, take_step, weights
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolved_config import Decision
+from unet_trainer.config.schema import Config
+from unet_trainer.system.console import Console
+from unet_trainer.system.distributed import Job, Launch, decode, encode
+from unet_trainer.training import setup
+from unet_trainer.training.resume import adapt_to_world_size
+from unet_trainer.training.setup import check_same_config, check_same_dataset, share_settings
+
+
+class Told(Job):
+    """Rank 1 of two; rank 0 has shared these values."""
+
+    is_alone = False
+    is_main = False
+    launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
+
+    def __init__(self, **shared):
+        self.shared = shared
+
+    def broadcast_made(self, name, make):
+        return self.shared[name]
+
+    def broadcast(self, value):
+        return self.shared["state"]
+
+
+class Sharing(Job):
+    """Rank 0, which notes what it shares."""
+
+    is_alone = False
+
+    def __init__(self):
+        self.shared = {}
+
+    def broadcast_made(self, name, make):
+        self.shared[name] = decode(encode(make()))
+        return self.shared[name]
+
+
+class First(Job):
+    """Rank 0 of two."""
+
+    is_alone = False
+    launch = Launch(world_size=2, local_world_size=2, is_torchrun=True)
+
+    def broadcast(self, value):
+        self.sent = value
+        return value
+
+
+@pytest.fixture
+def console():
+    return Console(io.StringIO())
+
+
+def said(console):
+    return console.stream.getvalue()
+
+
+def test_a_job_says_who_takes_part_and_that_a_restart_would_begin_anew(console, monkeypatch):
+    job = First()
+    job.launch = Launch(world_size=8, local_world_size=4, is_torchrun=True)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    setup._say_job(job, torch.device("cpu"), None, console)
+    assert "8 on 2 machines, gradients averaged by gloo" in said(console)
+    assert "only with resume=auto it goes on where it was" in said(console)
+    setup._say_job(job, torch.device("cpu"), "auto", again := Console(io.StringIO()))
+    assert "Note" not in said(again)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    train: tuple = ()
+    val: tuple = ()
+
+
+@dataclasses.dataclass
+class Dataset:
+    split: Split = dataclasses.field(default_factory=Split)
+    image_spec: int = 0
+    coding: object = None
+
+    def __post_init__(self):
+        self.coding = type("Coding", (), {"to_dict": lambda self: {}})()
+
+
+def test_other_files_on_another_machine_are_refused():
+    first = Sharing()
+    check_same_dataset(first, Dataset(), "data/mine")
+    (digests, counts) = first.shared["dataset digest"]
+    told = Told(**{"dataset digest": ({**digests, "names of files": "another"}, "8 images train and 2 validate")})
+    with pytest.raises(UserError, match=r"data_dir: data/mine on .* is not what rank 0 has there \(0 images train and 0 validate"):
+        check_same_dataset(told, Dataset(), "data/mine")
+    told = Told(**{"dataset digest": ({**digests, "values of masks": "another"}, counts)})
+    with pytest.raises(UserError, match=r"is not what rank 0 has there \(other values of masks\)"):
+        check_same_dataset(told, Dataset(), "data/mine")
+
+
+def test_another_config_on_another_machine_is_refused(monkeypatch):
+    """All would take rank 0's, in silence."""
+    first = Sharing()
+    check_same_config(first, Config(batch_size=2, data_dir="/scratch/a", num_workers=4))
+    told = Told(**first.shared)
+    check_same_config(told, Config(batch_size=2, data_dir="/scratch/b", num_workers=8))
+    with pytest.raises(UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need"):
+        check_same_config(told, Config(batch_size=4, seed=7))
+    version = importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1" if name == "timm" else version(name))
+    with pytest.raises(UserError, match=r"^timm: 0.1 on .*, 1.* for rank 0; all machines need .* the same packages"):
+        check_same_config(told, Config(batch_size=2))
+
+
+def test_settings_are_those_of_rank_0_with_the_own_device():
+    settings = make_settings()
+    taken = share_settings(Told(settings=settings.to_dict()), "settings", lambda: None, torch.device("cuda", 1))
+    assert taken.taken == dataclasses.replace(settings.taken, device="cuda:1")
+    assert taken.asked == settings.asked
+    assert taken.decisions == {**settings.decisions, "device": Decision("decided", "this process's")}
+    assert share_settings(Job(), "settings", lambda: settings, torch.device("cpu")) is settings
+
+
+def test_the_state_of_rank_0_is_sent_whole():
+    first, second = small_components(ema_decay=0.9), small_components(ema_decay=0.9, seed=5)
+    second.state.rank, second.state.world_size = 1, 2
+    take_step(first.train_step, make_batch(2))
+    first.state.batch = 3
+    sender = First()
+    first.state.broadcast(sender)
+    second.state.broadcast(Told(state=sender.sent))
+    assert torch.equal(weights(first.state.segmenter), weights(second.state.segmenter))
+    assert torch.equal(weights(first.state.ema.segmenter), weights(second.state.ema.segmenter))
+    assert second.state.batch == 3
+    assert second.state.optimizer.state_dict()["state"].keys() == first.state.optimizer.state_dict()["state"].keys()
+
+
+def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
+    """Or they would disagree on which epoch is the best, and when patience runs out."""
+    first, second = small_components().state, small_components().state
+    for state in (first, second):
+        state.early_stopping.update(0.8, 1)
+        state.per_class_iou = [0.8]
+    first.early_stopping.forget_best()
+    first.per_class_iou = []
+    sender = First()
+    first.broadcast_best(sender)
+    second.broadcast_best(Told(state=sender.sent))
+    assert second.early_stopping == first.early_stopping
+    assert second.per_class_iou == []
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "expected"),
+    [(2, 3, 6), (2, 0, 0), (3, 1, 3)],
+)
+def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, expected, console):
+    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one."""
+    components = small_components()
+    components.state.batch = batch
+    config = dataclasses.replace(make_settings().taken, batch_size=2)
+    adapt_to_world_size(config, before, Launch(), components.state, console)
+    assert components.state.batch == expected
+    assert f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays" in said(console)
+    assert "The order of the samples stays that of the seed" in said(console)
+
+
+def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
+    components = small_components()
+    components.state.batch = 3
+    config = dataclasses.replace(make_settings().taken, batch_size=2)
+    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
+    assert components.state.batch == 0
+    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in said(console)

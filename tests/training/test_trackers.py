@@ -1,0 +1,347 @@
+"""Experiment trackers against fake packages, TensorBoard against the real one where it is installed; and that a service that is slow,
+fails or hangs neither slows nor ends a run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from train_unet import train
+from unet_trainer.config.load import load_config
+from unet_trainer.images.image_files import write_image
+from unet_trainer.training import trackers
+from unet_trainer.training.event_log import EventLog, read_events
+from unet_trainer.training.run_summary import ClassScores, EpochRecord
+from unet_trainer.training.trackers import (
+    TRACKERS,
+    TrackedRun,
+    TrackerQueue,
+    build_trackers,
+    chosen_trackers,
+    scalars_of,
+)
+
+SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
+
+
+class FakeModule(ModuleType):
+    """Records every call."""
+
+    def __init__(self, name, **attributes):
+        super().__init__(name)
+        self.calls, self.__spec__ = [], SimpleNamespace(name=name)
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments, **options):
+            self.calls.append((name, arguments, options))
+            return SimpleNamespace(id="run-1", info=SimpleNamespace(run_id="run-1"))
+
+        return call
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "checkpoints" / "cells"
+    folder.mkdir(parents=True)
+    return TrackedRun(folder, SETTINGS)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    write_image(tmp_path / "picture.png", np.full((4, 6, 3), 200, np.uint8))
+    return tmp_path / "picture.png"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def build(name, **attributes):
+        module = FakeModule(name, **attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    for variable in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return build
+
+
+def names(module):
+    return [name for name, _, _ in module.calls]
+
+
+def test_trackers_are_off_by_default_and_several_may_be_on():
+    assert chosen_trackers(load_config({})) == []
+    assert chosen_trackers(load_config({"mlflow": True, "tensorboard": True})) == ["tensorboard", "mlflow"]
+
+
+def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, picture):
+    module = fake("wandb", login=lambda prompt: False, run=SimpleNamespace(summary={}))
+    tracker = TRACKERS["wandb"]()
+    assert tracker.init(run) == "run-1"
+    tracker.log(3, {"iou/val": 0.5}, picture)
+    tracker.finish({"best_val_iou": 0.75}, is_complete=False)
+    init, image, log, finish = module.calls
+    assert init[2] == {
+        "project": "unet-trainer",
+        "name": "cells",
+        "config": SETTINGS,
+        "resume": "allow",
+        "dir": str(run.folder),
+        "id": None,
+        "mode": "offline",
+    }
+    assert image == ("Image", (str(picture),), {})
+    assert (log[1][0]["iou/val"], set(log[1][0]), log[2]) == (0.5, {"iou/val", "samples"}, {"step": 3})
+    assert module.run.summary == {"best_val_iou": 0.75}
+    assert finish == ("finish", (), {"exit_code": 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "mode", "taken"), [("secret", None, "online"), ("secret", "disabled", "disabled"), (None, "online", "online")]
+)
+def test_wandb_is_online_where_the_user_set_it_up(key, mode, taken, fake, run, monkeypatch):
+    module = fake("wandb", login=lambda: None, api=SimpleNamespace(api_key=key))  # an older version: login has no prompt
+    if mode is not None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    TRACKERS["wandb"]().init(run)
+    assert module.calls[0][2]["mode"] == taken
+
+
+def test_a_resumed_run_goes_on_under_its_id(fake, run):
+    again = TrackedRun(run.folder, SETTINGS, first_epoch=5, earlier_id="before")
+    wandb, mlflow = fake("wandb"), fake("mlflow")
+    TRACKERS["wandb"]().init(again)
+    TRACKERS["mlflow"]().init(again)
+    assert [options["id"] for name, _, options in wandb.calls if name == "init"] == ["before"]
+    assert ("start_run", (), {"run_id": "before", "run_name": "cells"}) in mlflow.calls
+    assert "log_params" not in names(mlflow)  # it would refuse other values
+
+
+def test_trackio_has_the_calls_of_wandb(fake, run, picture):
+    module = fake("trackio", run=None)
+    tracker = TRACKERS["trackio"]()
+    tracker.init(run)
+    tracker.log(1, {"iou/val": 0.5}, None)
+    tracker.finish({}, is_complete=True)
+    assert names(module) == ["init", "log", "finish"]
+    assert module.calls[0][2] == {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "resume": "allow"}
+    assert module.calls[2][2] == {}
+
+
+@pytest.mark.parametrize("uri", [None, "http://tracking:5000"])
+def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, fake, run, picture, monkeypatch):
+    module = fake("mlflow")
+    if uri is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    tracker = TRACKERS["mlflow"]()
+    assert tracker.init(run) == "run-1"
+    tracker.log(2, {"iou/val": 0.5}, picture)
+    tracker.finish({"best_epoch": 2.0}, is_complete=True)
+    calls = {name: (arguments, options) for name, arguments, options in module.calls}
+    assert ("set_tracking_uri" in calls) == (uri is None)
+    if uri is None:
+        assert calls["set_tracking_uri"][0] == ((run.folder.parent / "mlruns").as_uri(),)
+    assert calls["log_params"][0][0]["loss"] == "{'dice': 1.0}"
+    assert module.calls[-4] == ("log_metrics", ({"iou/val": 0.5},), {"step": 2})
+    assert calls["log_artifact"][0] == (str(picture), "samples")
+    assert calls["end_run"][0] == ("FINISHED",)
+
+
+def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TRACKERS["tensorboard"]()
+    tracker.init(run)
+    tracker.log(1, {"iou/val": 0.25, "iou of classes/car": 0.5}, picture)
+    tracker.log(2, {"iou/val": 0.75}, None)
+    tracker.finish({"best_val_iou": 0.75}, is_complete=True)
+    again = TRACKERS["tensorboard"]()
+    again.init(TrackedRun(run.folder, SETTINGS, first_epoch=1))
+    again.log(2, {"iou/val": 0.875}, None)
+    again.finish({}, is_complete=True)
+    found = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in found.Scalars("iou/val")] == [(1, 0.25), (2, 0.875)]
+    assert found.Images("samples")[0].width == 6
+    assert "_hparams_/experiment" in found.PluginTagToContent("hparams")
+
+
+def test_scalars_are_grouped_and_leave_out_what_is_undefined():
+    classes = {"car": ClassScores(0.5, 0.6, 0.7, 0.8), "sky": ClassScores(None, None, None, 0.0)}
+    epoch = EpochRecord(1, {"train_loss": 1.5, "val_iou": float("nan"), "epoch": 1}, classes)
+    assert scalars_of(epoch) == {
+        "loss/train": 1.5,
+        "iou of classes/car": 0.5,
+        "dice of classes/car": 0.6,
+        "precision of classes/car": 0.7,
+        "recall of classes/car": 0.8,
+        "recall of classes/sky": 0.0,
+    }
+
+
+# In a thread of its own
+
+LIMIT = 60.0
+
+
+class Recorder:
+    """A tracker that remembers what it was told; `failing`: calls that raise; `gate`: waits for it in log."""
+
+    def __init__(self, failing=(), error=None, gate=None):
+        self.failing, self.error, self.gate = failing, error or ConnectionError("no route to host"), gate
+        self.logged, self.finished = [], []
+        self.begun = threading.Event()
+
+    def init(self, run):
+        self._check("init")
+        return "run-1"
+
+    def log(self, epoch, scalars, picture):
+        self.begun.set()
+        if self.gate is not None:
+            self.gate.wait(LIMIT)
+        self._check("log")
+        self.logged.append((epoch, scalars, picture))
+
+    def finish(self, outcome, is_complete):
+        self._check("finish")
+        self.finished.append((outcome, is_complete))
+
+    def _check(self, name):
+        if name in self.failing:
+            raise self.error
+
+
+@pytest.fixture
+def folder(tmp_path):
+    EventLog().open(tmp_path)
+    return tmp_path
+
+
+def make(folder, tracker, ids=None):
+    queue = TrackerQueue("wandb", tracker, TrackedRun(folder, {}), (ids if ids is not None else []).append)
+    queue.start()
+    return queue
+
+
+def epoch(number, iou=0.5):
+    return EpochRecord(number, {"val_iou": iou})
+
+
+def test_epochs_are_logged_in_order_and_the_outcome_at_the_end(folder):
+    log, tracker, ids = EventLog(), Recorder(), []
+    log.open(folder)
+    queue = make(folder, tracker, ids)
+    for number in (1, 2, 3):
+        log.add("epoch", epoch=number, val_iou=0.5)
+        queue.log(epoch(number))
+    log.add("end", how="finished")
+    assert queue.finish() is None
+    assert queue.take_problem() is None
+    assert tracker.logged == [(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)]
+    assert tracker.finished == [({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)]
+    assert ids == ["run-1"]
+
+
+def test_each_new_picture_is_logged_once(folder):
+    tracker = Recorder()
+    queue = make(folder, tracker)
+    (folder / "samples").mkdir()
+    write_image(folder / "samples" / "epoch_0001.png", np.zeros((2, 2, 3), np.uint8))
+    for number in (1, 2):
+        queue.log(epoch(number))
+    queue.finish()
+    assert [picture for _, _, picture in tracker.logged] == [folder / "samples" / "epoch_0001.png", None]
+
+
+@pytest.mark.parametrize(
+    ("failing", "error"), [("init", SystemExit(1)), ("log", ConnectionError("no route to host")), ("finish", KeyError("x"))]
+)
+def test_whatever_a_service_raises_is_told_once(failing, error, folder):
+    tracker = Recorder([failing], error)
+    queue = make(folder, tracker)
+    for number in (1, 2, 3):
+        queue.log(epoch(number))
+    assert queue.finish() is None
+    problem = queue.take_problem()
+    assert problem.startswith("wandb: ")
+    assert problem.endswith("; training goes on, without it if it goes on failing")
+    assert queue.take_problem() is None
+    assert len(tracker.logged) == (3 if failing == "finish" else 0)
+
+
+def test_a_slow_service_loses_epochs_and_holds_nobody_up(folder, monkeypatch):
+    monkeypatch.setattr(trackers, "MAX_WAITING", 3)
+    gate = threading.Event()
+    tracker = Recorder(gate=gate)
+    queue = make(folder, tracker)
+    queue.log(epoch(0))
+    assert tracker.begun.wait(LIMIT)
+    for number in range(1, 9):  # three wait, five are lost
+        queue.log(epoch(number))
+    gate.set()
+    assert queue.finish() == "wandb was too slow: 5 epochs were not logged there"
+    assert [number for number, _, _ in tracker.logged] == [0, 1, 2, 3]
+
+
+def test_a_service_that_hangs_is_left_behind(folder, monkeypatch):
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.05)
+    gate = threading.Event()
+    queue = make(folder, Recorder(gate=gate))
+    queue.log(epoch(1))
+    assert queue.finish() == "wandb did not answer within 0 s at the end; what it has not logged is lost there"
+    gate.set()
+
+
+def test_a_thread_that_cannot_be_started_is_told(folder, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    queue = make(folder, Recorder())
+    assert "can't start new thread" in queue.take_problem()
+    assert queue.finish() is None
+
+
+def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
+    log = EventLog()
+    log.open(tmp_path, resumed_after=None)
+    log.add("tracker", name="wandb", id="one")
+    log.add("tracker", name="mlflow", id="two")
+    EventLog().open(tmp_path, resumed_after={"epoch": 1, "batch": 0})
+    (queue,) = build_trackers(["wandb"], tmp_path, {}, 1, log)
+    assert (queue.run.earlier_id, queue.run.first_epoch) == ("one", 1)
+    EventLog().open(tmp_path, resumed_after=None)
+    (queue,) = build_trackers(["wandb"], tmp_path, {}, 0, log)
+    assert queue.run.earlier_id is None
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_run_is_tracked_from_its_start_to_its_end(tiny_config, fake):
+    module = fake("trackio", run=None)
+    result = train(tiny_config, trackio=True)
+    assert [(name, options.get("step")) for name, _, options in module.calls if name != "Image"] == [
+        *(("init", None), ("log", 1), ("log", 2), ("finish", None))
+    ]
+    assert module.calls[0][2]["config"]["batch_size"] == 4
+    assert ("tracker", "run-1") in [(event["kind"], event.get("id")) for event in read_events(result.run_dir)]
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_service_that_is_down_ends_no_run_and_is_told(tiny_config, fake, capsys):
+    def fail(**options):
+        raise ConnectionError("no route to host")
+
+    fake("trackio", init=fail)
+    assert train(tiny_config, trackio=True).epochs == 2
+    assert capsys.readouterr().out.count("trackio: no route to host") == 1

@@ -1,0 +1,585 @@
+"""Decides what the values of the masks mean, and how many classes there are, where the config leaves it open.
+
+evidence → a reading that is clear, with its reason (choose_classes); else a question with the readings that a person may mean, the
+most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the values of the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from unet_trainer.config.dump import to_plain, value_text
+from unet_trainer.config.load import class_contradictions
+from unet_trainer.config.mask_classes import MaskClass, MaskValues, implied_num_classes
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.class_files import ClassFile, NamedClass
+from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, MaskEvidence
+from unet_trainer.datasets.problems import Choice, Question, first_few
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_files import COLOUR
+from unet_trainer.images.mask_coding import (
+    IGNORED,
+    UNKNOWN,
+    MaskCoding,
+    as_number,
+    as_written,
+    channels_of,
+    distance,
+    given_coding,
+    largest_tolerance,
+    show_value,
+    show_values,
+)
+from unet_trainer.images.mask_shapes import EDGE_WIDTH
+from unet_trainer.system.console import counted
+
+MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
+MANY_IDS = 40  # more values, some of them beyond 255, are ids of objects
+MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
+MAX_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
+MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
+LESS_FREQUENT = 5  # the first group of colours that is no class has fewer pixels than the last class by this factor
+NEARLY_BLACK = 16
+BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
+MAX_LISTED = 40  # values that are offered as classes
+MAX_CHOICES = 5
+EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
+NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
+NUM_SHOWN = 12  # values in the table
+FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
+
+
+@dataclass(frozen=True)
+class ChosenClasses:
+    """The classes of a dataset, and why."""
+
+    coding: MaskCoding
+    num_classes: int
+    num_classes_reason: str = ""
+    class_names: tuple[str, ...] | None = None  # from a class file
+    class_names_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the values of the masks mean: mask_values as the config writes them, and what is ignored besides."""
+
+    values: MaskValues
+    num_classes: int
+    reason: str  # or, of a choice, what it means
+    num_classes_reason: str = ""
+    ignored: tuple[int, ...] = ()
+    tolerance: int = 0
+    names: tuple[str, ...] | None = None
+    ignores_others: bool = False
+
+    def choice(self, ignored: frozenset[int]) -> Choice:
+        """The settings for it, besides the user's ignore_value. Ids from 0 need no mask_values."""
+        is_plain = self.values == tuple(range(len(self.values))) and not self.ignores_others and not self.names
+        settings: dict[str, Any] = {"num_classes": self.num_classes}
+        settings |= {"class_names": self.names} if self.names else {}
+        settings |= {} if is_plain else {"mask_values": self.values}
+        settings |= {"ignore_value": as_written(sorted({*ignored, *self.ignored}))} if self.ignored else {}
+        settings |= {"unknown_values": "ignore"} if self.ignores_others else {}
+        return Choice(self.reason, settings)
+
+
+def _of_each(values: Sequence[int], reason: str, num_classes: int | None = None, **others: Any) -> Reading:
+    """A class for each value, in this order; two are background and foreground."""
+    return Reading(_listed(values), num_classes or (1 if len(values) == 2 else len(values)), reason, **others)
+
+
+def _listed(values: Sequence[int]) -> tuple[MaskClass, ...]:
+    return tuple(as_written([value]) for value in values)
+
+
+def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile | None = None) -> ChosenClasses | None:
+    """The classes, if there is only one way to read the masks; None where the user must be asked. `evidence` is without the values
+    of ignore_value. Raises DataError for settings that the masks contradict."""
+    implied = implied_num_classes(config.class_names, config.class_weights, config.mask_values)
+    asked = implied if config.num_classes == "auto" else config.num_classes
+    ignores_unknown = config.unknown_values == "ignore"
+    if config.mask_values != "auto":
+        assert asked is not None
+        reason = "one for each of mask_values" if asked > 2 else "mask_values tells two classes apart"
+        return ChosenClasses(_given_coding(config, evidence, ignores_unknown), asked, reason)
+    reading = _by_class_file(asked, evidence, class_file) or _by_values(asked, evidence)
+    if reading is None:
+        return None
+    ignored = (*sorted(evidence.ignored), *reading.ignored)
+    tolerance = reading.tolerance if config.mask_tolerance == "auto" else config.mask_tolerance
+    coding = given_coding(reading.values, as_written(ignored) if ignored else None, ignores_unknown, tolerance, reading.reason)
+    _check_tolerance(coding, evidence)
+    reason = reading.num_classes_reason
+    if config.class_names or isinstance(config.class_weights, tuple):
+        reason = f"one for each of {'class_names' if config.class_names else 'class_weights'}"
+    names = None if config.class_names else reading.names
+    return ChosenClasses(coding, reading.num_classes, reason, names, reading.reason if names else "")
+
+
+def present_classes(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:
+    """Ids of the classes that occur; IGNORED and UNKNOWN among them."""
+    return set(coding.encode(np.array(evidence.seen, np.int64)).tolist()) if evidence.seen else set()
+
+
+def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any] | None:
+    """Of foreground and background, the settings that exchange them; None for ids of objects, which have no other way."""
+    if coding.values is not None:
+        values, tolerance = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0)), coding.tolerance
+    elif coding.threshold:
+        values, tolerance = (evidence.seen[-1], evidence.seen[0]), largest_tolerance([evidence.seen[0], evidence.seen[-1]])
+    else:
+        return None
+    ignored = {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
+    return {"mask_values": values, **ignored, **({"mask_tolerance": tolerance} if tolerance else {})}
+
+
+# Masks saved as JPEG
+
+
+def _given_coding(config: Config, evidence: MaskEvidence, ignores_unknown: bool) -> MaskCoding:
+    """The coding that mask_values gives. For masks saved as JPEG it gets a tolerance."""
+    tolerance = 0 if config.mask_tolerance == "auto" else config.mask_tolerance
+    coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance)
+    if config.mask_tolerance == "auto" and coding.values is not None and evidence.is_lossy:
+        known = _known_values(coding)
+        tolerance = _jpeg_tolerance(known)
+        if tolerance >= MIN_TOLERANCE and not set(evidence.seen) <= set(known):
+            reason = _tolerance_reason(tolerance)
+            coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance, reason)
+    _check_tolerance(coding, evidence)
+    return coding
+
+
+def _jpeg_tolerance(values: Sequence[int]) -> int:
+    """Pixels between two classes may look like a third one; where there is none, each goes to the nearest."""
+    return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, largest_tolerance(values))
+
+
+def _tolerance_reason(tolerance: int) -> str:
+    return f"masks saved as JPEG: the nearest value, if it is within {tolerance}; pixels between two are ignored"
+
+
+def _known_values(coding: MaskCoding) -> list[int]:
+    assert coding.values is not None
+    return [value for class_id in range(len(coding.values)) for value in coding.values_of(class_id)] + list(coding.ignored)
+
+
+def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
+    """Refuses a tolerance with which a value would belong to two classes, or many pixels to none."""
+    if not coding.tolerance or coding.values is None:
+        return
+    values = _known_values(coding)
+    most = largest_tolerance(values)
+    if coding.tolerance > most:
+        pairs = [(other, one) for index, one in enumerate(values) for other in values[:index]]
+        one, other = min(pairs, key=lambda pair: distance(*pair))
+        raise DataError(
+            f"mask_tolerance: got {coding.tolerance}; need at most {most}: {show_value(one)} and {show_value(other)} differ by "
+            f"{distance(one, other)} only"
+        )
+    blurred = _far_share(coding, evidence)
+    if blurred > MAX_BLURRED:
+        far = [group.value for group in evidence.groups if min(distance(group.value, value) for value in values) > coding.tolerance]
+        raise DataError(
+            f"mask_values: {blurred:.1%} of the pixels are within {coding.tolerance} (mask_tolerance) of no class, most of them "
+            f"near {show_values(far[:4])}; add these to mask_values or ignore_value, or save the masks as PNG"
+        )
+
+
+def _far_share(coding: MaskCoding, evidence: MaskEvidence) -> float:
+    """Share of pixels farther than the tolerance from every value."""
+    ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
+    far = [value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED]
+    return evidence.share(*(value for value in far if value not in coding.ignored))
+
+
+# What is clear: by a class file
+
+
+def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassFile | None) -> Reading | None:
+    """The classes that a file names, if all values that occur are among them."""
+    by_value = None if class_file is None else _values_of_file(class_file, evidence)
+    if class_file is None or by_value is None:
+        return None
+    void = tuple(value for value, one in by_value.items() if one.is_void and value in evidence.counts)
+    if evidence.share(*void) > MAX_VOID:
+        return None
+    classes = {value: one for value, one in by_value.items() if not one.is_void}
+    num_named = len(classes)
+    if class_file.has_colours and evidence.has_colours:  # colours that no mask has would be classes that nothing is learnt of
+        classes = {value: one for value, one in classes.items() if _occurs(value, evidence)}
+    beyond = set(evidence.seen) - set(by_value)
+    if beyond == {VOID} and not evidence.has_colours:
+        void = (*void, VOID)
+    elif beyond and not evidence.is_lossy:
+        return None
+    order, num_classes = list(classes), len(classes)
+    named = order
+    if len(classes) == 2 and asked in (None, 1):
+        order = sorted(classes, key=lambda value: (not classes[value].is_background, value != 0))
+        num_classes, named = 1, order[1:]
+    if not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
+        return None
+    tolerance = _jpeg_tolerance([*order, *void]) if beyond - {VOID} else 0
+    if beyond - {VOID} and tolerance < MIN_TOLERANCE:
+        return None
+    name = class_file.path.name
+    reason = f"by {name}" + (f"; {_tolerance_reason(tolerance)}" if tolerance else "")
+    absent = f", {num_named - len(classes)} more occur in no mask" if num_named > len(classes) else ""
+    names = tuple(classes[value].name for value in named)
+    count = f"{len(classes)} classes in {name}{absent}"
+    return _of_each(order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names)
+
+
+def _occurs(value: int, evidence: MaskEvidence) -> bool:
+    if not evidence.is_lossy:
+        return value in evidence.counts
+    return any(distance(value, group.value) <= MIN_TOLERANCE for group in evidence.groups)
+
+
+def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, NamedClass] | None:
+    """The classes by the value that they have in the masks, in the order of the file."""
+    classes, seen = class_file.classes, evidence.seen
+    by_value = {one.value: one for one in classes if one.value is not None}
+    if class_file.has_colours and evidence.shown:  # the masks hold indices, and their palette the colours
+        indices = {as_number(channels_of(COLOUR + colour)): index for index, colour in sorted(evidence.shown.items(), reverse=True)}
+        by_index = {indices[value]: one for value, one in by_value.items() if value in indices}
+        if set(seen) <= {*by_index, VOID}:
+            return by_index
+    if class_file.has_values and (evidence.has_colours or not class_file.has_colours or set(seen) <= set(by_value)):
+        return by_value
+    if evidence.has_colours:
+        return None
+    # Names alone, in the order of the ids: with the background first, some of the last may occur in no mask.
+    ids = [value for value in seen if value != VOID]
+    if classes[0].is_background and len(classes) == len(seen) == 2:
+        return dict(zip(seen, classes, strict=True))
+    if max(ids, default=0) != len(classes) - 1 and not (classes[0].is_background and ids and ids[-1] < len(classes)):
+        return None
+    return {value: classes[value] for value in ids} if len(ids) == 2 else dict(enumerate(classes))
+
+
+# What is clear: by the values alone
+
+
+def _by_values(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """The reading if the values that occur allow only one. `asked` is num_classes, or None if it is open."""
+    rules = (_two_values, _objects_of_16_bits, _soft_edges, _class_ids, _in_order, _frequent_colours)
+    return next((found for rule in rules if len(evidence.seen) >= 2 and (found := rule(asked, evidence)) is not None), None)
+
+
+def _two_values(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """0 and any other value or colour; black and white of a palette. Of two others either may be the background."""
+    seen, why = evidence.seen, "the masks hold two values"
+    if len(seen) != 2 or asked not in (None, 1, 2):
+        return None
+    by_shown = {evidence.shown.get(value): value for value in seen}
+    if by_shown.keys() == {BLACK, WHITE} and by_shown[BLACK] != 0:
+        reason = f"{by_shown[BLACK]} is black and {by_shown[WHITE]} white in their palette"
+        return _of_each([by_shown[BLACK], by_shown[WHITE]], reason, asked, num_classes_reason=f"{why}; {reason}")
+    return _of_each(seen, "two values", asked, num_classes_reason=why) if seen[0] == 0 else None
+
+
+def _objects_of_16_bits(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    seen = evidence.seen
+    are_objects = seen[0] == 0 and 255 < seen[-1] < COLOUR and (evidence.are_objects or len(seen) > MANY_IDS)
+    if asked not in (None, 1) or not are_objects:
+        return None
+    reason = "16-bit object ids: any value but 0 is foreground"
+    return Reading("nonzero", 1, reason, f"the masks hold ids of objects, up to {seen[-1]}")
+
+
+def _soft_edges(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Greys that soft edges or JPEG make of two values."""
+    threshold = evidence.edge_threshold() if asked in (None, 1) else None
+    if threshold is None:
+        return None
+    greys = f"greys around {evidence.seen[0]} and {evidence.seen[-1]}"
+    return Reading(f"above {threshold}", 1, f"{greys}, split at {threshold}", f"the masks hold {greys}")
+
+
+def _class_ids(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Ids from 0, with or without 255 as void."""
+    seen = evidence.seen
+    has_void = seen[-1:] == [VOID] and not evidence.ignored
+    ids = seen[:-1] if has_void else seen
+    if len(ids) < 2 or (has_void and not evidence.is_beside_classes(VOID)):
+        return None
+    num_ids = len(ids) if asked is None else max(2, asked)
+    if not set(ids) <= set(range(num_ids)) or (asked is None and not _are_classes(evidence, ids)):
+        return None
+    why = "the masks hold " + ("two values" if num_ids == 2 else f"ids 0 to {num_ids - 1}")
+    if has_void:
+        why = f"{why}; 255 beside them is taken as void"
+        return _of_each(range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,))
+    return _of_each(range(num_ids), "class ids", asked, num_classes_reason=why)
+
+
+def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
+    """Whether dense ids are those of classes, and the last one is a class too."""
+    if len(ids) == 2:
+        return True
+    if len(ids) > MAX_CLASSES or evidence.are_objects or evidence.occur_once or evidence.is_lossy or not evidence.has_regions:
+        return False
+    has_void = bool(evidence.ignored) or evidence.seen[-1] != ids[-1]
+    return has_void or not evidence.last_may_be_void
+
+
+def _in_order(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """As many greys as classes are in the order of their brightness; so are ids from 1."""
+    seen = evidence.seen
+    if seen[-1] >= COLOUR:
+        return None
+    if asked is not None and asked > 1 and len(seen) == asked:
+        return _of_each(seen, f"{asked} values, in their order", asked)
+    is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1)) and not evidence.may_be_trimap
+    if asked is None and is_from_1 and _are_classes(evidence, seen):
+        return _of_each(seen, f"ids 1 to {len(seen)}, in their order", num_classes_reason=f"the masks hold ids 1 to {len(seen)}")
+    return None
+
+
+def _frequent_colours(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Of masks saved as JPEG, the most frequent colours, if others are far less frequent and the order of the classes is clear."""
+    num_ids, groups = max(2, asked or 1), evidence.groups if evidence.is_lossy else []
+    if len(groups) < num_ids or (len(groups) > num_ids and LESS_FREQUENT * groups[num_ids].pixels > groups[num_ids - 1].pixels):
+        return None
+    values = sorted(group.value for group in groups[:num_ids])
+    is_on_black = num_ids == 2 and max(channels_of(values[0])) <= NEARLY_BLACK
+    if not is_on_black and (values[-1] >= COLOUR or asked is None or num_ids == 2):
+        return None
+    tolerance = _jpeg_tolerance(values)
+    if tolerance < MIN_TOLERANCE or _far_share(given_coding(_listed(values), tolerance=tolerance), evidence) > MAX_BLURRED:
+        return None
+    why = f"the masks hold {show_values(values)}"
+    return _of_each(values, _tolerance_reason(tolerance), asked or 1, num_classes_reason=why, tolerance=tolerance)
+
+
+# What has to be asked
+
+
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> Question:
+    """The question where choose_classes has no answer. `names` are what messages call the masks."""
+    choices: dict[str, Choice] = {}
+    for reading in _proposals(evidence, None if config.class_names else class_file):
+        choice = reading.choice(evidence.ignored)
+        if _trains(config, evidence, choice):
+            choices.setdefault(value_text(to_plain(dict(choice.settings))), choice)
+    found = list(choices.values())
+    message = "mask_values: auto cannot tell what the values in the masks mean"
+    if config.num_classes != "auto":
+        if not evidence.are_objects:
+            found.sort(key=lambda choice: choice.settings["num_classes"] != config.num_classes)
+        number = config.num_classes
+        accepted = f"the ids 0 to {number - 1} or any {number} greys" if number > 1 else "{0, 1}, {0, 255} or 0 and any other value"
+        message += f"; num_classes: {number} accepts {accepted}"
+    hint = _hint(evidence)
+    return Question("\n  ".join([message, hint] if hint else [message]), *found[:MAX_CHOICES], table=_table(evidence, names))
+
+
+def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
+    """Whether the config with this choice decides the masks: every value has a meaning, and two classes occur."""
+    answered = replace(config, **choice.settings)
+    if class_contradictions(answered):
+        return False
+    ignored = given_coding("nonzero", answered.ignore_value).ignored
+    counted_values = evidence if evidence.ignored == set(ignored) else MaskEvidence(evidence.masks, ignored)
+    try:
+        chosen = choose_classes(answered, counted_values)
+    except DataError:
+        return False
+    present = set() if chosen is None else present_classes(chosen.coding, counted_values)
+    return UNKNOWN not in present and len(present - {IGNORED}) >= 2
+
+
+def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
+    """The most frequent values, those close to one of them with it, and those that occur in one mask only."""
+    noise = [] if evidence.are_objects else evidence.noise
+    others = evidence.without(noise)
+    rows: dict[int, str] = {}
+    if (evidence.has_colours and evidence.id_channel is None) or evidence.is_lossy:
+        groups = (next(iter(_frequent_groups(others)), []) if evidence.is_lossy else others.groups)[:NUM_SHOWN]
+        for group in groups:
+            near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
+            rows[group.value] = f"{show_value(group.value)}: {group.pixels / evidence.total:.2%} of pixels{near}"
+        num_shown = sum(group.num_values for group in groups)
+    else:
+        shown = [value for value, _ in others.counts.most_common(NUM_SHOWN)]
+        rows = {value: f"{show_value(value)}: {evidence.share(value):.2%} of pixels" for value in shown}
+        num_shown = len(shown)
+    num_masks = counted(len(evidence.masks), "mask")
+    lines = [f"{rows[value]}, in {evidence.holders[value]} of {num_masks}" for value in sorted(rows)]
+    if num_shown + len(noise) < len(evidence.seen):
+        lines.append(f"… {len(evidence.seen)} values in all (check --json FILE lists them)")
+    if noise:
+        by_mask: dict[str, list[int]] = {}
+        for value in noise:
+            holder = next(name for name, mask in zip(names, evidence.masks, strict=True) if value in mask.counts)
+            by_mask.setdefault(holder, []).append(value)
+        named = [f"{show_values(values[:6])} in {name}" for name, values in by_mask.items()]
+        lines.append(f"In one mask only, perhaps noise: {first_few(named, 3)}")
+    return lines
+
+
+def _hint(evidence: MaskEvidence) -> str:
+    seen = evidence.seen
+    covered = sum(pixels for _, pixels in evidence.counts.most_common(NUM_SHOWN))
+    if evidence.are_objects:
+        return "They look like ids of objects: nearly each is one piece, and masks with more of them hold those of the others too"
+    if covered < FEW_COVERED * evidence.total and not evidence.has_regions:
+        return "They look like those of photographs; is mask_dir the folder of the masks?"
+    if seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID):
+        return f"{VOID} occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
+    if len(seen) == 2:
+        return "Which of the two is the background?"
+    if evidence.has_outlying_void:
+        return f"{VOID} is far from the other values: is it void (pixels to ignore), or a class?"
+    if seen[-1] < COLOUR and evidence.last_may_be_void:
+        return f"{seen[-1]} is rare, thin and beside other values: is it void (pixels to ignore), or a class?"
+    return ""
+
+
+def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[Reading]:
+    """Every reading that a person may mean, the most likely first."""
+    seen = evidence.seen
+    low, high = seen[0], seen[-1]
+    if evidence.are_objects:
+        yield Reading("nonzero", 1, "every object is foreground")
+    yield from _some_of_class_file(evidence, class_file)
+    yield from _without_noise(evidence)
+    if evidence.has_outlying_void:
+        yield from _last_as_void(evidence, "a class for each id; 255")
+    if len(seen) == 2:
+        yield from _either_order(evidence, seen)
+    elif len(seen) == 3:
+        yield from _of_three(evidence)
+    if high < COLOUR:
+        yield from _ids_with_void_or_gaps(evidence)
+    elif evidence.id_channel and len(seen) <= MAX_LISTED:
+        yield _of_each(seen, f"the {evidence.id_channel} channel holds ids of {len(seen)} classes")
+    if evidence.is_lossy:
+        for groups in _frequent_groups(evidence):
+            yield from _class_for_each(evidence, [group.value for group in groups])
+    elif evidence.has_colours:
+        yield from _class_for_each(evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]])
+    elif len(seen) <= MAX_LISTED and seen != list(range(len(seen))):  # dense ids are offered as such
+        yield from _class_for_each(evidence, seen)
+    if 0 in evidence.counts and not evidence.is_lossy:  # JPEG makes values next to 0 of it
+        yield Reading("nonzero", 1, "any value but 0 is foreground")
+    if len(seen) >= MANY_VALUES and high <= 255 and not evidence.has_regions:
+        yield Reading(f"above {(low + high) // 2}", 1, "brighter is foreground")
+
+
+def _either_order(evidence: MaskEvidence, values: Sequence[int], **others: Any) -> Iterator[Reading]:
+    """Two values, the more frequent one as the background first."""
+    background, foreground = sorted(values, key=lambda value: -evidence.counts[value])
+    for order in ((background, foreground), (foreground, background)):
+        beyond = f", {show_values(set(evidence.seen) - set(order))} is ignored" if others else ""
+        yield _of_each(order, f"{show_value(order[0])} is background, {show_value(order[1])} is foreground{beyond}", **others)
+
+
+def _of_three(evidence: MaskEvidence) -> Iterator[Reading]:
+    """A trimap, or two codings of one foreground, or three classes."""
+    low, middle, high = evidence.seen
+    three = _of_each(evidence.seen, "three classes")
+    if low == 0 and high == VOID and not evidence.is_beside_classes(VOID):
+        yield Reading((0, as_written([middle, high])), 1, f"{show_value(middle)} and {high} are both foreground")
+        yield _of_each([low, middle], f"{high} is ignored", ignored=(high,))
+        return
+    if low != 0:
+        if not evidence.may_be_trimap:
+            yield three
+        yield from _either_order(evidence, [low, middle], ignored=(high,))
+    elif high < COLOUR and (high == 2 or evidence.last_may_be_void):
+        yield from _last_as_void(evidence)
+    yield three
+    if low == 0 and high != 2:
+        for foreground, void in ((high, middle), (middle, high)):
+            meaning = f"{show_value(foreground)} is foreground, {show_value(void)} is ignored"
+            yield _of_each([low, foreground], meaning, ignored=(void,))
+
+
+def _last_as_void(evidence: MaskEvidence, what: str = "") -> Iterator[Reading]:
+    *ids, last = evidence.seen
+    if 2 <= len(ids) <= MAX_CLASSES:
+        yield _of_each(ids, f"{what or last} is ignored", ignored=(last,))
+
+
+def _ids_with_void_or_gaps(evidence: MaskEvidence) -> Iterator[Reading]:
+    """Ids of classes from 0, with 255 or the last one as void, or with ids that no mask has."""
+    ids = [value for value in evidence.seen if value != VOID]
+    void = (VOID,) if evidence.seen[-1] == VOID else ()
+    is_dense = ids == list(range(len(ids)))
+    if is_dense and len(ids) > 2 and void:
+        yield _of_each(ids, f"ids of {len(ids)} classes; 255 is ignored", ignored=void)
+        return
+    if evidence.last_may_be_void:
+        yield from _last_as_void(evidence)
+    if is_dense and len(ids) > 2:
+        yield _of_each(ids, f"ids of {len(ids)} classes")
+    elif len(ids) > 3 and ids[-1] < min(2 * len(ids), MAX_CLASSES) and not evidence.are_objects:
+        absent = [value for value in range(ids[-1]) if value not in evidence.counts]
+        meaning = f"ids of {ids[-1] + 1} classes; no mask has {show_values(absent[:8])}" + (" …" if len(absent) > 8 else "")
+        yield _of_each(range(ids[-1] + 1), meaning + ("; 255 is ignored" if void else ""), ignored=void)
+
+
+def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Reading]:
+    if len(main) < 2:
+        return
+    values = sorted(main)
+    is_all = len(main) == len(evidence.seen)
+    if len(values) == 2:
+        meaning = f"{show_value(values[1])} is foreground"
+    else:
+        most = f" of the {len(values)} most frequent" if evidence.is_lossy and not is_all else ""
+        meaning = f"a class for each{most}, in an order that you may change"
+    if evidence.is_lossy and not is_all:
+        meaning += "; values between them go to the nearest"
+    elif not is_all:
+        num_others = len(evidence.seen) - len(main)
+        meaning += f"; {counted(num_others, 'other value')} {'is' if num_others == 1 else 'are'} ignored"
+    yield _of_each(values, meaning, ignores_others=not is_all and not evidence.is_lossy)
+
+
+def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
+    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are the edges."""
+    pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
+    pixels.append(max(1, evidence.total // EDGE_RARITY))  # all of them may be classes, if the last is more than edges are
+    drops = [(pixels[number - 1] / pixels[number], number) for number in range(2, len(pixels))]
+    return [evidence.groups[:number] for _, number in sorted(drops, reverse=True)[:NUM_CUTS]]
+
+
+def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
+    """What the masks mean if values that occur in one of them only are ignored."""
+    noise = evidence.noise
+    main = [value for value in evidence.seen if value not in noise]
+    if not noise or evidence.are_objects or evidence.is_lossy or not 2 <= len(main) <= MAX_LISTED:
+        return
+    chosen = choose_classes(Config(), evidence.without(noise))
+    meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"
+    if chosen is None or isinstance(chosen.coding.mask_values, str):
+        yield _of_each(main, f"{meaning}; the order of the classes is yours", ignores_others=True)
+    else:
+        ignored = tuple(value for value in chosen.coding.ignored if value not in noise)
+        yield Reading(chosen.coding.mask_values, chosen.num_classes, meaning, ignored=ignored, ignores_others=True)
+
+
+def _some_of_class_file(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[Reading]:
+    """The classes of the file, if only some of the values are among them, or void is frequent."""
+    if class_file is None or not class_file.has_values:
+        return
+    present = {one.value: one for one in class_file.classes if one.value is not None and one.value in evidence.counts}
+    void = [value for value, one in present.items() if one.is_void]
+    if len(present) - len(void) < 3 or evidence.share(*present) < FEW_COVERED:
+        return
+    is_all = len(present) == len(evidence.seen)
+    for ignored in ((), tuple(void)) if void else ((),):
+        classes = [value for value in present if value not in ignored]
+        what = [present[value].name for value in ignored] + ([] if is_all else ["other values"])
+        meaning = f"the classes of {class_file.path.name}" + (f"; ignored: {', '.join(what)}" if what else "")
+        names = tuple(present[value].name for value in classes)
+        yield _of_each(classes, meaning, len(classes), names=names, ignored=ignored, ignores_others=not is_all)

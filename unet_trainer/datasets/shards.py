@@ -1,0 +1,300 @@
+"""The pairs in the shards that data_dir names: a folder or URL of shards, one shard, or several by a pattern (a-{000..011}.tar).
+
+Shards that `shard` wrote have their index beside them. Those of other tools are read once, and their index is kept under
+checkpoint_dir; so is what is fetched of remote shards. Names, parts and groups are those of the files that they were written from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.config.optional_packages import PROTOCOLS
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.file_tree import list_files
+from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part
+from unet_trainer.datasets.problems import Problem, first_few, with_choices
+from unet_trainer.datasets.shard_files import Files, LocalFiles, MissingFile, RemoteFiles, is_url
+from unet_trainer.datasets.shard_index import (
+    INDEX_NAME,
+    NOT_PLAIN,
+    UNFINISHED,
+    Shard,
+    ShardIndex,
+    index_from_json,
+    index_shard,
+    index_to_json,
+)
+from unet_trainer.datasets.shard_store import RangeCache, ShardStore, open_store
+from unet_trainer.images.file_bytes import DataError, ShardError, open_stores
+from unet_trainer.system.console import Console, counted
+from unet_trainer.system.json_cache import read_cache, write_cache
+
+FOLDER = ".shards"  # in checkpoint_dir
+COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+SINGLE_SLASH = re.compile(rf"^({'|'.join(PROTOCOLS)}):/(?!/)")  # a URL that was a Path
+MAX_SHARDS = 1_000_000
+GB = 10**9
+FIRST_WAITS = (0.5, 1.0, 2.0)  # for the first file, so that a wrong host name is told within seconds
+REUSE_SECONDS = 300.0  # for which a remote index is not read again by one process
+KNOWN_BY_SHARDS = ("image_dir", "mask_dir", "mask_suffix")
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """Where shards lie. `names`: of those that are meant; None: all that are there."""
+
+    root: str
+    names: tuple[str, ...] | None = None
+
+    def files(self, **options: Any) -> Files:
+        return RemoteFiles(self.root, **options) if is_url(self.root) else LocalFiles(self.root)
+
+
+def find_place(data_dir: str) -> ShardPlace | None:
+    """None if data_dir is a folder of other files. Opens no file."""
+    data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
+    if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
+        raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
+    if is_url(data_dir):
+        _refuse_odd_url(data_dir)
+        data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
+        folder, _, last = data_dir.rpartition("/")
+        return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
+    path = Path(data_dir)
+    with contextlib.suppress(OSError):  # a folder that may not be read; told where its files are looked for
+        if path.name.endswith(".tar") and not path.is_dir():
+            return ShardPlace(str(path.parent), _expand(path.name))
+        if path.name == INDEX_NAME and path.is_file():
+            return ShardPlace(str(path.parent))
+        if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(LocalFiles(data_dir)) and not list_files(path))):
+            return ShardPlace(str(path))
+    return None
+
+
+def _refuse_odd_url(url: str) -> None:
+    """Raises DataError, which does not repeat a password."""
+    if url.lower().startswith(("http://", "https://")):
+        if "?" in url or "#" in url:
+            raise DataError("data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://")
+        if "@" in url.split("/")[2]:
+            raise DataError("data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc")
+
+
+def _expand(name: str) -> tuple[str, ...]:
+    """a-{000..011}.tar as WebDataset writes it: all numbers with as many digits."""
+    found = BRACES.search(name)
+    rest = name if found is None else name[: found.start()] + name[found.end() :]
+    if "{" in rest and "}" in rest and not Path(name).exists():
+        raise DataError(f"data_dir: {name}: one {{FIRST..LAST}} is understood; name a folder for other choices of shards")
+    if found is None:
+        return (name,)
+    first, last = int(found[1]), int(found[2])
+    if last < first or last - first >= MAX_SHARDS:
+        raise DataError(f"data_dir: {name}: need {{FIRST..LAST}} with at most {MAX_SHARDS} numbers")
+    numbers = (f"{number:0{len(found[1])}d}" for number in range(first, last + 1))
+    return tuple(f"{name[: found.start()]}{number}{name[found.end() :]}" for number in numbers)
+
+
+def _list_shards(files: Files) -> list[str]:
+    return [name for name in files.find() if name.endswith(".tar")]
+
+
+# Opening
+
+
+_opened: dict[tuple[Any, ...], float] = {}  # place and settings → when
+
+
+def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
+    """The shards that data_dir names, open for reading; None if it names none. Raises DataError."""
+    place = find_place(config.data_dir)
+    if place is None:
+        return None
+    key = place, config.checkpoint_dir, config.cache_gb, os.getpid()
+    known: ShardStore | None = open_stores.get(place)
+    if known is not None and known.is_remote and time.monotonic() - _opened.get(key, -REUSE_SECONDS) < REUSE_SECONDS:
+        return known
+    try:
+        store = _open(place, config, console)
+    except ShardError as error:
+        raise DataError(f"data_dir: {error}") from None
+    _opened[key] = time.monotonic()
+    return open_store(store, place)
+
+
+def _open(place: ShardPlace, config: Config, console: Console | None) -> ShardStore:
+    console = console or Console(io.StringIO())  # silent
+    files = place.files()
+    folder = Path(config.checkpoint_dir) / FOLDER
+    index = _read_index(place, place.files(waits=FIRST_WAITS))
+    if index is None:
+        if (place.names is None or not files.is_remote) and files.exists(UNFINISHED):
+            raise ShardError(f"{place.root}: the shards there are not finished (there is no {INDEX_NAME} yet); start shard again")
+        index = _index_others(place, files, folder, console)
+    store = ShardStore(files, index)
+    store.check()
+    if files.is_remote:
+        store.cache = _open_cache(place, index, folder, int(config.cache_gb * GB), console)
+        if not files.has_ranges(index.shards[0].name):
+            store.gives_whole_files = True
+            kept = "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
+            console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {kept}")
+    return store
+
+
+def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
+    """The index beside the shards; None if there is none, or if it does not know those that are meant."""
+    may_lack = place.names is not None and files.is_remote  # a server that answers everything with a page, or refuses other files
+    try:
+        content = files.read(INDEX_NAME)
+    except MissingFile:
+        return None
+    except ShardError:
+        if may_lack:
+            return None
+        raise
+    try:
+        index = index_from_json(content)
+    except ShardError as error:
+        if may_lack:
+            return None
+        raise ShardError(f"{files.place(INDEX_NAME)}: {error}; write the shards again with shard") from None
+    if place.names is None:
+        return index
+    known = {shard.name: shard for shard in index.shards}
+    if not known.keys() >= set(place.names):
+        return None
+    return dataclasses.replace(index, shards=tuple(known[name] for name in place.names))
+
+
+def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
+    """Of shards of other tools. What an earlier start has read is cached, and read again if the shard has changed."""
+    try:
+        names = place.names or tuple(_list_shards(files))
+    except MissingFile:
+        how = "name the shards: .../a-{000000..000011}.tar"
+        raise ShardError(f"{place.root}: nothing is there, or it cannot be listed; {how}") from None
+    if not names:
+        raise ShardError(f"{place.root}: no {INDEX_NAME} there, and no .tar files")
+    root = place.root if files.is_remote else str(Path(place.root).resolve())
+    cache = folder / f"index-{hashlib.sha256(json.dumps([root, names]).encode()).hexdigest()[:16]}.json"
+    versions: dict[str, list[Any]] = {name: list(files.size_and_version(name)) for name in names}
+    known = _read_cached(cache, versions)
+    missing = [name for name in names if name not in known]
+    for name in missing:
+        if versions[name][0] is None:
+            raise ShardError(f"{files.place(name)}: the server does not tell its size, so that it cannot be read in parts")
+    with console.bar("Indexing the shards once:", sum(versions[name][0] for name in missing), keep=False) as bar:
+        for name in missing:
+            try:
+                with files.open_file(name) as file:
+                    known[name] = index_shard(name, file, versions[name][0], bar.tick)
+            except (OSError, ShardError) as error:
+                reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
+                where = files.place(name)
+                raise ShardError(reason if reason.startswith(where) else f"{where}: {reason}") from None
+    if missing:
+        rows = [
+            [name, versions[name], index_to_json(ShardIndex((shard,), None, None, tuple(lacking)))]
+            for name, (shard, lacking) in known.items()
+        ]
+        write_cache(cache, {"shards": rows})
+    unpaired = [key for name in names for key in known[name][1]]
+    return ShardIndex(tuple(known[name][0] for name in names), unpaired=tuple(unpaired))
+
+
+def _read_cached(path: Path, versions: dict[str, list[Any]]) -> dict[str, tuple[Shard, Sequence[str]]]:
+    """The shards that were indexed earlier and have the same size and version."""
+    found: dict[str, tuple[Shard, Sequence[str]]] = {}
+    with contextlib.suppress(ShardError, ValueError, LookupError, TypeError, AttributeError):
+        for name, version, text in read_cache(path)["shards"]:
+            if version == versions[name]:
+                index = index_from_json(text)
+                if [shard.name for shard in index.shards] == [name]:
+                    found[name] = index.shards[0], index.unpaired
+    return found
+
+
+def _open_cache(place: ShardPlace, index: ShardIndex, folder: Path, max_bytes: int, console: Console) -> RangeCache | None:
+    if not max_bytes or not hasattr(os, "pread"):  # Windows: several processes cannot read one file at any place
+        return None
+    try:
+        cache = RangeCache(folder, " ".join((place.root, *(place.names or ()))), index.shards, max_bytes)
+    except OSError as error:
+        console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
+        return None
+    if cache.is_limited_by_disk:
+        console.note(
+            f"cache_gb: {cache.max_bytes / GB:.3g} GB of the shards are kept, half of what is free on the disk of {folder}"
+        )
+    return cache
+
+
+# Pairs
+
+
+def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs | None:
+    """The pairs of the shards that data_dir names, which are open from now on; None if it names none. Raises DataError."""
+    store = open_shards(config, console)
+    if store is None:
+        return None
+    index, root = store.index, store.files.root
+    for name in KNOWN_BY_SHARDS:
+        if getattr(config, name):
+            raise DataError(f"{name}: {config.data_dir} holds shards, which say what is an image and what a mask; leave it out")
+    pairs, num_shards = _pairs(store), counted(len(index.shards), "shard")
+    if not pairs:
+        raise DataError(
+            f"data_dir: no sample with an image and a mask in the {num_shards} of {root}; "
+            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
+            + (f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else "")
+            + ". An archive of folders images/ and masks/ has to be unpacked"
+        )
+    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
+    notices, message, problems = [], "", []
+    if not store.is_remote and (others := list_files(Path(root))):
+        notices.append(f"{counted(len(others), 'image file')} beside the shards in {root} left out, such as {others[0]}")
+    if not used:
+        message = f"data_dir: all {len(test)} samples are of the test part, which evaluate uses, and training does not"
+    titles = "sample without one image and one mask", "samples without one image and one mask"
+    what = counted(len(index.unpaired), *titles)
+    if index.unpaired and config.unpaired == "skip":
+        notices.append(f"{what} left out (unpaired: skip)")
+    elif index.unpaired:
+        message = with_choices(f"{what}, e.g. {first_few(index.unpaired, 3)}", [SKIP])
+        problems.append(Problem("no_mask", *titles, index.unpaired, "unpaired: skip leaves them out", SKIP.settings))
+    rule = f"{num_shards}, {describe_size(index.num_bytes)}"
+    classes = {"class_names": index.class_names, "num_classes": index.num_classes, "class_file": index.class_file}
+    return FoundPairs(used, rule, message, tuple(problems), test, notices=tuple(notices), **classes)  # type: ignore[arg-type]
+
+
+def describe_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
+
+
+def _pairs(store: ShardStore) -> list[Pair]:
+    samples = [(shard.name, sample) for shard in store.index.shards for sample in shard.samples]
+    repeated = Counter(sample.name for _, sample in samples)
+    is_divided = any(sample.part == "val" for _, sample in samples)
+    parts: dict[str, Part | None] = {"val": "val", "test": "test"}
+    pairs = []
+    for shard, sample in samples:
+        name = sample.name if repeated[sample.name] == 1 else f"{shard.removesuffix('.tar')}/{sample.name}"
+        members = sample.image.name, sample.mask.name
+        image, mask = (Path(f"{store.path_prefix}{shard}/{member}") for member in members)
+        origins = (f"{store.files.place(shard)}/{member}" for member in members)
+        pairs.append(Pair(name, image, mask, parts.get(sample.part, "train" if is_divided else None), sample.group, *origins))
+    return pairs

@@ -1,0 +1,306 @@
+"""Images to look at: masks drawn over images, contact sheets, what a model got wrong, and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import cv2
+import numpy as np
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_spec import extreme_value, find_missing
+from unet_trainer.images.mask_coding import IGNORED
+
+Colour = tuple[int, int, int]
+
+GAP, LINE_HEIGHT, SQUARE, MAX_LEGEND = 8, 24, 18, 40
+CELL = 200  # longer side of an image in a contact sheet
+PANEL_SIDE, SAMPLE_SIDE = 512, 224  # the same of a panel of one image, and of one among several
+PANELS = ("image", "truth", "prediction", "errors")
+INK, PAPER = (40, 40, 40), 255
+DIMMED = 0.35  # of the image below the errors
+# Distinct on most images, the first with common colour blindness too; more classes than colours start from the first again.
+COLOURS = np.array(
+    [
+        [0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60],
+        [0, 0, 250], [0, 250, 0], [10, 80, 0], [0, 120, 150], [220, 240, 150], [250, 0, 250], [110, 40, 100], [250, 180, 250],
+        [0, 80, 140], [110, 170, 0], [150, 250, 220], [180, 70, 90], [250, 190, 90], [0, 40, 200], [0, 130, 110], [150, 30, 0],
+        [130, 170, 240], [120, 120, 10], [180, 250, 0], [240, 160, 170], [0, 60, 160], [130, 250, 110], [250, 120, 90],
+        [190, 10, 180], [150, 0, 230], [110, 160, 90], [220, 190, 140], [140, 110, 160], [250, 60, 0], [80, 70, 20],
+        [250, 130, 250], [250, 30, 70],
+    ],
+    np.uint8,
+)  # fmt: skip
+BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
+
+
+class ErrorKind(IntEnum):
+    """What a pixel of an error map says."""
+
+    FOUND = 1  # of the class, with one class against a background
+    IGNORED = 2
+    MISSED = 3
+    FALSE = 4
+    WRONG = 5  # with several classes
+
+
+ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindness as well
+    ErrorKind.FOUND: (200, 200, 200),
+    ErrorKind.IGNORED: IGNORED_COLOUR,
+    ErrorKind.MISSED: (60, 130, 255),
+    ErrorKind.FALSE: (255, 120, 0),
+    ErrorKind.WRONG: (255, 60, 90),
+}
+
+
+def class_colours(num_ids: int, has_background: bool = True) -> tuple[Colour, ...]:
+    """RGB of each class id. A class 0 that is no background has the last colour, so that the others keep theirs."""
+    return (BACKGROUND_COLOUR if has_background else _colour_of(0), *(_colour_of(index) for index in range(1, num_ids)))
+
+
+def _colour_of(class_id: int) -> Colour:
+    red, green, blue = COLOURS[(class_id - 1) % len(COLOURS)] if class_id != IGNORED else IGNORED_COLOUR
+    return int(red), int(green), int(blue)
+
+
+def display_range(image: Pixels) -> tuple[float, float]:
+    """The values of an image of any depth that are shown as black and white."""
+    if image.dtype.kind == "f":
+        extreme = extreme_value(image, find_missing(image))
+        is_missing = find_missing(image, () if extreme is None else (extreme,))
+        image = image if is_missing is None else image[~is_missing]
+    low, high = np.percentile(image, (1, 99)) if image.size else (np.float64(0), np.float64(1))
+    return low, high  # float64 of numpy, so that what is computed with them is too
+
+
+def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that occur.
+
+    `shown`: the display_range of the whole, where the image is a part.
+    """
+    if image.dtype != np.uint8:
+        low, high = display_range(image) if shown is None else shown
+        scaled = (image - low) / max(high - low, 1e-12) * 255
+        image = (np.nan_to_num(scaled) if image.dtype.kind == "f" else scaled).clip(0, 255).astype(np.uint8)
+    if image.shape[2] == 2:
+        return np.dstack([image, np.zeros_like(image[:, :, 0])])
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[:, :, :3])
+
+
+def overlay(image: Pixels, ids: Pixels, has_background: bool = True) -> Pixels:
+    """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are grey."""
+    result = image.copy()
+    for class_id in np.unique(ids):
+        if class_id == 0 and has_background:
+            continue
+        is_class, colour = ids == class_id, _colour_of(int(class_id))
+        result[is_class] = (0.6 * image[is_class] + 0.4 * np.array(colour, np.uint8)).astype(np.uint8)
+        outlines, _ = cv2.findContours(is_class.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(result, outlines, -1, colour, 1)
+    return result
+
+
+def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels | None, colours: Pixels) -> Pixels:
+    """As `overlay`, of some rows of an image. `above` and `below`: ids of the row before and after, None at the image's edge.
+
+    Outlines lie on the border between two classes, not along the edge of the image. `colours`: 256,3, by id; a class 0 that is
+    black is the background.
+    """
+    around = np.vstack([ids[:1] if above is None else above, ids, ids[-1:] if below is None else below])
+    around = cv2.copyMakeBorder(around, 0, 0, 1, 1, cv2.BORDER_REPLICATE)
+    cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+    is_border = (cv2.dilate(around, cross) != cv2.erode(around, cross))[1:-1, 1:-1]
+    colour = colours[ids]
+    tinted = cv2.addWeighted(image, 0.6, colour, 0.4, 0)
+    drawn = np.where(is_border[:, :, None], colour, tinted)
+    return drawn if colours[0].any() else np.where((ids == 0)[:, :, None], image, drawn)
+
+
+# Sheets of pictures
+
+
+def contact_sheet(
+    pictures: Sequence[tuple[Pixels, Pixels]],
+    labels: Sequence[str],
+    columns: int = 4,
+    names: Sequence[str] = (),
+    has_background: bool = True,
+) -> Pixels:
+    """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the classes,
+    for a legend below."""
+    cells = []
+    for (image, ids), label in zip(pictures, labels, strict=True):
+        drawn = (image, overlay(image, ids, has_background))
+        both = _beside([_widened(_resized(picture, _size_within(picture, CELL)), CELL) for picture in drawn])
+        cells.append(_below([_text([(label, None)], both.shape[1], keeps_end=True), both]))
+    rows = [_beside(cells[start : start + columns], gap=3 * GAP) for start in range(0, len(cells), columns)]
+    sheet = _below([_widened(row, rows[0].shape[1]) for row in rows], gap=2 * GAP)
+    return _below([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
+
+
+def error_picture(
+    image: Pixels, truth: Pixels, predicted: Pixels, id_names: Sequence[str], title: str, has_background: bool
+) -> Pixels:
+    """H,W,3 uint8 image and H,W ids at one size → image | truth | prediction | errors, with title and legend, as RGB.
+
+    `has_background`: class 0 is what no class is, and has no colour.
+    """
+    sheet = _panel_sheet([(image, truth, predicted)], id_names, has_background, PANEL_SIDE)
+    return _framed(_below([_text([(title, None)], sheet.shape[1]), sheet]))
+
+
+def sample_sheet(
+    images: Sequence[Pixels],
+    truths: Sequence[Pixels],
+    predictions: Sequence[Pixels],
+    id_names: Sequence[str],
+    has_background: bool,
+) -> Pixels:
+    """A row for each image, as in error_picture; one legend for all of them."""
+    return _framed(_panel_sheet(list(zip(images, truths, predictions, strict=True)), id_names, has_background, SAMPLE_SIDE))
+
+
+def _panel_sheet(
+    samples: Sequence[tuple[Pixels, Pixels, Pixels]], id_names: Sequence[str], has_background: bool, side: int
+) -> Pixels:
+    is_binary = has_background and len(id_names) == 2
+    rows = []
+    for image, truth, predicted in samples:
+        size = _size_within(truth, side)
+        drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
+        rows.append([*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)])
+    width = max(panels[0].shape[1] for panels in rows)
+    header = _beside([_text([(name, None)], width) for name in PANELS])
+    sheet = _below([header, _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)])
+    meanings: list[tuple[str, Colour | None]] = [("wrong", ERROR_COLOURS[ErrorKind.WRONG])]
+    if is_binary:
+        kinds = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found"}
+        meanings = [*((f"{id_names[1]}, {what}", ERROR_COLOURS[kind]) for kind, what in kinds.items())]
+    classes = legend([truth for _, truth, _ in samples], id_names, has_background, sheet.shape[1])
+    return _below([sheet, classes, _text([("errors:", None), *meanings], sheet.shape[1])])
+
+
+def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
+    """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two colours.
+
+    Made smaller, a pixel is wrong if any of those that it stands for is.
+    """
+    grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
+    result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    kinds = error_kinds(truth, predicted, size, is_binary)
+    for kind, colour in ERROR_COLOURS.items():
+        result[kinds == kind] = colour
+    return result
+
+
+def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
+    """H,W ids → h,w of ErrorKind, 0 where there is nothing to show; made smaller as error_map says."""
+
+    def coverage(mask: Pixels) -> Pixels:
+        """Share of each pixel that the mask covers."""
+        return _resized(mask.astype(np.float32), size)
+
+    is_counted = truth != IGNORED
+    is_wrong = (truth != predicted) & is_counted
+    layers, errors = [(~is_counted, ErrorKind.IGNORED)], [(is_wrong, ErrorKind.WRONG)]
+    if is_binary:
+        layers.insert(0, ((truth == 1) & (predicted == 1), ErrorKind.FOUND))
+        errors = [(is_wrong & (truth == 1), ErrorKind.MISSED), (is_wrong & (predicted == 1), ErrorKind.FALSE)]
+    kinds = np.zeros(size, np.uint8)
+    for mask, kind in layers:
+        kinds[coverage(mask) >= 0.5] = kind
+    coverages = [coverage(mask) for mask, _ in errors]
+    most = np.max(coverages, axis=0)
+    for covered, (_, kind) in zip(coverages, errors, strict=True):
+        kinds[(covered > 0) & (covered == most)] = kind
+    return kinds
+
+
+def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, width: int) -> Pixels:
+    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any; in as many rows as it takes."""
+    drawn = [(name, _colour_of(index)) for index, name in enumerate(names) if index or not has_background]
+    entries: list[tuple[str, Colour | None]] = [*drawn[:MAX_LEGEND]]
+    if names and any((ids == IGNORED).any() for ids in masks):
+        entries.append(("ignored", IGNORED_COLOUR))
+    return _text(entries, width) if entries else np.full((0, width, 3), PAPER, np.uint8)
+
+
+def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: bool = False) -> Pixels:
+    """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws ASCII only.
+
+    Of what is longer than a row, the beginning is shown, or the end.
+    """
+    rows: list[Pixels] = []
+    place = width
+    for text, colour in entries:
+        start = 0 if colour is None else SQUARE
+        shown = text.encode("ascii", "replace").decode()
+        while len(shown) > 4 and start + _text_width(shown) > width:
+            shown = f"...{shown.removeprefix('...')[1:]}" if keeps_end else f"{shown.removesuffix('...')[:-1]}..."
+        if place + start + _text_width(shown) > width:
+            rows.append(np.full((LINE_HEIGHT, width, 3), PAPER, np.uint8))
+            place = 0
+        if colour is not None:
+            cv2.rectangle(rows[-1], (place, 6), (place + 12, 18), colour, -1)
+        cv2.putText(rows[-1], shown, (place + start, LINE_HEIGHT - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA)
+        place += start + _text_width(shown) + 2 * GAP
+    return np.vstack(rows)
+
+
+def _text_width(text: str) -> int:
+    return int(cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, 0.45, 1)[0][0])
+
+
+def _size_within(picture: Pixels, side: int) -> tuple[int, int]:
+    """Large images are shown smaller, small ones larger by a whole factor."""
+    height, width = picture.shape[:2]
+    factor = side / max(height, width)
+    factor = int(factor) if factor >= 1 else factor
+    return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+def _resized(picture: Pixels, size: tuple[int, int]) -> Pixels:
+    shrinks = picture.shape[0] > size[0]
+    return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST)
+
+
+def _widened(picture: Pixels, width: int) -> Pixels:
+    return np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=PAPER)
+
+
+def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
+    height = max(picture.shape[0] for picture in pictures)
+    equal = [np.pad(picture, ((0, height - len(picture)), (0, gap), (0, 0)), constant_values=PAPER) for picture in pictures]
+    return np.hstack(equal)[:, : -gap or None]
+
+
+def _below(pictures: Sequence[Pixels], gap: int = 0) -> Pixels:
+    rows = [np.pad(picture, ((0, gap), (0, 0), (0, 0)), constant_values=PAPER) for picture in pictures]
+    return np.vstack(rows)[: -gap or None]
+
+
+def _framed(picture: Pixels) -> Pixels:
+    return np.pad(picture, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
+
+
+def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:
+    """Charts below each other, each with its title and a bar for every name."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    height = 0.6 + len(charts) * (0.5 + 0.34 * len(names))
+    canvas = FigureCanvasAgg(figure := Figure(figsize=(7.2, height), dpi=100))
+    figure.subplots_adjust(left=0.3, right=0.97, bottom=0.3 / height, top=1 - 0.4 / height, hspace=0.6)
+    colours = [tuple(COLOURS[index % len(COLOURS)] / 255) for index in range(len(names))]
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name may hold a $
+        for axes, (title, values) in zip(figure.subplots(len(charts), 1, squeeze=False).flat, charts, strict=True):
+            bars = axes.barh(range(len(names)), values, color=colours)
+            axes.bar_label(bars, [f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=4)
+            axes.set_title(title, loc="left")
+            axes.set_yticks(range(len(names)), names)
+            axes.invert_yaxis()
+            axes.margins(x=0.12)
+        canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])

@@ -1,0 +1,297 @@
+"""The shapes in a mask: outlines as polygons, centre lines, and how its values lie. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from unet_trainer.images.image_files import COLOUR, Pixels
+
+Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not repeated at the end
+ROWS_AT_ONCE = 1024
+# Which of the four pixels around a corner are set.
+UPPER_LEFT, UPPER_RIGHT, LOWER_LEFT, LOWER_RIGHT = 1, 2, 4, 8
+FALLING, RISING = UPPER_LEFT | LOWER_RIGHT, UPPER_RIGHT | LOWER_LEFT  # two objects touch at the corner
+IS_CORNER = np.array([bin(pixels).count("1") % 2 for pixels in range(16)], bool)
+# Neighbours of a pixel, anticlockwise from the right, as the bits of a number: right 1, upper right 2, above 4, ...
+NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
+EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
+MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of a mask with soft edges
+EDGE_SIDE = 7  # pixels: in a square of this side around a pixel of a soft edge lie both ends
+BORDER_SIDE = 5  # pixels: a square of this side around a pixel away from any border holds one value
+PIECES_SIDE = 256  # pieces are counted in a smaller mask
+
+
+# Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of its object.
+# Pixels that touch at a corner only belong to different objects, and no ring touches itself, so that the polygons are valid ones.
+
+
+@dataclass(frozen=True)
+class Polygon:
+    """One object. Its outer ring runs clockwise as displayed, its holes the other way round."""
+
+    outer: Ring
+    holes: Sequence[Ring]
+    num_pixels: int
+
+
+class Corners(NamedTuple):
+    """The corners of all rings, from top to bottom and left to right. Where two objects touch, a corner is there twice.
+
+    A ring alternates between horizontal and vertical edges. Along a row, the corners 0 and 1, 2 and 3, ... are joined by a
+    horizontal edge, along a column likewise by a vertical one.
+    """
+
+    columns: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    is_shared: NDArray[np.bool_]
+    order: NDArray[np.int64]  # of the corners, column by column
+
+
+def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
+    """Class id and outline of every object of an H,W mask but those of class 0; class by class, from top to bottom."""
+    present = np.zeros(256, bool)
+    for top in range(0, len(ids), ROWS_AT_ONCE):
+        present |= np.bincount(ids[top : top + ROWS_AT_ONCE].ravel(), minlength=256) > 0
+    for class_id in np.flatnonzero(present[1:]) + 1:
+        for polygon in outline(ids, int(class_id)):
+            yield int(class_id), polygon
+
+
+def outline(ids: Pixels, class_id: int) -> list[Polygon]:
+    """Of the objects of one class."""
+    corners = _find_corners(ids, class_id)
+    rings, ring_of_edge = _trace(corners)
+    tops = [int(np.lexsort((ring[:, 0], ring[:, 1]))[0]) for ring in rings]  # of each ring, its uppermost, leftmost corner
+    owner = list(range(len(rings)))
+    members: dict[int, list[Ring]] = {}
+    keys = corners.columns[corners.order[::2]] * (len(ids) + 1) + corners.rows[corners.order[::2]]  # upper ends of vertical edges
+    for number in sorted(range(len(rings)), key=lambda index: int(rings[index][tops[index], 1])):
+        column, row = (int(place) for place in rings[number][tops[number]])
+        if ids[row, column] == class_id:
+            members[number] = []
+            continue
+        # A hole. The object around it is that of the pixel above; its row of pixels begins at a vertical edge of that object, of
+        # the outer ring or of a hole that begins further up.
+        before = np.flatnonzero(ids[row - 1, :column] != class_id)
+        start = int(before[-1]) + 1 if len(before) else 0
+        edge = int(np.searchsorted(keys, start * (len(ids) + 1) + row - 1, side="right")) - 1
+        owner[number] = owner[ring_of_edge[edge]]
+        members[owner[number]].append(rings[number])
+    return [_polygon(rings[number], holes) for number, holes in members.items()]
+
+
+def _find_corners(ids: Pixels, class_id: int) -> Corners:
+    columns, rows, shared, is_lower = [], [], [], []
+    height, width = ids.shape
+    for top in range(0, height + 1, ROWS_AT_ONCE):
+        bottom = min(top + ROWS_AT_ONCE, height + 1)
+        is_set = np.zeros((bottom - top + 1, width + 2), np.uint8)  # with a row above, and a column on each side
+        is_set[max(0, 1 - top) : min(bottom, height) - top + 1, 1:-1] = ids[max(0, top - 1) : min(bottom, height)] == class_id
+        pixels = is_set[:-1, :-1] | is_set[:-1, 1:] << 1 | is_set[1:, :-1] << 2 | is_set[1:, 1:] << 3
+        touch = (pixels == FALLING) | (pixels == RISING)
+        flat = np.flatnonzero(IS_CORNER[pixels] | touch)
+        flat = np.repeat(flat, 1 + touch.ravel()[flat])
+        row, column = np.divmod(flat, width + 1)
+        around = pixels[row, column]
+        is_second = np.zeros(len(flat), bool)
+        is_second[1:] = flat[1:] == flat[:-1]
+        columns.append(column)
+        rows.append(row + top)
+        shared.append(touch[row, column])
+        # The first of two is joined to the left, the second to the right. Falling: the first also upwards; rising: downwards.
+        is_lower.append(np.where(around == RISING, ~is_second, is_second))
+    all_columns, all_rows = np.concatenate(columns), np.concatenate(rows)
+    order = np.lexsort((np.concatenate(is_lower), all_rows, all_columns))
+    return Corners(all_columns, all_rows, np.concatenate(shared), order)
+
+
+def _trace(corners: Corners) -> tuple[list[Ring], list[int]]:
+    """The rings, and for each vertical edge, column by column, the ring that it is part of."""
+    num_corners = len(corners.order)
+    below = np.empty(num_corners, np.int64)  # the other end of a corner's vertical edge
+    below[corners.order[::2]], below[corners.order[1::2]] = corners.order[1::2], corners.order[::2]
+    edge_of = np.empty(num_corners, np.int64)
+    edge_of[corners.order] = np.arange(num_corners) // 2
+    vertical, edges, is_shared = below.tolist(), edge_of.tolist(), corners.is_shared.tolist()
+    place_of = (corners.rows * (int(corners.columns.max(initial=0)) + 1) + corners.columns).tolist()
+    places = np.stack([corners.columns, corners.rows], 1)
+    is_done = bytearray(num_corners)
+    rings: list[Ring] = []
+    ring_of_edge = [0] * (num_corners // 2)
+
+    def add(path: list[tuple[int, bool]]) -> None:
+        for corner, goes_on_vertically in path:
+            if goes_on_vertically:
+                ring_of_edge[edges[corner]] = len(rings)
+        rings.append(places[[corner for corner, _ in path]])
+
+    for start in range(num_corners):
+        if is_done[start]:
+            continue
+        path: list[tuple[int, bool]] = []
+        seen: dict[int, int] = {}  # shared corners of the path, and where they are in it
+        corner = start
+        while True:
+            for one, goes_on_vertically in ((corner, False), (corner ^ 1, True)):
+                is_done[one] = 1
+                if is_shared[one]:
+                    place = place_of[one]
+                    if place in seen:  # the ring has come back: what lies between is a ring of its own
+                        loop = path[seen[place] :]
+                        add(loop)
+                        del path[seen[place] :]
+                        for passed, _ in loop:
+                            seen.pop(place_of[passed], None)
+                    seen[place] = len(path)
+                path.append((one, goes_on_vertically))
+            corner = vertical[corner ^ 1]
+            if corner == start:
+                break
+        add(path)
+    return rings, ring_of_edge
+
+
+def _polygon(outer: Ring, holes: Sequence[Ring]) -> Polygon:
+    areas = [signed_area(ring) for ring in (outer, *holes)]
+    outer, *holes = (
+        ring if (area > 0) == (index == 0) else ring[::-1]
+        for index, (ring, area) in enumerate(zip((outer, *holes), areas, strict=True))
+    )
+    return Polygon(outer, holes, round(abs(areas[0]) - sum(abs(area) for area in areas[1:])))
+
+
+def signed_area(ring: NDArray[np.int64] | NDArray[np.float64]) -> float:
+    """Positive for a ring that runs clockwise with y downwards, or the other way round with y upwards."""
+    x, y = ring[:, 0] - ring[0, 0], ring[:, 1] - ring[0, 1]
+    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
+
+
+def joined_rings(polygon: Polygon) -> Ring:
+    """One ring with the same inside, for formats without holes: it goes to each hole and back along the same line."""
+    ring = polygon.outer
+    for hole in polygon.holes:
+        first = int(np.lexsort((hole[:, 0], hole[:, 1]))[0])
+        nearest = int(np.abs(ring - hole[first]).sum(1).argmin())
+        there = np.concatenate([hole[first:], hole[: first + 1]])
+        ring = np.concatenate([ring[: nearest + 1], there, ring[nearest:]])
+    return ring
+
+
+# Centre lines: thinning by Guo and Hall (1989), in the form of Lam, Lee and Suen (1992). Pixels are removed from the edge inwards,
+# in two alternating passes; no 8-connected part of the mask falls apart or vanishes. The result is a line of one pixel's width.
+
+
+def thin(mask: Pixels) -> Pixels:
+    """H,W mask (0: outside) → H,W uint8 of 0 and 1. Beyond the border of the image nothing belongs to the mask."""
+    lines = cv2.copyMakeBorder((mask != 0).astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for is_removable in REMOVABLE:
+            removed = cv2.LUT(cv2.filter2D(lines, -1, NEIGHBOURS, borderType=cv2.BORDER_CONSTANT), is_removable) & lines
+            if cv2.countNonZero(removed):
+                lines ^= removed
+                has_changed = True
+    return np.ascontiguousarray(lines[1:-1, 1:-1])
+
+
+def _removable_pixels() -> tuple[Pixels, Pixels]:
+    """For the first and the second pass: whether a pixel with these neighbours is removed. Names as in the paper."""
+    tables = np.zeros((2, 256), np.uint8)
+    for code in range(256):
+        x = [0, *(code >> bit & 1 for bit in range(8))]  # x[1] to x[8]
+        x.append(x[1])
+        crossings = sum(not x[2 * k - 1] and bool(x[2 * k] or x[2 * k + 1]) for k in range(1, 5))
+        n1 = sum(x[2 * k - 1] | x[2 * k] for k in range(1, 5))
+        n2 = sum(x[2 * k] | x[2 * k + 1] for k in range(1, 5))
+        if crossings == 1 and 2 <= min(n1, n2) <= 3:
+            tables[0, code] = not ((x[2] or x[3] or not x[8]) and x[1])
+            tables[1, code] = not ((x[6] or x[7] or not x[4]) and x[5])
+    return tables[0], tables[1]
+
+
+REMOVABLE = _removable_pixels()
+
+
+# How the values lie: few numbers, which tell soft edges from classes, ids of objects from ids of classes, and void from a class.
+
+
+@dataclass(frozen=True)
+class MaskStructure:
+    """Of a mask of three values or more."""
+
+    between: int = 0  # pixels far from both its darkest and its brightest value; 0 if these are close to each other
+    beside_both: int = 0  # of these, pixels with both ends nearby
+    num_values: int = 0  # values but 0, in a smaller mask
+    num_pieces: int = 0  # connected pieces of one of these values
+    border: int = 0  # pixels close to one of another value
+    border_of_last: int = 0  # of these, pixels of the highest value
+    border_of_most: int = 0  # and of the most frequent one
+    edges: int = 0  # pairs of pixels of different values that touch along an edge
+    edges_of_last: int = 0  # of these, pairs with a pixel of the highest value
+
+
+def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
+    """H,W as decode_mask gives it, and its most frequent value."""
+    between, beside_both = _soft_edges(mask) if mask.dtype == np.uint8 else (0, 0)
+    num_values, num_pieces = _count_pieces(mask)
+    is_border = _is_border(mask)
+    border, of_last, of_most = (
+        int(np.count_nonzero(part)) for part in (is_border, is_border & (mask == mask.max()), is_border & (mask == most_frequent))
+    )
+    return MaskStructure(between, beside_both, num_values, num_pieces, border, of_last, of_most, *_count_edges(mask))
+
+
+def _soft_edges(mask: Pixels) -> tuple[int, int]:
+    low, high = int(mask.min()), int(mask.max())
+    if high - low < MIN_EDGE:
+        return 0, 0
+    is_low, is_high = (mask <= low + EDGE_WIDTH), (mask >= high - EDGE_WIDTH)
+    is_between = ~(is_low | is_high)
+    square = np.ones((EDGE_SIDE, EDGE_SIDE), np.uint8)
+    near_low, near_high = (cv2.dilate(end.astype(np.uint8), square) > 0 for end in (is_low, is_high))
+    return int(np.count_nonzero(is_between)), int(np.count_nonzero(is_between & near_low & near_high))
+
+
+def piece_stride(size: tuple[int, ...]) -> int:
+    """Every so many rows and columns of a mask of this height and width are taken to count its pieces."""
+    return -(-max(size) // PIECES_SIDE)
+
+
+def _count_pieces(mask: Pixels) -> tuple[int, int]:
+    """Values but 0, and pieces of a single one of them, touching along an edge."""
+    stride = piece_stride(mask.shape)
+    small = mask[::stride, ::stride]
+    height, width = small.shape
+    # A grid of pixels and of the links between them: a link is there where both pixels have the same value.
+    grid = np.zeros((2 * height - 1, 2 * width - 1), np.uint8)
+    grid[::2, ::2] = small != 0
+    grid[1::2, ::2] = (small[1:] == small[:-1]) & (small[1:] != 0)
+    grid[::2, 1::2] = (small[:, 1:] == small[:, :-1]) & (small[:, 1:] != 0)
+    num_labels, _ = cv2.connectedComponents(grid, connectivity=4)
+    values = np.unique(small)
+    return int(np.count_nonzero(values)), num_labels - 1
+
+
+def _count_edges(mask: Pixels) -> tuple[int, int]:
+    edges, of_last = 0, 0
+    for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
+        is_edge = one != other
+        edges += int(np.count_nonzero(is_edge))
+        of_last += int(np.count_nonzero(is_edge & (np.maximum(one, other) == mask.max())))
+    return edges, of_last
+
+
+def _is_border(mask: Pixels) -> Pixels:
+    """Where the square around a pixel holds several values. Outside of the mask there are none."""
+    pixels = mask
+    if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
+        pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
+    square = np.ones((BORDER_SIDE, BORDER_SIDE), np.uint8)
+    return np.asarray(cv2.dilate(pixels, square) != cv2.erode(pixels, square))

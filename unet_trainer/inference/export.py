@@ -1,0 +1,366 @@
+"""Exports a trained model for other programs: ONNX, a program of torch.export (.pt2), or a folder for smp.from_pretrained.
+
+    images in the files' own units, N,C,H,W float32, H and W multiples of 32  →  ExportNetwork  →  logits of every class id
+
+Every export is loaded again and compared with torch before it gets its name. Padding to multiples of 32 is left to the caller:
+inside the network it breaks programs with variable sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import segmentation_models_pytorch as smp
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+from unet_trainer import __version__
+from unet_trainer.config.errors import UserError
+from unet_trainer.inference.model_files import SMP_CARD, ModelCard
+from unet_trainer.inference.onnx_engine import CARD_KEY, INPUT, MAX_FILE_BYTES, OUTPUT, OnnxEngine, add_digest, import_optional
+from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
+from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.console import counted, first_line
+from unet_trainer.system.input_files import read_bytes, read_text
+
+TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
+MAX_SIDE = 256  # of the images that are compared, so that comparing takes seconds
+OPSET = 20  # of onnxruntime 1.17 (January 2024) and later
+CARD_FILE = "card.json"  # in a .pt2 file
+LEAST_PT2_SIDE = 2 * STRIDE  # torch.export takes a size of 1 for a constant, and the deepest stage of 32 pixels has it
+README = "README.md"
+SMP_FILES = ("config.json", "model.safetensors", README, SMP_CARD)
+
+
+class ExportError(UserError):
+    """A model that cannot be exported, or not faithfully."""
+
+
+class ExportNetwork(torch.nn.Module):
+    """Normalises and runs a Segmenter's network."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        super().__init__()
+        self.network = segmenter.network
+        self.register_buffer("mean", segmenter.mean.clone())
+        self.register_buffer("scale", segmenter.scale.clone())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """N,C,H,W float32 → N,K,H,W float32."""
+        return class_logits(self.network((images - self.mean) * self.scale))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Exported model against torch, on all batches together."""
+
+    batches: list[tuple[int, int, int]]  # images, height and width of each
+    difference: float  # the largest of any logit
+    largest_logit: float
+    num_pixels: int
+    num_changed: int  # pixels whose class is another one
+
+    def __str__(self) -> str:
+        counts = [count for count, _, _ in self.batches]
+        sizes = [size for _, size in sorted({(height * width, f"{width}×{height}") for _, height, width in self.batches})]
+        span = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        changed = f"{self.num_changed} of {self.num_pixels} pixels change class" if self.num_changed else "no pixel changes class"
+        return (
+            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {span}: "
+            f"logits reach {self.largest_logit:.1f} and differ by {self.difference:.1e} at most; {changed}"
+        )
+
+
+def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> Comparison:
+    """One file with weights, normalisation and card. Raises ExportError; the file that was there is then as it was."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_optional(package)
+    with _exporting():
+        program = torch.onnx.export(
+            ExportNetwork(segmenter).eval(),
+            (example_batch(card),),
+            dynamo=True,
+            external_data=False,
+            dynamic_shapes=_dynamic_shapes(),
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    graph = model.graph
+    # The exporter notes source lines, with the paths of this machine, at every node and value.
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    model.producer_name, model.producer_version = "unet_trainer", __version__
+    del model.metadata_props[:]
+    for key, value in onnx_metadata(card).items():
+        model.metadata_props.add(key=key, value=value)
+    if model.ByteSize() > MAX_FILE_BYTES - 1024:
+        raise ExportError(f"the model has {model.ByteSize() / 1e9:.1f} GB; an ONNX file in one piece holds 2 at most")
+    content = add_digest(model.SerializeToString())
+    return _write(path, content, lambda draft: compare(segmenter, card, OnnxEngine(draft, device="cpu").logits, pads=True))
+
+
+def onnx_metadata(card: ModelCard) -> dict[str, str]:
+    """The card for this program, and its main points for people and other programs. Lists are JSON."""
+    spec, image = card.spec, card.spec.image
+    units = "0 to 255" if image.is_8bit else f"{image.depth}, about {image.low:g} to {image.high:g}"
+    return {
+        CARD_KEY: card.to_json(),
+        "input": f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; "
+        f"H and W multiples of {STRIDE}",
+        "output": f"{OUTPUT}: N,{spec.num_ids},H,W float32; over axis 1, argmax gives the class of a pixel, softmax probabilities",
+        "classes": json.dumps(spec.id_names, ensure_ascii=False),
+        "class_colours": json.dumps(spec.id_colours),
+        "mask_values": json.dumps(spec.coding.mask_values),
+        "image_channels": str(image.channels),
+        "image_depth": image.depth,
+        "image_mean": json.dumps(image.mean),
+        "image_std": json.dumps(image.std),
+        "trained_size": json.dumps(spec.image_size),
+        "fit": spec.fit,
+        "tile": json.dumps(None if spec.fit == "resize" else spec.tile or spec.image_size),
+        "size_advice": (
+            "resize each image to trained_size (height, width), and the logits back"
+            if spec.fit == "resize"
+            else "cut images at their own resolution into overlapping tiles (height, width), and take the mean of their logits"
+        ),
+    }
+
+
+def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> Comparison:
+    """One file with the input and output of the .onnx file, and the card as `card.json`. Raises as export_onnx."""
+    content = io.BytesIO()
+    with _exporting():
+        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card),), dynamic_shapes=_dynamic_shapes())
+        torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
+
+    @torch.inference_mode()
+    def verify(draft: Path) -> Comparison:
+        extra_files = {CARD_FILE: ""}
+        with _quiet():
+            written = read_bytes(draft, content.getbuffer().nbytes)
+            network = torch.export.load(io.BytesIO(written), extra_files=extra_files).module()
+            if ModelCard.from_json(extra_files[CARD_FILE]) != card:
+                raise ExportError(f"{CARD_FILE} was not read back as it was written")
+            return compare(segmenter, card, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
+
+    return _write(path, content.getvalue(), verify)
+
+
+def _write(path: Path, content: bytes, verify: Callable[[Path], Comparison]) -> Comparison:
+    """Gives the file its name once it is compared."""
+    found: list[Comparison] = []
+    write_atomically(path, lambda file: file.write(content), lambda draft: found.append(verify(draft)))
+    return found[0]
+
+
+def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Comparison:
+    """A folder with the bare network, without normalisation, classes and sizes: those are in a JSON file and the README.
+
+    An earlier export there is replaced once the new one is compared. Raises ExportError.
+    """
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp") as name:
+        draft = Path(name) / "new"
+        network: Any = segmenter.network
+        network.save_pretrained(draft)
+        indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
+        (draft / SMP_CARD).write_text(indented, encoding="utf-8")
+        (draft / README).write_text(smp_readme(card), encoding="utf-8")
+        for file in draft.iterdir():
+            file.chmod(0o644)  # safetensors writes for the owner alone
+        with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):  # smp prints where it loads from
+            loaded = smp.from_pretrained(str(draft)).eval()
+            if ModelCard.from_json(read_text(draft / SMP_CARD)) != card:
+                raise ExportError(f"{SMP_CARD} was not read back as it was written")
+            comparison = compare(segmenter, card, Segmenter(card.spec, loaded, channels_last=False), pads=True)
+        old = Path(name) / "old"
+        if folder.exists():
+            folder.rename(old)
+        try:
+            draft.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+    return comparison
+
+
+def smp_readme(card: ModelCard) -> str:
+    """In place of smp's, which states the licence of its own code as that of the weights."""
+    spec, image = card.spec, card.spec.image
+    names = zip(spec.id_names, spec.id_colours, strict=True)
+    classes = "\n".join(f"| {index} | {_cell(name)} | {colour} |" for index, (name, colour) in enumerate(names))
+    score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
+    tile = spec.tile or spec.image_size
+    sizes = (
+        f"Images are resized to {spec.image_size[0]} × {spec.image_size[1]} (height × width), and the logits back."
+        if spec.fit == "resize"
+        else f"Images keep their resolution, in overlapping tiles of {tile[0]} × {tile[1]} (height × width); sides are padded to "
+        f"multiples of {STRIDE} at the lower and right edge."
+    )
+    return f"""---
+library_name: segmentation-models-pytorch
+license: unknown
+pipeline_tag: image-segmentation
+tags:
+- segmentation-models-pytorch
+- semantic-segmentation
+- pytorch
+---
+# {_cell(card.run_name)}
+
+{spec.architecture} with encoder {spec.encoder}, trained with unet_trainer {card.version} (epoch {card.epoch}{score}).
+
+The licence of these weights is for whoever trained them to state, in the `license` field above: the data and pretrained encoder
+weights that they come from may set conditions. That of segmentation-models-pytorch (MIT) covers its code alone.
+
+```python
+import json
+from pathlib import Path
+
+import segmentation_models_pytorch as smp
+import torch
+
+network = smp.from_pretrained("FOLDER")
+image = json.loads(Path("FOLDER/{SMP_CARD}").read_text())["spec"]["image"]
+mean, std = (torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+# pixels: N,{image.channels},H,W in the files' own units ({image.depth}), H and W multiples of {STRIDE}
+logits = network((pixels.float() - mean) / std)  # N,{spec.num_classes},H,W
+ids = {"(logits > 0)[:, 0].long()" if spec.num_classes == 1 else "logits.argmax(1)"}
+```
+
+{sizes}
+
+| class id | name | colour |
+| --- | --- | --- |
+{classes}
+"""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def example_batch(card: ModelCard) -> torch.Tensor:
+    """N,C,H,W of the size that the model knows. Two images, and sides that differ: a tracer takes one, or equal ones, for fixed."""
+    height, width = _trained_size(card)
+    return _to_nchw(comparison_images(card, 2, height, width + STRIDE))
+
+
+def _to_nchw(images: torch.Tensor) -> torch.Tensor:
+    return images.permute(0, 3, 1, 2).float().contiguous()
+
+
+def _dynamic_shapes() -> dict[str, Any]:
+    """Any number of images; height and width any multiple of STRIDE."""
+    return {"images": {0: Dim("batch"), 2: STRIDE * Dim("rows"), 3: STRIDE * Dim("columns")}}
+
+
+def _trained_size(card: ModelCard) -> tuple[int, int]:
+    """Rounded to multiples of STRIDE."""
+    height, width = (min(MAX_SIDE, max(2 * STRIDE, -(-side // STRIDE) * STRIDE)) for side in card.spec.image_size)
+    return height, width
+
+
+def comparison_images(card: ModelCard, count: int, height: int, width: int) -> torch.Tensor:
+    """N,H,W,C with coarse shapes and fine noise, spread as the model's training images, in the files' own units."""
+    image = card.spec.image
+    generator = torch.Generator().manual_seed(height * 10_000 + width * 10 + count)
+    coarse = torch.randn(count, image.channels, max(1, height // 16), max(1, width // 16), generator=generator)
+    noise = torch.randn(count, image.channels, height, width, generator=generator)
+    mixed = F.interpolate(coarse, (height, width), mode="bilinear").add(noise, alpha=0.5).permute(0, 2, 3, 1)
+    pixels = mixed * torch.tensor(image.std) + torch.tensor(image.mean)
+    return pixels.round().clamp(0, 255).to(torch.uint8) if image.is_8bit else pixels.contiguous()
+
+
+def compare(
+    segmenter: Segmenter,
+    card: ModelCard,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    least_side: int = STRIDE,
+    pads: bool = False,
+) -> Comparison:
+    """Runs several batches of N,H,W,C images of several sizes through both. `pads`: sizes that are no multiples of STRIDE too.
+
+    Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
+    """
+    height, width = _trained_size(card)
+    batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
+    batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
+    if _run_or_none(segmenter, comparison_images(card, 1, height, width + STRIDE)) is None:  # it takes the size of training alone
+        batches = [(1, *card.spec.image_size), (2, *card.spec.image_size)]
+    compared, difference, largest, num_pixels, num_changed = [], 0.0, 0.0, 0, 0
+    for count, rows, columns in batches:
+        images = comparison_images(card, count, rows, columns)
+        expected = _run_or_none(segmenter, images)
+        if expected is None:
+            continue
+        where = f"{counted(count, 'image')} of {columns}×{rows}"
+        try:
+            found = run(images)
+        except Exception as error:  # of whichever library runs the file
+            raise ExportError(f"the exported file fails for {where}: {first_line(error)[:300]}") from None
+        if found.shape != expected.shape:
+            raise ExportError(f"the exported file gives {tuple(found.shape)} for {where}; need {tuple(expected.shape)}")
+        its_largest = expected.abs().max().item()
+        its_difference = (found - expected).abs().max().item()
+        if not its_difference <= TOLERANCE * max(1.0, its_largest):  # NaN is no small difference
+            raise ExportError(
+                f"the exported file computes other logits for {where}: they differ by {its_difference:.2g} "
+                f"(they reach {its_largest:.3g}; {TOLERANCE:g} of that is allowed)"
+            )
+        compared.append((count, rows, columns))
+        difference, largest = max(difference, its_difference), max(largest, its_largest)
+        num_pixels += count * rows * columns
+        num_changed += int((found.argmax(1) != expected.argmax(1)).sum())
+    if len(compared) < 2:
+        raise ExportError("the network can compute too few of the sizes that an export is compared on")
+    return Comparison(compared, difference, largest, num_pixels, num_changed)
+
+
+@torch.inference_mode()
+def _run_or_none(segmenter: Segmenter, images: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return segmenter(images)
+    except (RuntimeError, ValueError, AssertionError):  # too small for its deepest stage, or for a fixed size
+        return None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters warn about themselves and log what they raise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    """Around an exporter: quiet, and what it raises becomes an ExportError."""
+    with _quiet():
+        try:
+            yield
+        except Exception as error:  # the exporters' errors share no base class
+            cause = error.__cause__ or error  # the outer one of torch.onnx is a page of advice
+            raise ExportError(f"the network cannot be traced ({first_line(cause)[:200]})") from None

@@ -1,0 +1,275 @@
+"""Scores of segmentations from counts of pixels, and how sure they are; docs/metrics.md defines them. Knows no files and no model.
+
+Counts add up and scores are ratios of counts. So one function gives the scores of an image, of a set (from the sum over its images)
+and of a resampled set (from a weighted sum). What is undefined is NaN.
+
+Intervals are those of a percentile bootstrap over images. Draws are seeded, do not depend on the order of the images, and are the
+same for every model that is scored on the same images, so that differences between two models are paired.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_shapes import thin
+
+Floats = NDArray[np.float64]
+BOUNDARY_RATIO = 0.02  # width of the boundary region, of the image's diagonal
+MIN_DRAWS, NUM_DRAWS = 200, 2000
+MAX_DRAWN = 20_000_000  # images in all draws together: a second or less
+SEED = 0
+LEVEL = 0.95
+TAILS = (2.5, 97.5)  # percentiles that enclose it
+MAX_WEIGHTS = 2**22  # that are in memory at a time
+MEAN = "mean"  # the row after those of the classes
+
+
+class Count(IntEnum):
+    """Columns of counts: pixels of one class in one image."""
+
+    HITS = 0  # in truth and in prediction
+    TRUTH = 1
+    PREDICTION = 2
+    BOUNDARY_HITS = 3  # in both boundary regions
+    BOUNDARY_UNION = 4  # in one of them or both
+    TRUTH_LINE = 5  # the centre line of the truth; this column and those after it are there if they were asked for
+    TRUTH_LINE_HITS = 6  # of these, in the prediction
+    PREDICTION_LINE = 7
+    PREDICTION_LINE_HITS = 8  # of these, in the truth
+
+
+class ImageCounts(NamedTuple):
+    confusion: NDArray[np.int64]  # K,K of all ids: rows truth, columns prediction
+    counts: NDArray[np.int64]  # classes that are reported × columns of Count
+
+
+def count_image(truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False) -> ImageCounts:
+    """H,W ids of one image, truth with IGNORED. Classes are reported from `first_id` on; `with_lines`: what clDice needs.
+
+    Ignored pixels count nowhere: for boundaries and centre lines they belong to no class, in truth and in prediction.
+    """
+    confusion = confusion_matrix(truth, predicted, num_ids)
+    counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
+    counts[:, Count.HITS] = confusion.diagonal()[first_id:]
+    counts[:, Count.TRUTH] = confusion.sum(1)[first_id:]
+    counts[:, Count.PREDICTION] = confusion.sum(0)[first_id:]
+    width = boundary_width(truth.shape)
+    is_counted = (truth != IGNORED).view(np.uint8)
+    for class_id, row in enumerate(counts, first_id):
+        if not row[Count.TRUTH] and not row[Count.PREDICTION]:
+            continue
+        masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
+        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty: the counts are the same
+        in_truth, in_prediction = (np.ascontiguousarray(mask[top : top + rows, left : left + columns]) for mask in masks)
+        boundaries = boundary_region(in_truth, width), boundary_region(in_prediction, width)
+        row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
+        row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
+        if with_lines:
+            truth_line, prediction_line = thin(in_truth), thin(in_prediction)
+            row[Count.TRUTH_LINE] = cv2.countNonZero(truth_line)
+            row[Count.TRUTH_LINE_HITS] = cv2.countNonZero(cv2.bitwise_and(truth_line, in_prediction))
+            row[Count.PREDICTION_LINE] = cv2.countNonZero(prediction_line)
+            row[Count.PREDICTION_LINE_HITS] = cv2.countNonZero(cv2.bitwise_and(prediction_line, in_truth))
+    return ImageCounts(confusion, counts)
+
+
+def confusion_matrix(truth: Pixels, predicted: Pixels, num_ids: int) -> NDArray[np.int64]:
+    """H,W ids → num_ids,num_ids: rows truth, columns prediction. Truth beyond the ids is ignored."""
+    known = truth < num_ids
+    cells = truth[known].astype(np.int32) * num_ids + predicted[known]
+    return np.bincount(cells, minlength=num_ids**2).reshape(num_ids, num_ids).astype(np.int64, copy=False)
+
+
+def boundary_width(size: Sequence[int]) -> int:
+    """In pixels, for an image of this height and width."""
+    return max(1, round(BOUNDARY_RATIO * math.hypot(*size)))
+
+
+def boundary_region(mask: Pixels, width: int) -> Pixels:
+    """The pixels of a mask (uint8, 0 and 1) that are at most `width` steps, also diagonal ones, from a pixel outside of it.
+
+    What lies beyond the border of the array is outside.
+    """
+    padded = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
+    return mask - cv2.erode(padded, np.ones((3, 3), np.uint8), iterations=width)[1:-1, 1:-1]
+
+
+def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
+    """...,K,columns → ...,K for each score; NaN where it is undefined."""
+    columns = [counts[..., index].astype(np.float64) for index in range(counts.shape[-1])]
+    hits, truth, prediction = columns[Count.HITS], columns[Count.TRUTH], columns[Count.PREDICTION]
+    scores = {
+        "iou": _ratio(hits, truth + prediction - hits),
+        "dice": _ratio(2 * hits, truth + prediction),
+        "precision": _ratio(hits, prediction),
+        "recall": _ratio(hits, truth),
+    }
+    if counts.shape[-1] > Count.BOUNDARY_UNION:
+        scores["boundary_iou"] = _ratio(columns[Count.BOUNDARY_HITS], columns[Count.BOUNDARY_UNION])
+    if counts.shape[-1] > Count.TRUTH_LINE:
+        # With one of the lines empty the other's share is 0, and so is the score.
+        on_truth = np.nan_to_num(_ratio(columns[Count.PREDICTION_LINE_HITS], columns[Count.PREDICTION_LINE]))
+        found = np.nan_to_num(_ratio(columns[Count.TRUTH_LINE_HITS], columns[Count.TRUTH_LINE]))
+        has_line = columns[Count.PREDICTION_LINE] + columns[Count.TRUTH_LINE] > 0
+        scores["cldice"] = np.where(has_line, np.nan_to_num(_ratio(2 * on_truth * found, on_truth + found)), np.nan)
+    return scores
+
+
+def mean_over(values: Floats, axis: int) -> Floats:
+    """The mean of what is defined; NaN where nothing is."""
+    is_defined = np.isfinite(values)
+    return _ratio(np.where(is_defined, values, 0.0).sum(axis), is_defined.sum(axis).astype(np.float64))
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)
+
+
+def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None, seed: int = SEED) -> list[Floats]:
+    """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn with
+    replacement."""
+    num_images = len(counts[0])
+    if num_draws is None:
+        num_draws = min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
+    order, truth = _sorted_images(counts)
+    generator = np.random.default_rng([seed, zlib.crc32(truth.tobytes())])  # one seed for all sets would err alike in all
+    flat = [one[order].reshape(num_images, -1).astype(np.float64) for one in counts]
+    sums: list[list[Floats]] = [[] for _ in counts]
+    num_at_once = max(1, MAX_WEIGHTS // num_images)
+    for start in range(0, num_draws, num_at_once):
+        weights = _draw_weights(generator, min(num_at_once, num_draws - start), num_images)
+        for parts, one in zip(sums, flat, strict=True):
+            parts.append(weights @ one)
+    return [np.concatenate(parts).reshape(num_draws, *one.shape[1:]) for parts, one in zip(sums, counts, strict=True)]
+
+
+def _sorted_images(counts: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], Floats]:
+    """An order of the images that only their counts decide, and their truth in it, which is that of all models."""
+    truth = counts[0][..., Count.TRUTH].astype(np.float64)
+    others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(len(truth), -1).astype(np.float64) for one in counts)
+    order = np.lexsort(np.column_stack([truth, others]).T[::-1])
+    return order, truth[order]
+
+
+def _draw_weights(generator: np.random.Generator, num_draws: int, num_images: int) -> Floats:
+    """draws,N: how often each image comes in a draw; rows are multinomial."""
+    drawn = generator.integers(num_images, size=(num_draws, num_images))
+    drawn += np.arange(num_draws)[:, None] * num_images
+    return np.bincount(drawn.ravel(), minlength=num_draws * num_images).reshape(num_draws, num_images).astype(np.float64)
+
+
+def interval(draws: Floats) -> Floats:
+    """draws,... → 2,...: the ends of the central 95 %. Draws in which the score is undefined are left out; NaN if it is in all."""
+    is_defined = np.isfinite(draws).any(0)
+    ends = np.nanpercentile(np.where(is_defined, draws, 0.0), TAILS, axis=0)
+    return np.where(is_defined, ends, np.nan)
+
+
+def share_above_zero(draws: Floats) -> Floats:
+    """draws,... → ...: of the draws in which the difference is defined; NaN if it is in none."""
+    is_defined = np.isfinite(draws)
+    num_defined = is_defined.sum(0).astype(np.float64)
+    num_above = (np.where(is_defined, draws, 0.0) > 0).sum(0).astype(np.float64)
+    return np.divide(num_above, num_defined, out=np.full_like(num_above, np.nan), where=num_defined > 0)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """An image among the worst and what the model made of it."""
+
+    index: int
+    ids: Pixels
+
+
+@dataclass(frozen=True)
+class EvaluatedSet:
+    """Counts of all images, in the order of the pairs."""
+
+    counts: NDArray[np.int64]  # N, classes that are reported, columns of Count
+    confusion: NDArray[np.int64]  # K,K of all ids, summed: rows truth, columns prediction
+    num_wrong: NDArray[np.int64]  # pixels of each image that are predicted wrongly
+    num_counted: NDArray[np.int64]  # pixels of each image that are not ignored
+    worst: Sequence[Worst]  # the worst first
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Scores by name, each with a value for every class and, after them, their mean. NaN: undefined."""
+
+    class_names: Sequence[str]
+    dataset: dict[str, Floats]  # K+1, from the counts of all images together
+    intervals: dict[str, Floats]  # 2,K+1 of `dataset`; NaN with a single image
+    image_means: dict[str, Floats]  # K+1: scores of each image, then the mean over those that have one
+    num_images: int
+    num_scored: NDArray[np.int64]  # K: images with the class in truth or prediction, whose IoU is in the mean over images
+    empty_truths: NDArray[np.int64]  # K: images without the class in truth
+    empty_predictions: NDArray[np.int64]
+    confusion: NDArray[np.int64]
+
+    @property
+    def row_names(self) -> list[str]:
+        """Of the rows to show: with one class, its mean is itself."""
+        return list(self.class_names) if len(self.class_names) == 1 else [*self.class_names, MEAN]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Dataset-level scores of this model minus those of another, on the same images; rows as in Summary."""
+
+    others: dict[str, Floats]  # K+1, the other model's scores
+    differences: dict[str, Floats]  # K+1
+    intervals: dict[str, Floats]  # 2,K+1, paired bootstrap
+    shares_above: dict[str, Floats]  # K+1, of the draws in which this model is the better one
+
+
+def summarise(evaluated: EvaluatedSet, class_names: Sequence[str]) -> Summary:
+    counts = evaluated.counts
+    per_image = scores_from_counts(counts)
+    draws = scores_from_counts(resampled_sums([counts])[0])
+    has_interval = len(counts) > 1
+    return Summary(
+        class_names,
+        {name: _with_mean(values) for name, values in scores_from_counts(counts.sum(0)).items()},
+        {name: interval(_with_mean(values)) * (1.0 if has_interval else np.nan) for name, values in draws.items()},
+        {name: _with_mean(mean_over(values, axis=0)) for name, values in per_image.items()},
+        len(counts),
+        np.isfinite(per_image["iou"]).sum(0),
+        (counts[..., Count.TRUTH] == 0).sum(0),
+        (counts[..., Count.PREDICTION] == 0).sum(0),
+        evaluated.confusion,
+    )
+
+
+def compare(this: EvaluatedSet, other: EvaluatedSet) -> Comparison:
+    """Of two models that were evaluated on the same images, in the same order."""
+    sums = resampled_sums([this.counts, other.counts])
+    mine, theirs = (_all_with_mean(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
+    my_draws, their_draws = (_all_with_mean(scores_from_counts(drawn)) for drawn in sums)
+    draws = {name: my_draws[name] - their_draws[name] for name in my_draws}
+    has_interval = len(this.counts) > 1
+    return Comparison(
+        theirs,
+        {name: mine[name] - theirs[name] for name in mine},
+        {name: interval(values) * (1.0 if has_interval else np.nan) for name, values in draws.items()},
+        {name: share_above_zero(values) for name, values in draws.items()},
+    )
+
+
+def _all_with_mean(scores: dict[str, Floats]) -> dict[str, Floats]:
+    return {name: _with_mean(values) for name, values in scores.items()}
+
+
+def _with_mean(values: Floats) -> Floats:
+    """...,K → ...,K+1: the mean over the classes that have a value comes last."""
+    return np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)

@@ -1,0 +1,209 @@
+"""Data for the charts that page.js draws, each with its words and its numbers in a table. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from unet_trainer.reports.page import NONE, NUM_COLOURS, rate, score
+from unet_trainer.system.console import counted
+from unet_trainer.training.run_summary import EpochRecord, RunSummary
+from unet_trainer.training.val_scores import ImageScore
+
+SCORES = {"IoU": "iou", "Dice": "dice", "Precision": "precision", "Recall": "recall"}
+MAX_POINTS = 400  # of a curve
+MAX_CLASSES = 24  # with a curve each
+NUM_BINS = 20
+VAL, TRAIN, OTHER = 0, 1, 2  # colours
+MARK_WORDS = {
+    **{kind: kind for kind in ("interrupted", "killed", "failed")},
+    "rollback": "went back to a saved state",
+    "shrink": "went on with smaller parts of a batch",
+}
+
+
+@dataclass(frozen=True)
+class PageChart:
+    """`key`: by which a page that is refreshed keeps what was switched."""
+
+    key: str
+    title: str
+    words: str
+    data: Mapping[str, Any]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    kind: str = "lines"
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self.data, allow_nan=False, separators=(",", ":"))
+
+
+def run_charts(summary: RunSummary, epochs: Sequence[EpochRecord]) -> list[PageChart]:
+    """`epochs`: those that are drawn."""
+    if not epochs:
+        return []
+    iou = _columns(summary, epochs, "iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 4, y=[0, 1])
+    loss = _columns(summary, epochs, "loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(4), 4, zero=True)
+    speed = "Images per second, in training"
+    charts = [
+        iou,
+        _class_chart(summary, [epoch for epoch in epochs if epoch.classes]),
+        loss,
+        _columns(summary, epochs, "rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(6), 6, zero=True),
+        _columns(summary, epochs, "speed", speed, {"images/s": "images_per_second"}, rate, 1, zero=True),
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def drawn_epochs(summary: RunSummary) -> list[EpochRecord]:
+    """At most about MAX_POINTS of them, evenly; the first, the best and the last stay."""
+    epochs, best = summary.epochs, summary.best
+    step = -(-len(epochs) // MAX_POINTS)
+    kept = {epoch.number for epoch in (*epochs[:1], *epochs[-1:], best) if epoch is not None}
+    return [epoch for index, epoch in enumerate(epochs) if index % step == 0 or epoch.number in kept]
+
+
+def marks(summary: RunSummary) -> list[dict[str, Any]]:
+    """What happened at which epoch: the best one, the early stop, interruptions and rollbacks."""
+    last = summary.epochs[-1].number
+    found: list[dict[str, Any]] = []
+    if summary.best is not None:
+        found.append({"x": summary.best.number, "kind": "best", "text": f"best epoch: {summary.best.number}"})
+    for event in summary.events:
+        if event.kind in MARK_WORDS and event.epoch is not None:
+            x = min(max(event.epoch + 0.5, 1), max(1, last))  # between two epochs, within the chart
+            found.append({"x": x, "kind": event.kind, "text": f"{MARK_WORDS[event.kind]} after epoch {event.epoch}"})
+    if summary.state == "stopped early":
+        found.append({"x": last, "kind": "stopped", "text": f"stopped early after epoch {last}"})
+    return found
+
+
+def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
+    """The same curve of several runs; by epoch or by time."""
+    shown = [(index, name, summary) for index, (name, summary) in enumerate(runs) if summary.epochs]
+    if not shown:
+        return []
+    return [
+        _overlay(shown, "val-iou", "Validation IoU", "val_iou", y=[0, 1]),
+        _overlay(shown, "val-loss", "Validation loss", "val_loss", zero=True),
+        _overlay(shown, "train-loss", "Training loss", "train_loss", zero=True),
+    ]
+
+
+def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
+    """How the validation images divide by their IoU."""
+    values = [image.iou for image in scores if image.iou is not None]
+    if not values:
+        return None
+    counts = [int(number) for number in np.histogram(values, bins=NUM_BINS, range=(0.0, 1.0))[0]]
+    middle = score(median(values), 3)
+    words = f"{counted(len(values), 'image')}: median {middle}, mean {score(mean(values), 3)}"
+    words += f", worst {score(min(values), 3)}, best {score(max(values), 3)}"
+    if num_undefined := len(scores) - len(values):
+        words += f"; {counted(num_undefined, 'image')} without an IoU, because no class is in truth or prediction"
+    mark = {"x": median(values), "text": f"median {middle}"}
+    data = {"counts": counts, "from": 0, "to": 1, "x": "IoU of an image", "unit": "image", "marks": [mark]}
+    rows = [[f"{i / NUM_BINS:.2f} – {(i + 1) / NUM_BINS:.2f}", number] for i, number in enumerate(counts) if number]
+    return PageChart("distribution", "IoU of each validation image", words, data, ["IoU", "images"], rows, "bars")
+
+
+def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = False, **more: Any) -> dict[str, Any]:
+    rounded = [None if value is None else float(f"{value:.5g}") for value in values]
+    return {"name": name, "c": colour % NUM_COLOURS, "ys": rounded, "thin": thin, **more}
+
+
+def _chart(
+    summary: RunSummary, epochs: Sequence[EpochRecord], views: Mapping[str, Any], digits: int, **limits: Any
+) -> dict[str, Any]:
+    """What the script draws. A view is a name and its lines; the reader chooses where there are several."""
+    named = [{"name": name, "lines": lines} for name, lines in views.items()]
+    xs = [epoch.number for epoch in epochs]
+    return {"xs": xs, "x": "epoch", "views": named, "marks": marks(summary), "digits": digits, **limits}
+
+
+def _digits(number: int) -> Callable[[float | None], str]:
+    return lambda value: NONE if value is None else f"{value:.{number}g}"
+
+
+def _columns(
+    summary: RunSummary,
+    epochs: Sequence[EpochRecord],
+    key: str,
+    title: str,
+    columns: Mapping[str, str],
+    show: Callable[[float | None], str],
+    digits: int,
+    **limits: Any,
+) -> PageChart:
+    """Columns of metrics.csv, by the name of their line."""
+    colours = [VAL, TRAIN] if len(columns) > 1 else [OTHER]
+    values = {name: [epoch.get(column) for epoch in epochs] for name, column in columns.items()}
+    lines = [_line(name, ys, colour) for (name, ys), colour in zip(values.items(), colours, strict=True)]
+    words = _from_first_to_last(values, show)
+    if key == "iou" and summary.best_iou is not None and summary.best is not None:
+        words += f"; val is {score(summary.best_iou)} at the best epoch, {summary.best.number}"
+    rows = [[epoch.number, *map(show, row)] for epoch, *row in zip(epochs, *values.values(), strict=True)]
+    return PageChart(key, title, words, _chart(summary, epochs, {title: lines}, digits, **limits), ["epoch", *columns], rows)
+
+
+def _from_first_to_last(values: Mapping[str, Sequence[float | None]], show: Callable[[float | None], str]) -> str:
+    known = {name: [value for value in ys if value is not None] for name, ys in values.items()}
+    return "; ".join(f"{name} {show(ys[0])} → {show(ys[-1])}" for name, ys in known.items() if ys) or "no values"
+
+
+def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChart | None:
+    """Of several classes the scores of each; of one class its scores beside each other."""
+    if not epochs:
+        return None
+
+    def values(name: str, kind: str) -> list[float | None]:
+        return [getattr(epoch.classes.get(name), kind, None) for epoch in epochs]
+
+    names = summary.worst_classes(MAX_CLASSES)
+    if len(names) == 1:
+        shown = {title: values(names[0], kind) for title, kind in SCORES.items() if kind != "iou"}
+        last = epochs[-1].classes[names[0]]
+        title, views = f"Dice, precision and recall of {names[0]}", {}
+        views[names[0]] = [_line(name, ys, index + OTHER) for index, (name, ys) in enumerate(shown.items())]
+        words = f"{names[0]} on the validation images: precision {score(last.precision)} and recall {score(last.recall)}"
+        words += " after the last epoch"
+    else:
+        shown = {name: values(name, "iou") for name in names}
+        title = "Scores of each class"
+        views = {
+            word: [_line(name, values(name, kind), index, thin=True) for index, name in enumerate(names)]
+            for word, kind in SCORES.items()
+        }
+        note = f", the worst of {len(summary.class_names)}" if len(names) < len(summary.class_names) else ""
+        words = f"{len(names)} classes on the validation images{note}"
+        known = {name: value for name in names if (value := summary.per_class_iou.get(name)) is not None}
+        if known:
+            low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+            words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
+    rows = [[epoch.number, *map(score, row)] for epoch, *row in zip(epochs, *shown.values(), strict=True)]
+    return PageChart("classes-curve", title, words, _chart(summary, epochs, views, 4, y=[0, 1]), ["epoch", *shown], rows)
+
+
+def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, column: str, **limits: Any) -> PageChart:
+    by_epoch, by_time, known = [], [], {}
+    for index, name, summary in runs:
+        minutes, passed = {}, 0.0
+        for epoch in summary.epochs:
+            passed += epoch.get("seconds") or 0.0
+            minutes[epoch.number] = float(f"{passed / 60:.4g}")
+        drawn = {epoch.number: epoch.get(column) for epoch in drawn_epochs(summary)}
+        known[name] = drawn
+        by_epoch.append(_line(name, list(drawn.values()), index, xs=list(drawn)))
+        by_time.append(_line(name, list(drawn.values()), index, xs=[minutes[number] for number in drawn]))
+    views = [{"name": "by epoch", "x": "epoch", "lines": by_epoch}, {"name": "by time", "x": "minutes", "lines": by_time}]
+    data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 4, **limits}
+    words = _from_first_to_last({name: list(drawn.values()) for name, drawn in known.items()}, score)
+    numbers = sorted({number for drawn in known.values() for number in drawn})
+    rows = [[number, *(score(drawn.get(number)) for drawn in known.values())] for number in numbers]
+    return PageChart(key, title, words, data, ["epoch", *known], rows)

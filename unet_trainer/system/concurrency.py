@@ -1,0 +1,582 @@
+"""What runs beside the main thread. There are four kinds:
+
+worker processes   forked from this one and killed with it: `forked_map` here; WorkerPool (loading/worker_pool), which fills
+                   batches in shared memory; the pool that writes predictions (inference/prediction_stream)
+threads            ahead of the caller (ReadAhead, ordered_map), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or
+                   because a call may hang (call_with_timeout, call_each); for work that releases the GIL
+HTTP server        a thread for each request of `try` and `watch`: system/local_server
+probe              a Python process that tries what could crash this one: training/step_probe
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+CAN_FORK = sys.platform == "linux"
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kernel (a dead network disk) is left behind
+HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
+LIVENESS_SECONDS = 1.0  # between checks for children of forked_map that hang
+STOP_POLL_SECONDS = 0.1  # between checks for a signal
+JOIN_SECONDS = 30.0  # for the calls under way when a ReadAhead ends early, or when the interpreter exits
+THREAD_SHARE = 0.01  # of the time that a ThrottledTask may keep a core busy
+MAX_MESSAGE = 300  # characters of what a crashed child printed
+
+
+# Worker processes.
+
+
+def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
+    """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles them and
+    ends its children. When it is killed itself, Linux kills them."""
+    target = partial(run_as_child, function, os.getpid())
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # else this process's handlers could run in the child
+    try:
+        with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def run_as_child(function: Callable[..., object], parent: int, *arguments: Any) -> None:
+    """In a forked process, before all else."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    function(*arguments)
+
+
+def kill_processes(processes: Sequence[BaseProcess], seconds: float = KILL_SECONDS) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join(seconds)
+        if process.exitcode is None:  # the interpreter's exit would wait for it
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+
+
+def describe_exit(process: BaseProcess) -> str:
+    """SIGKILL, exit code 1."""
+    code = process.exitcode or 0
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+ReadStderr = Callable[[], str]  # what native code has printed since the last call
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The child that worked on an item died, or was killed because it took too long; `reason` says how, and what it printed."""
+
+    reason: str
+    is_timeout: bool = False
+
+
+def forked_map(
+    function: Callable[[Item, ReadStderr], Outcome],
+    items: Sequence[Item],
+    num_children: int,
+    set_up: Callable[[], object] = lambda: None,
+    timeout: float | None = HANG_SECONDS,
+) -> Generator[tuple[int, Outcome | Crash], None, None]:
+    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that crashes or hangs
+    costs one item. An exception in `function` is raised here, with its traceback as text.
+
+    `set_up` is called once in each child. After `timeout` seconds on one item a child is killed. Where processes cannot be forked,
+    threads do the work: nothing is caught from standard error, a crash is a crash, and there is no time limit.
+    """
+    if not items:
+        return
+    if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
+        with ThreadPoolExecutor(num_children) as threads:
+            yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
+        return
+    waiting = deque(range(len(items)))
+    children: list[_Child] = []
+    work = partial(_answer_indices, function, items, set_up)
+    try:
+        for _ in range(min(num_children, len(items))):
+            children.append(_Child(work, children))
+        while waiting or any(child.index is not None for child in children):
+            for child in children:
+                if child.index is None and waiting:
+                    child.send(waiting.popleft())
+            busy = {child.connection: child for child in children if child.index is not None}
+            ready = multiprocessing.connection.wait(list(busy), LIVENESS_SECONDS)
+            for connection, child in busy.items():
+                index, outcome = child.index, None
+                assert index is not None
+                if connection in ready:
+                    outcome, error = child.receive()
+                    if error is not None:
+                        raise RuntimeError(f"a child process failed:\n{error}")
+                elif timeout is not None and time.monotonic() - child.since > timeout:
+                    outcome = Crash(f"no answer in {timeout:g} s", is_timeout=True)
+                else:
+                    continue
+                child.index = None
+                yield index, outcome
+                if isinstance(outcome, Crash):
+                    child.close()
+                    children.remove(child)
+                    children.append(_Child(work, children))
+    finally:
+        for child in children:
+            child.close()
+
+
+class _Child:
+    """A process that answers indices, one at a time. Its standard error goes into a file, that of this process stays as it is."""
+
+    def __init__(self, work: Callable[[Connection, IO[bytes]], None], others: Sequence[_Child]) -> None:
+        self.index: int | None = None  # of the item that it works on
+        self.since = 0.0  # when it began with it
+        self.connection, theirs = multiprocessing.Pipe()
+        self.stderr: IO[bytes] = os.fdopen(os.memfd_create("standard error"), "w+b")
+        # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
+        inherited = [self.connection, *(other.connection for other in others)]
+        self.process = start_process(_run_child, work, theirs, inherited, self.stderr)
+        theirs.close()
+
+    def send(self, index: int) -> None:
+        self.index, self.since = index, time.monotonic()
+        with contextlib.suppress(OSError):  # it died while idle: `receive` reports it
+            self.connection.send(index)
+
+    def receive(self) -> tuple[Any, str | None]:
+        """Outcome and error."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join(KILL_SECONDS)
+            printed = " ".join(_read_anew(self.stderr).split())
+            return Crash(f"{describe_exit(self.process)}: {printed[-MAX_MESSAGE:]}".removesuffix(": ")), None
+
+    def close(self) -> None:
+        kill_processes([self.process])
+        self.connection.close()
+        self.stderr.close()
+
+
+def _read_anew(file: IO[bytes]) -> str:
+    """All that was written to it, which is forgotten."""
+    file.seek(0)
+    text = file.read().decode(errors="replace")
+    file.seek(0)
+    file.truncate()
+    return text
+
+
+def _run_child(
+    work: Callable[[Connection, IO[bytes]], None], connection: Connection, inherited: Sequence[Connection], stderr: IO[bytes]
+) -> None:
+    for other in inherited:
+        other.close()
+    os.dup2(stderr.fileno(), 2)
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        work(connection, stderr)
+
+
+def _answer_indices(
+    function: Callable[[Item, ReadStderr], Outcome],
+    items: Sequence[Item],
+    set_up: Callable[[], object],
+    connection: Connection,
+    stderr: IO[bytes],
+) -> None:
+    set_up()
+    while True:
+        index = connection.recv()
+        try:
+            answer = pickle.dumps((function(items[index], partial(_read_anew, stderr)), None))
+        except Exception:  # an outcome that cannot be pickled is an error as well
+            answer = pickle.dumps((None, traceback.format_exc()))
+        connection.send_bytes(answer)
+
+
+# Threads.
+
+_unfinished: set[Future[Any]] = set()  # that the interpreter's exit waits for
+
+
+def start_thread(function: Callable[[], Outcome], name: str, is_awaited: bool = False) -> Future[Outcome]:
+    """Calls the function in a daemon thread, for which the interpreter's exit does not wait: it may hang. `is_awaited`: the exit
+    waits for JOIN_SECONDS. Raises RuntimeError where no more threads can be started."""
+    future: Future[Outcome] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # raised where the result is taken
+            future.set_exception(error)
+        finally:
+            _unfinished.discard(future)
+
+    if is_awaited:
+        _unfinished.add(future)  # before it starts: the process may exit right after
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        _unfinished.discard(future)
+        raise
+    return future
+
+
+def is_writing() -> bool:
+    """Whether an awaited thread runs: the process would abort if the interpreter were torn down under it."""
+    return bool(_unfinished)
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    wait(list(_unfinished), JOIN_SECONDS)
+
+
+class ReadTimeout(Exception):
+    """Nothing was read in the time limit, or soon after a signal."""
+
+
+def call_with_timeout(
+    function: Callable[[], Outcome],
+    timeout: float | None,
+    is_stopping: Callable[[], bool] = lambda: False,
+    stop_seconds: float = 0.0,
+) -> Outcome:
+    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after is_stopping: a file
+    on a dead network disk never answers. The thread that hangs is left behind."""
+    future = start_thread(function, "reading")
+    started, stopping_since = time.monotonic(), None
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return future.result(STOP_POLL_SECONDS)
+        if future.done():  # the function itself raised a TimeoutError
+            return future.result()
+        now = time.monotonic()
+        if stopping_since is None and is_stopping():
+            stopping_since = now
+        is_late = timeout is not None and now - started > timeout
+        if is_late or (stopping_since is not None and now - stopping_since > stop_seconds):
+            raise ReadTimeout
+
+
+def call_each(function: Callable[[int], object], number: int, num_threads: int, timeout: float | None) -> Iterator[int]:
+    """Calls the function with 0, 1, ... in threads and gives each number as it is done; raises what the function raises.
+
+    Raises ReadTimeout when no call ends for `timeout` seconds. Ends without waiting for calls that are under way.
+    """
+    waiting, done, is_over = iter(range(number)), queue.SimpleQueue[tuple[int, BaseException | None]](), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set() and (index := next(waiting, None)) is not None:
+            try:
+                function(index)
+                done.put((index, None))
+            except BaseException as error:
+                done.put((index, error))
+
+    for _ in range(min(num_threads, number)):
+        start_thread(work, "reading")
+    try:
+        for _ in range(number):
+            try:
+                index, error = done.get(timeout=timeout)
+            except queue.Empty:
+                raise ReadTimeout from None
+            if error is not None:
+                raise error
+            yield index
+    finally:
+        is_over.set()
+
+
+def ordered_map(
+    function: Callable[[Item], Outcome], items: Iterable[Item], num_threads: int, num_ahead: int
+) -> Generator[Outcome, None, None]:
+    """The outcome of each item, in order. The caller's thread takes at most `num_ahead` items in advance. An exception is raised at
+    its item's turn. When the generator is closed, calls that have not begun are dropped and others waited for."""
+    threads = ThreadPoolExecutor(num_threads)
+    pending: deque[Future[Outcome]] = deque()
+    try:
+        for item in items:
+            pending.append(threads.submit(function, item))
+            if len(pending) >= num_ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+class ReadAhead(Generic[Item, Outcome]):
+    """Calls a function on items in threads; items and outcomes in order. Iterate over it once, inside `with`.
+
+    An exception of the function is raised at its item's turn. No call begins while results of `max_bytes` or more, or `max_items`,
+    wait: with the calls under way they may become more.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Item], Outcome],
+        items: Sequence[Item],
+        num_threads: int,
+        num_bytes: Callable[[Outcome], int] = lambda outcome: 0,
+        max_bytes: int = 1,
+        max_items: int = 64,
+    ) -> None:
+        self.function, self.items, self.num_bytes = function, items, num_bytes
+        self.max_bytes, self.max_items = max_bytes, max_items
+        # Two conditions, and one thread woken at a time: waking all of them for each item costs more than the items.
+        lock = threading.Lock()
+        self.has_room, self.is_ready = threading.Condition(lock), threading.Condition(lock)
+        self.ready: dict[int, tuple[Future[Outcome], int]] = {}  # with its bytes
+        self.num_begun = self.num_taken = self.num_waiting_bytes = 0
+        self.is_stopping = False
+        self.threads: list[Future[None]] = []
+        self.num_threads = min(num_threads, len(items))
+
+    def __enter__(self) -> ReadAhead[Item, Outcome]:
+        self.threads += [start_thread(self._work, "read ahead") for _ in range(self.num_threads)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self.has_room:
+            self.is_stopping = True
+            self.has_room.notify_all()
+        wait(self.threads, JOIN_SECONDS)
+
+    def __iter__(self) -> Iterator[tuple[Item, Outcome]]:
+        for index, item in enumerate(self.items):
+            with self.is_ready:
+                self.is_ready.wait_for(partial(self.ready.__contains__, index))
+                future, num_bytes = self.ready.pop(index)
+                self.num_taken += 1
+                self.num_waiting_bytes -= num_bytes
+                self.has_room.notify()
+            yield item, future.result()
+            del future  # and what it holds, while the next is waited for
+
+    def _work(self) -> None:
+        while True:
+            with self.has_room:
+                self.has_room.wait_for(lambda: self.is_stopping or self._may_begin())
+                if self.is_stopping or self.num_begun == len(self.items):
+                    self.has_room.notify()  # the next thread ends too
+                    return
+                index = self.num_begun
+                self.num_begun += 1
+                if self._may_begin():
+                    self.has_room.notify()
+            future: Future[Outcome] = Future()
+            num_bytes = 0
+            try:
+                outcome = self.function(self.items[index])
+                num_bytes = self.num_bytes(outcome)
+                future.set_result(outcome)
+                del outcome
+            except BaseException as error:  # raised where the result is taken
+                future.set_exception(error)
+            with self.is_ready:
+                self.ready[index] = future, num_bytes
+                self.num_waiting_bytes += num_bytes
+                if index == self.num_taken:
+                    self.is_ready.notify()
+            del future  # else it would be held until the next is there
+
+    def _may_begin(self) -> bool:
+        has_room = self.num_begun - self.num_taken < self.max_items and self.num_waiting_bytes < self.max_bytes
+        # The next that is to be taken must not wait for others behind it to be taken.
+        return has_room or self.num_begun == self.num_taken or self.num_begun == len(self.items)
+
+
+class WriteBehind:
+    """Runs tasks such as encoding and writing files in threads while the caller goes on; with one thread, in their order.
+
+    The caller waits while tasks that hold `max_bytes` are unfinished. It gets the exception of a task from a later call. Left by an
+    exception, tasks that have not begun are dropped and those under way are waited for.
+    """
+
+    def __init__(self, num_threads: int, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0  # of the tasks in `pending`
+        self.pending: deque[tuple[Future[object], int]] = deque()
+        self.threads = ThreadPoolExecutor(num_threads)
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self.threads.shutdown(cancel_futures=True)
+
+    def submit(self, task: Callable[[], object], num_bytes: int) -> None:
+        while self.pending and (self.pending[0][0].done() or self.num_bytes + num_bytes > self.max_bytes):
+            self._take_oldest()
+        self.pending.append((self.threads.submit(task), num_bytes))
+        self.num_bytes += num_bytes
+
+    def finish(self) -> None:
+        """Waits until all tasks are done."""
+        while self.pending:
+            self._take_oldest()
+
+    def _take_oldest(self) -> None:
+        future, num_bytes = self.pending.popleft()
+        self.num_bytes -= num_bytes
+        try:
+            future.result()
+        except BaseException:
+            self.threads.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class Job(NamedTuple):
+    """One file to write."""
+
+    write: Callable[[], object]
+    requires: str | None = None  # is not written when the job of that name in the same list failed
+
+
+class BackgroundWriter:
+    """Writes files while training goes on: one ordered list of jobs at a time. After a job fails, all others run but those that
+    require it. Whether and when to try again is the caller's decision."""
+
+    def __init__(self) -> None:
+        self.future: Future[None] | None = None
+        self.unwritten: dict[str, Job] = {}
+        self.error: Exception | None = None
+        self.is_cancelled = False
+
+    def start(self, jobs: Mapping[str, Job]) -> None:
+        """Begins to write, in the order of the jobs. Raises OSError where no thread can be started."""
+        if self.is_busy():
+            raise RuntimeError("the writer is busy; wait for it first")
+        self.is_cancelled = False
+        try:
+            self.future = start_thread(partial(self._run, dict(jobs)), "background writer", is_awaited=True)
+        except RuntimeError as error:
+            self.unwritten = {**self.unwritten, **jobs}
+            raise OSError(f"no thread can be started to write with ({error})") from None
+
+    def is_busy(self) -> bool:
+        return self.future is not None and not self.future.done()
+
+    def wait(self) -> None:
+        """Until the jobs are done or have failed."""
+        if self.future is not None:
+            self.future.result()
+
+    def collect(self) -> tuple[dict[str, Job], Exception | None]:
+        """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each once."""
+        if self.is_busy():
+            return {}, None
+        unwritten, error = self.unwritten, self.error
+        self.unwritten, self.error = {}, None
+        return unwritten, error
+
+    def cancel(self) -> None:
+        """Skips jobs that have not begun, and waits for the one under way: a thread inside torch would abort the process."""
+        self.is_cancelled = True
+        self.wait()
+        self.collect()
+
+    def _run(self, jobs: Mapping[str, Job]) -> None:
+        failed: set[str] = set()
+        for name, job in jobs.items():
+            if self.is_cancelled:
+                return
+            if job.requires in failed:
+                failed.add(name)
+                if job.requires in self.unwritten:  # else another try would not help
+                    self.unwritten[name] = job
+                continue
+            try:
+                job.write()
+            except Exception as error:  # of any kind: raised in the training thread, where it is handled
+                failed.add(name)
+                self.error = self.error or error
+                if isinstance(error, OSError):
+                    self.unwritten[name] = job
+
+
+class ThrottledTask:
+    """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
+    the work is under way, or too soon after it, is done with a later one. Errors wait for `take_error`."""
+
+    def __init__(self, name: str, work: Callable[[], object], share: float = THREAD_SHARE) -> None:
+        self.name, self.work, self.share = name, work, share
+        self._future: Future[None] | None = None
+        self._is_requested = False
+        self._not_before = 0.0
+        self._error: Exception | None = None
+
+    def request(self) -> None:
+        """Returns at once."""
+        self._is_requested = True
+        if time.monotonic() >= self._not_before:
+            self._start()
+
+    def finish(self) -> None:
+        """Does what is still requested; gives up waiting after JOIN_SECONDS."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        for _ in range(2):  # what is under way, and what was requested meanwhile
+            if self._future is not None:
+                wait([self._future], max(0.0, deadline - time.monotonic()))
+            self._start()
+
+    def take_error(self) -> Exception | None:
+        """The first error since the last call."""
+        error, self._error = self._error, None
+        return error
+
+    def _start(self) -> None:
+        if not self._is_requested or (self._future is not None and not self._future.done()):
+            return
+        self._is_requested = False
+        try:
+            self._future = start_thread(self._run, self.name)
+        except RuntimeError as error:  # no more threads
+            self._error = self._error or error
+
+    def _run(self) -> None:
+        started, used = time.monotonic(), time.thread_time()
+        try:
+            self.work()
+        except Exception as error:  # of any kind: this work must not end a run
+            self._error = self._error or error
+        self._not_before = started + (time.thread_time() - used) / self.share

@@ -1,0 +1,96 @@
+"""Every file that is read is opened here: a regular file, opened without waiting, and read up to a limit.
+
+Opening a pipe that nobody writes to waits for ever, and a device may never end. Imports nothing of this project, so that every
+package may use it. The other direction is in atomic_files and output_files.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+MAX_BYTES = 2**30  # of a text or a JSON file, unless its reader allows fewer
+UNSIZED_BYTES = 2**18  # at about which reading ends of a file that tells no size, as those of /proc
+NOT_A_FILE = "a pipe, a socket or a device; need a file"
+FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+NO_FILE = (errno.EISDIR, errno.ENOTSUP)  # the error of a folder, and of what is NOT_A_FILE
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def open_handle(path: Path | str, follow: bool = True) -> int:
+    """For reading; not inherited by other programs. `follow`: whether a link may lead to the file. Raises OSError."""
+    try:
+        handle = os.open(path, FLAGS if follow else FLAGS | NO_FOLLOW)
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a NUL", str(path)) from None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path)) from None
+        raise
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENOTSUP
+    raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else NOT_A_FILE, str(path))
+
+
+def open_file(path: Path | str, follow: bool = True) -> BinaryIO:
+    """As open_handle. Unbuffered, for fewer system calls: threads wait for the GIL after each."""
+    file = io.FileIO(open_handle(path, follow))
+    file.name = os.fspath(path)
+    return cast(BinaryIO, file)
+
+
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES, follow: bool = True) -> bytes:
+    """The whole content. Raises OSError, also for a file of more bytes."""
+    with open_file(path, follow) as file:
+        return read_rest(file, max_bytes)
+
+
+def read_rest(file: BinaryIO, max_bytes: int) -> bytes:
+    """As read_bytes, of a file that is open at its beginning."""
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise OSError(errno.EFBIG, f"{_amount(size)}; need at most {_amount(max_bytes)}", file.name)
+    try:
+        content = file.read() if size else b""
+        while not size and len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES)):  # None: it would be waited for
+            content += part
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "there is not enough memory to read it", file.name) from None
+    return content
+
+
+def read_text(
+    path: Path | str, max_bytes: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict", follow: bool = True
+) -> str:
+    """Line breaks as they stand in the file. Raises OSError, and UnicodeDecodeError, which is a ValueError."""
+    return read_bytes(path, max_bytes, follow).decode(encoding, errors)
+
+
+def read_json(path: Path | str, max_bytes: int = MAX_BYTES, follow: bool = True) -> Any:
+    """Raises OSError, and ValueError for what is no JSON."""
+    return parse_json(read_bytes(path, max_bytes, follow))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Raises ValueError, whatever is wrong with it."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except MemoryError:
+        raise ValueError("memory is too small for it") from None
+
+
+def _amount(num_bytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.3g} {name}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,126 @@
+"""What was computed once, in JSON files of our own naming: a file that is lost, damaged or a link costs the time to compute it.
+
+What is read is checked against the types that are declared for it (pydantic): a file may be damaged, edited or of another version,
+and a value of a wrong type would fail much later, at every start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, write_text_atomically
+from unet_trainer.system.input_files import read_json
+
+Kind = TypeVar("Kind")
+# By the name of a field, its type; a mapping again for an object in it, and [mapping] for a list of objects.
+Shape = Mapping[str, Any]
+MAX_DEPTH = 8  # of a value of any type
+# By the first word of pydantic's names for what is wrong.
+WORDS = {"int": "whole number", "float": "number", "finite": "number", "string": "text", "bool": "true or false"}
+WORDS |= {"list": "list", "tuple": "list", "dict": "object", "dataclass": "object"}
+
+
+def read_cache(path: Path | None) -> dict[str, Any]:
+    """Empty where there is nothing that can be read. What it holds is to be checked: anyone may have written it."""
+    with contextlib.suppress(OSError, ValueError):
+        content = None if path is None else read_json(path, follow=False)
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def write_cache(path: Path | None, content: Any) -> None:
+    """Deletes drafts that killed processes left beside it."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        delete_drafts(path.parent, ["*"], ABANDONED_SECONDS)
+        write_text_atomically(path, json.dumps(content))
+
+
+def read_known(kind: type[Kind], path: Path | None, number: int) -> Kind | None:
+    """The dataclass that write_known wrote, if it was of this kind and number."""
+    content = read_cache(path)
+    with contextlib.suppress(ValueError):
+        if content.pop("format", None) == number:
+            return from_plain(kind, content)
+    return None
+
+
+def write_known(value: Any, path: Path | None, number: int) -> None:
+    """`number`: of the format, another one whenever values mean something else."""
+    write_cache(path, {"format": number, **asdict(value)})
+
+
+def from_plain(kind: type[Kind], content: Any) -> Kind:
+    """A dataclass, from what dataclasses.asdict and JSON made of it. Raises ValueError for anything else."""
+    found = _checked(kind, content, is_strict=False)
+    adapter = _adapter(kind, False)  # type: ignore[arg-type] # a type is hashable
+    if adapter.dump_python([found], mode="json") != [content]:  # a field was missing, or a number was a text
+        raise ValueError(f"these are not the fields of {kind.__name__}")
+    return found
+
+
+def pick(shape: Shape, content: Any) -> dict[str, Any]:
+    """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises ValueError."""
+    found: dict[str, Any] = {}
+    for name, declared in shape.items():
+        if (value := as_object(content).get(name)) is None:
+            continue
+        try:
+            if isinstance(declared, list):
+                found[name] = [pick(declared[0], item) for item in _checked(list[Any], value)]
+            else:
+                found[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return found
+
+
+def as_object(content: Any) -> dict[str, Any]:
+    """All fields of an object. Raises ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{_shown(content)} is no object")
+    return content
+
+
+def _checked(hint: Any, value: Any, is_strict: bool = True) -> Any:
+    """Raises ValueError if the value is not what the hint has. Not strict: a tuple is made of a list, and a number of a text."""
+    from pydantic import ValidationError  # 0.1 s
+
+    try:
+        (found,) = _adapter(hint, is_strict).validate_python([value])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        kind = WORDS.get(first["type"].split("_")[0], first["msg"])
+        raise ValueError(f"{_shown(first['input'])} is no {kind}") from None
+    if is_strict and not _is_plain(value):
+        raise ValueError(f"{_shown(value)} is no {'number' if isinstance(value, int) else 'plain value'}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
+
+
+@lru_cache
+def _adapter(hint: Any, is_strict: bool) -> Any:
+    """Of a list of one value: nested dataclasses take over its configuration, one that is not nested has none."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(list[hint], config=ConfigDict(strict=is_strict, allow_inf_nan=False))
+
+
+def _is_plain(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    """Neither nested deeply nor a number that numpy has no type for."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max_depth > 0 and all(_is_plain(item, max_depth - 1) for item in items)

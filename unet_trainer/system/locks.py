@@ -1,0 +1,181 @@
+"""Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock), and what
+nobody uses may be deleted (lock_shared, is_in_use).
+
+filelock is not used: it empties the file, which says who holds the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.input_files import NO_FOLLOW, open_handle
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+WAIT_SECONDS = 30  # a run that was asked to end may still be saving
+POLL_SECONDS = 0.2
+MAX_OWNER_BYTES = 300
+
+FolderId = tuple[int, int]  # device, inode
+# Folders that runs of this process hold. On a network disk flock(2) may lock for a whole process: a second run would be given the
+# same lock, and closing any handle of the file would release it.
+_held_here: set[FolderId] = set()
+
+
+class FolderLock:
+    """Held from `acquire` until the end of the block. Where locks are unsupported, it holds none."""
+
+    def __init__(self) -> None:
+        self.path = Path()
+        self.folder_id: FolderId | None = None  # of the folder that was locked, whatever bears its name later
+        self.handle: int | None = None  # of the locked file
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.is_same_file():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self._close()
+        if self.folder_id is not None:
+            _held_here.discard(self.folder_id)
+
+    def acquire(self, folder: Path, notify: Callable[[str], object]) -> None:
+        """Waits up to WAIT_SECONDS for another holder, then raises UserError."""
+        if self.folder_id is not None:
+            return
+        self.path = folder / NAME
+        deadline, has_notified = time.monotonic() + WAIT_SECONDS, False
+        with contextlib.suppress(OSError):  # no locks on this file system; or a folder that the run says itself cannot be used
+            while (owner := self._lock()) is not None:
+                if time.monotonic() > deadline:
+                    raise UserError(f"{folder} is in use: {owner} trains there; end it first, or choose another run_name")
+                if not has_notified:
+                    notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
+                    has_notified = True
+                time.sleep(POLL_SECONDS)
+        with contextlib.suppress(OSError):
+            self.folder_id = id_of(folder)
+            _held_here.add(self.folder_id)
+
+    def is_ours(self) -> bool:
+        """Whether the folder is still the one that was locked, and no other process has locked it since.
+
+        A folder that was deleted and made anew, or moved away, is not. A lock file that was deleted alone is made again.
+        """
+        if self.folder_id is None:
+            return True
+        try:
+            if id_of(self.path.parent) != self.folder_id:
+                return False
+        except OSError:
+            return False
+        if self.handle is None or self.is_same_file():
+            return True
+        with contextlib.suppress(OSError):  # as in `acquire`; the folder itself is the same
+            if self._lock() is not None:
+                _held_here.discard(self.folder_id)
+                self.folder_id = (-1, -1)  # nor will it be later
+                return False
+        return True
+
+    def is_same_file(self) -> bool:
+        """Whether the lock file that is held is the one in the folder."""
+        try:
+            return self.handle is not None and os.path.samestat(os.fstat(self.handle), self.path.lstat())
+        except OSError:
+            return False
+
+    def _lock(self) -> str | None:
+        """None if the file is locked from here on, else its owner. Raises OSError where it cannot be."""
+        self._close()
+        if fcntl is None:
+            return None
+        if self.folder_id is None and is_locked_here(self.path.parent):
+            return "another run of this process"
+        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | os.O_CLOEXEC, 0o644)
+        owner: str | None = "another process"
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.is_same_file():  # else the previous holder has deleted the file meanwhile
+                owner = None
+                with contextlib.suppress(OSError):  # a full disk: the lock is held, without the name of its holder
+                    os.ftruncate(self.handle, 0)
+                    os.pwrite(self.handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except BlockingIOError:
+            owner = os.pread(self.handle, MAX_OWNER_BYTES, 0).decode(errors="replace").strip() or owner
+        except OSError:
+            self._close()
+            raise
+        if owner is not None:
+            self._close()
+        return owner
+
+    def _close(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):  # a full disk: what was written last is lost, and told where it matters
+                if fcntl is not None:
+                    fcntl.flock(handle, fcntl.LOCK_UN)  # forked workers have the same open file, and may live longer
+                os.close(handle)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a run trains in the folder. Where locks are unsupported it looks as if none did."""
+    try:
+        return is_locked_here(folder) or bool(_is_locked(folder / NAME, is_shared=True))
+    except OSError:
+        return False
+
+
+def is_locked_here(folder: Path) -> bool:
+    """Whether the run that trains there is one of this process."""
+    try:
+        return id_of(folder) in _held_here
+    except OSError:
+        return False
+
+
+def lock_shared(handle: int) -> None:
+    """Says that an open file is in use, until it is closed: deleting it would free no space."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # no locks on this file system
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_in_use(path: Path) -> bool | None:
+    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError."""
+    return _is_locked(path, is_shared=False)
+
+
+def _is_locked(path: Path, is_shared: bool) -> bool | None:
+    """`is_shared`: tries a shared lock, for which others that look at the same time are no obstacle."""
+    if fcntl is None:
+        return None
+    handle = open_handle(path, follow=False)
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks on this file system
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
+def id_of(folder: Path) -> FolderId:
+    status = folder.stat()
+    return status.st_dev, status.st_ino

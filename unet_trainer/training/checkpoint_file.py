@@ -1,0 +1,302 @@
+"""The checkpoint file format: how a file is written, verified and read.
+
+A checkpoint holds tensors and primitives only, is written whole or not at all, carries a digest of its every byte, and is
+loaded with weights_only=True after a check of what its pickle names. Whether it fits a model is checked by what it is loaded into:
+see TrainState.load_state_dict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import pickletools
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from unet_trainer.config.schema import FIELDS, parse_value
+from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.console import first_line
+from unet_trainer.system.input_files import NO_FILE, open_file
+from unet_trainer.system.os_errors import advice, reason, with_advice
+from unet_trainer.training.async_device import tensors_in
+from unet_trainer.training.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
+from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
+
+FORMAT = 4
+
+DIGEST = b"sha256:"  # opens the zip's comment, which holds the digest of all bytes before it
+NUM_DIGEST_BYTES = len(DIGEST) + 64
+ZIP_START = b"PK\x03\x04"
+# What a pickle of tensors and primitives may name. torch's own list is longer, and was bypassed twice.
+SAFE_GLOBALS = {
+    "torch._utils _rebuild_tensor_v2",
+    "collections OrderedDict",
+    *(f"torch {kind}Storage" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Char", "Bool")),
+}
+# Pickle opcodes that name or build things, and that torch.save does not use for tensors and primitives.
+UNSAFE_OPCODES = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "BUILD", "PERSID"}
+
+
+# What content of other types or keys than a run saves raises.
+ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written. The file that it was to replace is as it was."""
+
+    def __init__(self, path: Path, num_bytes: int, error: OSError) -> None:
+        self.advice = advice(error, path)
+        needed = f": {_megabytes(num_bytes)} are needed{_free_note(path.parent)}" if self.advice.startswith("make room") else ""
+        super().__init__(f"{path} could not be written ({reason(error, path)}){needed}")
+        self.errno = error.errno
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def _free_note(folder: Path) -> str:
+    try:
+        return f", {_megabytes(shutil.disk_usage(folder).free)} are free there"
+    except OSError:
+        return ""
+
+
+def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
+    """Writes a draft, verifies it and renames it; `previous` then names the file that it replaced.
+
+    Raises SaveError, or NonFinite for weights that are NaN or infinite. Tensors are stored as CPU tensors, so that the file loads
+    on any machine.
+    """
+    stored = _on_cpu({"format": FORMAT, **content})
+    bad = _first_non_finite(stored)
+    if bad is not None:
+        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    num_bytes = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal num_bytes
+        hashed = HashedFile(file)
+        torch.save(stored, hashed)  # type: ignore[arg-type] # write and flush are all that torch.save calls
+        num_bytes = hashed.num_bytes
+        hashed.finish()
+
+    try:
+        write_atomically(path, write, verify=_verify, previous=previous)
+    except OSError as error:
+        needed = num_bytes or sum(tensor.nbytes for tensor in tensors_in(stored))
+        raise SaveError(path, needed, error) from None
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        # Tensors of a host copy pass untouched: this runs beside the training loop, and each call into torch contends for the GIL.
+        return value if value.device.type == "cpu" and not value.requires_grad else value.detach().to("cpu")
+    if isinstance(value, dict):
+        return {name: _on_cpu(item) for name, item in value.items()}
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
+
+
+def _first_non_finite(content: Mapping[str, Any]) -> str | None:
+    for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
+        floats = {name: tensor for name, tensor in (weights or {}).items() if tensor.is_floating_point() and tensor.numel()}
+        if not floats:
+            continue
+        largest = torch._foreach_norm(list(floats.values()), torch.inf)  # one call for all, as above
+        if not all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
+            return next(name for name, tensor in floats.items() if not tensor.isfinite().all())
+    return None
+
+
+class HashedFile:
+    """File object for torch.save that appends a zip comment with the digest of every byte before it.
+
+    The zip's own checksums leave its headers out. An OSError is kept until torch.save is done, which would replace it with an
+    error of its own; the remaining bytes are still counted, to say how much space is needed.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.num_bytes = NUM_DIGEST_BYTES
+        self.tail = b""  # the last two bytes so far: at the end, the length of the comment
+        self.error: OSError | None = None
+
+    def write(self, part: bytes | memoryview) -> int:
+        part = memoryview(part)
+        self.num_bytes += len(part)
+        if len(part) < 2:
+            joined = self.tail + bytes(part)
+            self._write_through(joined[:-2])
+            self.tail = joined[-2:]
+        else:
+            self._write_through(self.tail)
+            self._write_through(part[:-2])
+            self.tail = bytes(part[-2:])
+        return len(part)
+
+    def _write_through(self, part: bytes | memoryview) -> None:
+        self.sha256.update(part)
+        if self.error is None:
+            try:
+                self.file.write(part)
+            except OSError as error:
+                self.error = error
+
+    def flush(self) -> None:
+        """Required by torch.save; write_atomically flushes the file."""
+
+    def finish(self) -> None:
+        self._write_through(NUM_DIGEST_BYTES.to_bytes(2, "little"))
+        if self.error is not None:
+            raise self.error
+        self.file.write(DIGEST + self.sha256.hexdigest().encode())
+
+
+def _verify(path: Path) -> bool:
+    """Whether the file carries a digest; raises CheckpointError if it does not match."""
+    total = hashlib.sha256()
+    with open_file(path) as file:
+        num_bytes = max(0, os.fstat(file.fileno()).st_size - NUM_DIGEST_BYTES)
+        while num_bytes and (chunk := file.read(min(num_bytes, 1 << 20))):
+            total.update(chunk)
+            num_bytes -= len(chunk)
+        comment = file.read(NUM_DIGEST_BYTES)
+    if not comment.startswith(DIGEST):
+        return False
+    if comment != DIGEST + total.hexdigest().encode():
+        raise CheckpointError(f"{path} is damaged: its bytes do not match its digest")
+    return True
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of ours, every byte verified; raises CheckpointError."""
+    try:
+        has_digest = _verify(path)
+        _check_archive(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"no checkpoint {path}") from None
+    except CheckpointError:
+        raise
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise CheckpointError(f"{path} is not a file") from None
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None  # not damage: the file may be whole
+    except Exception as error:  # a hostile file can make a loader fail in any way
+        raise CheckpointError(f"{path} is not a checkpoint that can be read ({first_line(error)})") from None
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is not int or not isinstance(content.get("config"), dict) or number < FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
+    if number > FORMAT:
+        raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads format {FORMAT}")
+    if not has_digest:
+        raise CheckpointError(f"{path} is damaged: its digest is missing")
+    return content
+
+
+def why_unusable(path: Path) -> str | None:
+    """Why a checkpoint cannot be used; None if its every byte is as it was written. Raises UnreadableFile."""
+    try:
+        return None if _verify(path) else "is damaged: its digest is missing"
+    except FileNotFoundError:
+        return "is missing"
+    except (NewerFormat, UnreadableFile):
+        raise
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{path} ")
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
+
+
+def _check_archive(path: Path) -> None:
+    """Raises unless the zip is uncompressed, has no entry twice, and its pickle names tensors and primitives only."""
+    with open_file(path) as file:
+        if file.read(len(ZIP_START)) != ZIP_START:  # torch would take it for its old format
+            raise zipfile.BadZipFile("File is not a zip file")
+        num_bytes = os.fstat(file.fileno()).st_size
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > num_bytes:
+            raise CheckpointError(f"{path} is not a checkpoint: it unpacks to more than it is")
+        if len({entry.filename for entry in entries}) != len(entries):
+            raise CheckpointError(f"{path} is not a checkpoint: it holds two entries of one name")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                _check_pickle(path, archive.read(entry))
+
+
+def _check_pickle(path: Path, pickled: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in UNSAFE_OPCODES or (opcode.name == "GLOBAL" and argument not in SAFE_GLOBALS):
+            named = argument if opcode.name == "GLOBAL" else opcode.name
+            raise CheckpointError(f"{path} is not a checkpoint that can be read: more than tensors and primitives ({named})")
+
+
+def read_last(path: Path) -> dict[str, Any]:
+    """A checkpoint that a run can be resumed from; raises CheckpointError for weights alone."""
+    content = read_checkpoint(path)
+    if "optimizer" not in content:
+        raise CheckpointError(f"{path} holds weights alone and cannot be resumed; use {LAST} of the same run")
+    try:
+        _check_settings(content)
+    except ILL_FORMED as error:
+        raise CheckpointError(f"{path} cannot be resumed: {error}") from None
+    return content
+
+
+def _check_settings(content: Mapping[str, Any]) -> None:
+    """What is used before there is a model: raises unless each key of the config that this version knows has a value that it takes,
+    and the split names files."""
+    config, split = content["config"], content["split"]
+    for name in FIELDS.keys() & config.keys():
+        try:
+            parse_value(name, config[name])
+        except ILL_FORMED as error:
+            raise ValueError(f"config.{name} is {config[name]!r:.60}; {error}") from None
+    if not all(isinstance(name, str) for part in ("train", "val") for name in split[part]):
+        raise ValueError("split holds more than names")
+    if not isinstance(content.get("ranks", [None]), list) or content.get("ranks") == []:
+        raise ValueError("ranks is not a list of one entry for each process")
+
+
+def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
+    """The state of a run: the .pt file if one was named, else the newest undamaged state of the folder."""
+    if not where.is_dir():
+        return read_last(where)
+    try:
+        return read_last(where / LAST)
+    except (NewerFormat, UnreadableFile):
+        raise
+    except CheckpointError as error:
+        if not (where / PREVIOUS).is_file():
+            raise
+        damage = str(error)
+    try:
+        content = read_last(where / PREVIOUS)
+    except CheckpointError as error:
+        raise CheckpointError(f"{damage}; {error}") from None
+    tell(f"{damage}; going on from {where / PREVIOUS}, which was saved before it{_move_damaged_aside(where)}")
+    return content
+
+
+def _move_damaged_aside(folder: Path) -> str:
+    """Renames last.pt to damaged.pt and previous.pt to last.pt.
+
+    Otherwise the next save would rename the damaged last.pt over the good previous.pt, and a kill at that moment would leave no
+    usable state.
+    """
+    kept = ""
+    with contextlib.suppress(OSError):  # told when the run opens its folder
+        if os.path.lexists(folder / LAST):
+            (folder / LAST).replace(folder / DAMAGED)
+            kept = f" (the other is kept as {DAMAGED})"
+        (folder / PREVIOUS).replace(folder / LAST)
+    return kept

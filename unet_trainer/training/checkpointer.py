@@ -1,0 +1,366 @@
+"""Saves a run in its folder: the state, the best weights, the metrics, the settings; and restores the last good state.
+
+Files are written in the background. What cannot be written ends the run or is reported, as `on_save_error` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from unet_trainer import __version__
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolved_config import Settings
+from unet_trainer.datasets.split_csv import split_csv_text
+from unet_trainer.datasets.splits import Split
+from unet_trainer.images.image_files import Pixels, encode_image
+from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
+from unet_trainer.system.concurrency import BackgroundWriter, Job
+from unet_trainer.system.console import Console, first_line
+from unet_trainer.system.os_errors import advice, named_file, reason, with_advice
+from unet_trainer.training.async_device import HostCopy
+from unet_trainer.training.checkpoint_file import read_run, why_unusable, write_checkpoint
+from unet_trainer.training.errors import NonFinite, TrainingFailed
+from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import Row, write_metrics, write_result
+from unet_trainer.training.resume import split_names
+from unet_trainer.training.run_folder import (
+    BEST,
+    CONFIG_TITLE,
+    CONFIG_YAML,
+    LAST,
+    LOG,
+    METRICS_CSV,
+    PREVIOUS,
+    SAMPLES,
+    SETTINGS,
+    SPLIT_CSV,
+    VAL_SCORES,
+    has_checkpoint,
+    new_run_folder,
+    resume_command,
+)
+from unet_trainer.training.state import TrainState
+
+RETRY_SECONDS = 60  # within an epoch, after a save that failed
+
+
+class Checkpointer:
+    """Writes a run's files, each complete or as it was before.
+
+    Files wait in one ordered list, `waiting`, for the next save of the state: those of an epoch that ended while the disk was
+    busy, and those that a disk error kept from being written. best.pt is written before the last.pt that refers to it, and
+    last.pt not at all if best.pt failed: a crash in between repeats an epoch. best.pt is never written without the state of its
+    epoch, so that a rollback does not leave a best.pt of an epoch that was rolled back.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        state: TrainState,
+        split: Split,
+        console: Console,
+        is_ours: Callable[[], bool] = lambda: True,
+        events: EventLog | None = None,
+    ) -> None:
+        """`is_ours` tells whether the folder is still the one that the run has locked."""
+        self.folder = folder
+        self.is_ours = is_ours
+        self.settings = settings
+        self.state = state
+        self.split = split
+        self.num_test = len(split.test)
+        self.console = console
+        self.events = events or EventLog()
+        self.writer = BackgroundWriter()
+        self.waiting: dict[str, Job] = {}
+        self.saved_at = time.monotonic()
+        self.failed_at: float | None = None  # when a save failed last, until one succeeds
+        self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
+
+    def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
+        return HostCopy({**self._about_run(), "split": split_names(self.split), **self.state.state_dict()}, best)
+
+    def _about_run(self) -> dict[str, Any]:
+        """What every checkpoint of the run holds."""
+        return {
+            "version": __version__,
+            "spec": self.state.segmenter.spec.to_dict(),
+            "config": self.settings.repeatable_dict(),
+            "decisions": self.settings.decisions_dict(),
+        }
+
+    def describe_saved(self) -> str:
+        """What there is to go on from."""
+        if not self.folder.is_dir():
+            return f"{self.folder} is no longer there"
+        state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
+        return "nothing is saved" if state is None else f"{state} is whole; to go on: {resume_command(self.folder)}"
+
+    def write_config(self) -> None:
+        self.attempt(self._write_config)
+
+    def _write_config(self) -> None:
+        """What the run is trained with, to repeat it or to go on with it."""
+        header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
+        text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
+        write_text_atomically(self.folder / CONFIG_YAML, text)
+        write_result(self.folder / SETTINGS, self.settings.explained())
+
+    def write_split(self) -> None:
+        self.attempt(self._write_split)
+
+    def _write_split(self) -> None:
+        """Which pairs train and which validate, so that a resumed run keeps to it."""
+        split = self.split
+        text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
+        write_text_atomically(self.folder / SPLIT_CSV, text)
+
+    def save_epoch(
+        self,
+        row: Row,
+        best: Segmenter | None,
+        draw_samples: Callable[[], Callable[[], Pixels]],
+        image_scores: Callable[[], Callable[[], str]],
+    ) -> None:
+        """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
+
+        `draw_samples` and `image_scores` are called for the best only; what they return is called in the background.
+        """
+        best_copy = None
+        if best is not None:
+            best_copy = self._copy_best(row, best)
+            self.waiting[BEST] = Job(partial(self._write_best, best_copy))
+            self.waiting[VAL_SCORES] = Job(partial(self._write_scores, image_scores()))
+            draw = self._draw(draw_samples)
+            if draw is not None:
+                self.waiting[SAMPLES] = Job(partial(self._write_picture, f"epoch_{self.state.epoch:04d}.png", draw))
+        history = [dict(row) for row in self.state.history]
+        self.waiting[METRICS_CSV] = Job(partial(self._write_metrics, history))
+        if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
+            self.save_state(best=best_copy)
+
+    def check_best(self) -> str | None:
+        """What became of best.pt if it is missing or damaged and its weights are lost: the run then has no best epoch.
+
+        If the state is that of the best epoch, the file is written anew, with a warning. Raises UnreadableFile where it cannot be
+        read: it may be whole.
+        """
+        state, path = self.state, self.folder / BEST
+        best_epoch = state.early_stopping.best_epoch
+        damage = None if best_epoch == 0 or BEST in self.waiting else why_unusable(path)
+        if damage is None:
+            return None
+        if (state.epoch, state.batch) == (best_epoch, 0):
+            self.write_best(state.history[-1], state.eval_segmenter)
+            self.console.warn(f"{path} {damage}; it is written anew from this state, which is that of the best epoch")
+            return None
+        state.early_stopping.forget_best()
+        state.per_class_iou, state.confusion = [], []
+        return f"{path} {damage}: the weights of epoch {best_epoch}, the best so far, are lost"
+
+    def write_best(self, row: Row, best: Segmenter) -> None:
+        copy = self._copy_best(row, best)
+        self.attempt(lambda: self._write_best(copy))
+
+    def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
+        return HostCopy({**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)})
+
+    # The folder is read when a job is written: it may have become another one since, see _leave_folder.
+
+    def _write_best(self, copy: HostCopy) -> None:
+        write_checkpoint(self.folder / BEST, copy.content())
+
+    def _write_scores(self, make: Callable[[], str]) -> None:
+        write_text_atomically(self.folder / VAL_SCORES, make())
+
+    def _write_metrics(self, history: list[Row]) -> None:
+        write_metrics(self.folder / METRICS_CSV, history)
+
+    def _write_picture(self, name: str, draw: Callable[[], Pixels]) -> None:
+        folder = self.folder / SAMPLES
+        make_own_folder(folder)
+        write_bytes_atomically(folder / name, encode_image(draw(), ".png"))
+
+    def _draw(self, draw_samples: Callable[[], Callable[[], Pixels]]) -> Callable[[], Pixels] | None:
+        """A picture that fails does not end the epoch that it shows."""
+        try:
+            return draw_samples()
+        except (RuntimeError, MemoryError, UserError) as error:
+            self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
+            return None
+
+    def save_state(self, best: HostCopy | None = None, with_config: bool = True) -> None:
+        """The state as it is now, with all that waits for it. Waits for a save under way."""
+        self.writer.wait()
+        self._collect()
+        copy = self._copy_state(best)
+        self._check_folder(copy)
+
+        def write_last() -> None:
+            write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
+            self.initial = None
+
+        self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
+        jobs = {"events": Job(self.events.sync), **self.waiting, LAST: Job(write_last, requires=BEST)}
+        if with_config:
+            jobs[CONFIG_YAML] = Job(self._write_config)
+        self.waiting = {}
+        self.saved_at = time.monotonic()
+        self.failed_at = None
+        self.attempt(lambda: self.writer.start(jobs))
+
+    def _check_folder(self, state: HostCopy) -> None:
+        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked it."""
+        if self.is_ours() or (self.settings.taken.on_save_error == "continue" and not self.folder.exists()):
+            return  # a folder that is gone for now, as with its disk, is tried again
+        self._leave_folder(state)
+
+    def _leave_folder(self, state: HostCopy | None) -> NoReturn:
+        """Saves the state, or else the one whose save has failed, in a new folder beside the one that is lost; ends the run."""
+        lost = self.folder
+        what = f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by another process"
+        waiting, self.waiting = self.waiting, {}
+        if state is None and LAST not in waiting:
+            state = self.initial
+        try:
+            # Never under the same name: a start with resume: auto may take it at this moment.
+            self.folder = new_run_folder(lost.parent, f"{re.sub(r'-[0-9]+$', '', lost.name)}-2")
+            self.console.log_to(self.folder / LOG)
+            self.events.open(self.folder)
+            self._write_config()
+            self._write_split()
+            self._write_metrics(self.state.history)
+            if BEST in waiting:
+                waiting[BEST].write()
+            if state is not None:
+                write_checkpoint(self.folder / LAST, state.content())
+            elif LAST in waiting:
+                waiting[LAST].write()
+        except OSError as error:
+            raise TrainingFailed(f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})") from None
+        self.initial = None
+        if not has_checkpoint(self.folder):
+            raise TrainingFailed(f"{what}; the state is lost")
+        raise TrainingFailed(f"{what}; the state is saved as {self.folder / LAST}; to go on: {resume_command(self.folder)}")
+
+    def save_if_due(self) -> None:
+        if self.is_due():
+            self.save_state()
+
+    def is_due(self) -> bool:
+        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a minute later."""
+        if self.writer.is_busy():
+            return False
+        self._collect()
+        minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
+        if self.failed_at is not None:
+            return now - self.failed_at > RETRY_SECONDS
+        return bool(self.waiting) or (minutes is not None and now - self.saved_at > 60 * minutes)
+
+    def finish(self) -> None:
+        """Waits until everything is written; what could not be written is tried once more."""
+        if self.waiting:
+            self.save_state()
+        self.writer.wait()
+        if self.writer.unwritten:  # not reported yet: the second try may succeed
+            unwritten, error = self.writer.collect()
+            if error is not None and not isinstance(error, OSError):  # no second try cures it
+                raise error
+            self.attempt(lambda: self.writer.start(unwritten))
+            self.writer.wait()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Handles what became of the last save: unwritten files wait for the next one."""
+        unwritten, error = self.writer.collect()
+        self.waiting = {**unwritten, **self.waiting}
+        if error is not None:
+            self.attempt(partial(_raise, error))
+
+    def unwritten(self) -> list[str]:
+        """Those of best.pt and last.pt that are not on disk."""
+        return [name for name in (BEST, LAST) if name in self.waiting]
+
+    def save_on_failure(self, state_is_whole: bool) -> None:
+        """Before a run fails: the state as it is, or, if there is nothing else to go on from, that of the start."""
+        initial = self.initial
+        try:
+            if state_is_whole:
+                self.save_state()
+            else:
+                self.waiting = {}
+            self.finish()
+        except NonFinite as error:
+            self.console.warn(str(error))
+        if initial is not None and not has_checkpoint(self.folder):
+            self.attempt(lambda: write_checkpoint(self.folder / LAST, initial.content()))
+
+    def restore_last(self) -> None:
+        """Loads the state that was saved last, or else that of the start."""
+        self.waiting = {}
+        self.writer.wait()
+        with contextlib.suppress(NonFinite):  # that is what it is restored from
+            self._collect()
+        self.waiting = {}
+        initial = self.initial
+        # A copy, because the state that is loaded changes in place.
+        content = read_run(self.folder, self.console.warn) if initial is None else HostCopy(initial.content()).content()
+        self.state.load_state_dict(content)
+
+    def attempt(self, write: Callable[[], object]) -> None:
+        """Writes, or does what on_save_error says."""
+        try:
+            write()
+        except OSError as error:
+            self.failed_at = time.monotonic()
+            what, todo = str(error), getattr(error, "advice", "")
+            if error.strerror is not None:
+                path = Path(named_file(error) or self.folder)
+                what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
+            if self.settings.taken.on_save_error == "stop":
+                self.writer.cancel()
+                if not self.is_ours():
+                    self._leave_folder(None)
+                todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
+                raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
+            self.console.warn(f"{what}; training goes on (on_save_error: continue)")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class FollowingCheckpointer:
+    """What the other ranks of a torchrun job have in its place: rank 0 writes for all, and sends them what it restores."""
+
+    num_test = 0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _leave_to_rank_0(self, *_: Any, **__: Any) -> None:
+        pass
+
+    write_config = write_split = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
+    restore_last = finish = attempt = check_best = _leave_to_rank_0
+
+    def is_due(self) -> bool:
+        return False
+
+    def unwritten(self) -> list[str]:
+        return []
+
+    def describe_saved(self) -> str:
+        return f"to go on: {resume_command(self.folder)}"
+
+
+AnyCheckpointer = Checkpointer | FollowingCheckpointer

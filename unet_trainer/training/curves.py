@@ -1,0 +1,117 @@
+"""curves.png: how training went, from what the run's folder holds. Imports no torch."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.system.atomic_files import write_bytes_atomically
+from unet_trainer.training.run_folder import CURVES
+from unet_trainer.training.run_summary import RunSummary, read_run_summary
+
+# Okabe and Ito's, distinct with common colour blindness, without their yellow, which is too light on white.
+VAL, TRAIN, RATE, SPEED = "#0072b2", "#d55e00", "#009e73", "#6e6e6e"
+CLASS_COLOURS = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6e6e6e", "#783ca0")
+INK, STOPPED, INTERRUPTED, ROLLBACK = "#2d3138", "#783ca0", "#969696", "#c81e3c"
+MAX_CLASSES = len(CLASS_COLOURS)  # with more, those that the best epoch scores worst
+MAX_NAME = 32  # characters
+MAX_DOTS = 40  # a line with fewer points shows them
+
+
+def write_curves(folder: Path) -> None:
+    """Draws the curves of a run into its folder, if an epoch has ended. Raises OSError."""
+    summary = read_run_summary(folder)
+    if summary.epochs:
+        write_bytes_atomically(folder / CURVES, draw_curves(summary))
+
+
+def draw_curves(summary: RunSummary) -> bytes:
+    """A PNG of loss, IoU overall and of each class, learning rate and throughput over the epochs."""
+    from matplotlib.figure import Figure  # without pyplot, which keeps figures and may open windows
+
+    figure = Figure(figsize=(13.2, 8.3), dpi=100, facecolor="white")
+    loss, iou, rate, speed = axes = list(figure.subplots(2, 2).flat)
+    figure.subplots_adjust(0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3)  # constrained layout takes as long as all else
+    _draw(loss, "Loss", {"val": (summary.column("val_loss"), VAL), "train": (summary.column("train_loss"), TRAIN)})
+    names = summary.worst_classes(MAX_CLASSES) if len(summary.class_names) > 1 else []
+    note = (
+        f" (val IoU of the {len(names)} worst of {len(summary.class_names)} classes)"
+        if 0 < len(names) < len(summary.class_names)
+        else ""
+    )
+    classes = {name: (summary.class_column(name), colour) for name, colour in zip(names, CLASS_COLOURS, strict=False)}
+    overall = {"val": (summary.column("val_iou"), VAL), "train": (summary.column("train_iou"), TRAIN)}
+    _draw(iou, f"IoU{note}", {**overall, **classes}, thin=frozenset(classes))
+    _draw(rate, "Learning rate", {"": (summary.column("learning_rate"), RATE)})
+    _draw(speed, "Images per second, in training", {"": (summary.column("images_per_second"), SPEED)})
+    low = min(itertools.chain(*(line.get_ydata() for line in iou.lines)), default=0.0)
+    iou.set_ylim(0.0 if low < 0.5 else int(low * 10) / 10, 1.0)  # values close together well above 0 would be a flat line
+    meanings = _mark(summary, axes, {"val_loss": loss, "val_iou": iou})
+    planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
+    when = "" if summary.updated is None else f", {summary.updated:%Y-%m-%d %H:%M} UTC"
+    subtitle = f"{summary.state}, {len(summary.epochs)}{planned} epochs{when}"
+    figure.suptitle(f"{_plain(summary.name)} – {subtitle}", color=INK, fontsize=14, x=0.01, ha="left")
+    if meanings:
+        figure.supxlabel("   |   ".join(meanings), color=INK, fontsize=10, x=0.01, ha="left")
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _plain(text: str) -> str:
+    """As matplotlib takes a name: a $ begins no formula, a _ hides no line, what the font lacks is replaced, long names are cut."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    shown = "".join(letter if font.get_char_index(ord(letter)) else "\ufffd" for letter in text[:MAX_NAME])
+    shown = shown if len(text) <= MAX_NAME else f"{shown[:-1]}…"
+    return (f" {shown}" if shown.startswith("_") else shown).replace("$", r"\$")
+
+
+def _draw(axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]], thin: frozenset[str] = frozenset()) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
+    axes.grid(color="#e4e7ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("epoch", color=SPEED)
+    axes.locator_params(axis="x", integer=True)
+    for name, (points, colour) in lines.items():
+        style = {"linewidth": 1.0 if name in thin else 2.0, "marker": "o" if len(points) < MAX_DOTS else None, "markersize": 3}
+        axes.plot(list(points), list(points.values()), color=colour, label=_plain(name) or "_", **style)
+    values = [value for points, _ in lines.values() for value in points.values()]
+    if values and min(values) >= 0 and max(values) > 0:  # some losses are negative
+        axes.set_ylim(0.0, 1.08 * max(values))
+    if len(lines) > 1:
+        axes.legend(fontsize=8, framealpha=0.7, edgecolor="none")
+
+
+def _mark(summary: RunSummary, axes: list[Any], circled: dict[str, Any]) -> list[str]:
+    """Draws the best epoch, interruptions, rollbacks and the early stop; returns what the marks mean."""
+    last = summary.epochs[-1].number
+    marks: list[tuple[list[float], str, str, str]] = []  # places, colour, style, meaning
+    best = summary.best
+    if best is not None:
+        marks.append(
+            ([best.number], INK, ":", f"dotted: best epoch {best.number} ({summary.monitor} {best.get(summary.monitor):.4f})")
+        )
+        for column, ax in circled.items():
+            if (value := best.get(column)) is not None:
+                ax.plot([best.number], [value], "o", markersize=9, fillstyle="none", color=INK)
+    for kinds, colour, name in (
+        (("interrupted", "killed", "failed"), INTERRUPTED, "grey: interrupted"),
+        (("rollback", "shrink"), ROLLBACK, "red: went back to a saved state"),
+    ):
+        # Between the last epoch that was finished and the next one, within the chart.
+        places = [
+            min(max(event.epoch + 0.5, 1), max(1, last))
+            for event in summary.events
+            if event.kind in kinds and event.epoch is not None
+        ]
+        marks.append((places, colour, "--", name if len(places) == 1 else f"{name} ({len(places)} times)"))
+    if summary.state == "stopped early":
+        marks.append(([last], STOPPED, "-", f"purple: stopped early after epoch {last}"))
+    for places, colour, style, _ in marks:
+        for place, ax in itertools.product(places, axes):
+            ax.axvline(place, color=colour, linestyle=style, linewidth=1)
+    return [meaning for places, *_, meaning in marks if places]

@@ -1,0 +1,203 @@
+"""What may change between two starts of a run, what must not, and how the loaded state is adapted to what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.config.parsers import doubled
+from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
+from unet_trainer.config.schema import FIELDS, Config, parse_value
+from unet_trainer.datasets.splits import Split
+from unet_trainer.images.mask_coding import given_coding
+from unet_trainer.system.console import Console, counted
+from unet_trainer.system.distributed import Launch
+from unet_trainer.training.errors import CheckpointError
+from unet_trainer.training.state import TrainState
+
+# Changing these between two starts would make the result meaningless: what they decide, and their names.
+DECIDED_BY = {
+    "the classes": "num_classes mask_values ignore_value unknown_values mask_tolerance",
+    "the model": "architecture encoder decoder_channels decoder_attention in_channels",
+    "the model in training": "deep_supervision",
+    "the optimizer's state": "optimizer",
+    "the order of the images": "seed",
+    "which epoch was best": "monitor",
+    "what the model sees": "image_size fit image_mean image_std",
+    "which images validate": "num_folds fold",
+    "how many steps an epoch has": "repeats",
+}
+MUST_STAY = {name: what for what, names in DECIDED_BY.items() for name in names.split()}
+# And these with monitor: val_loss, or values of two different losses would be compared.
+MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
+# Changing these does not affect the result.
+MAY_CHANGE_SILENTLY = {
+    "resume", "num_workers", "checkpoint_dir", "run_name", "checkpoint_minutes", "on_save_error", "on_nan", "on_oom",
+    "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow", "process_timeout",
+}  # fmt: skip
+# What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
+MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
+# They decide which batches and steps an epoch has.
+BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
+
+
+def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
+    """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number of classes,
+    which no mask value would fit."""
+    number = before.get("num_classes", config.num_classes)
+    if config.num_classes not in ("auto", number):
+        raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
+    kept = {}
+    for name in FIELDS:
+        if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
+            continue
+        if getattr(config, name) == "auto" and (value := before.get(name, "auto")) != "auto":
+            kept[name] = parse_value(name, value)
+    together = [("encoder", "decoder_channels"), ("mask_values", "ignore_value"), ("mask_values", "class_names")]
+    for name, other in together:  # null stands for what was chosen along with it
+        if getattr(config, name) == "auto" and getattr(config, other) is None:
+            kept[other] = parse_value(other, before.get(other))
+    return replace(config, **kept)
+
+
+def keep_reasons(settings: Settings, before: Mapping[str, Any], decisions: Mapping[str, Sequence[str]]) -> None:
+    """A setting that is as the run began keeps the source and the reason that it had then.
+
+    A run is resumed with its own config.yaml, which would else be the source of all of them.
+    """
+    now = settings.repeatable_dict()
+    for name, (source, reason) in decisions.items():
+        is_as_before = name in now and name in before and now[name] == before[name]
+        if is_as_before and settings.decisions[name].source != "decided":
+            settings.decisions[name] = Decision(source, reason)
+
+
+def split_names(split: Split) -> dict[str, list[str]]:
+    return {"train": [pair.name for pair in split.train], "val": [pair.name for pair in split.val]}
+
+
+def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not change.
+
+    `asked` is the config of this start before anything was decided: what is `auto` in both has not changed.
+    """
+    changed = [
+        name
+        for name in FIELDS
+        if name in before
+        and name not in MAY_CHANGE_SILENTLY
+        and _meaning(name, before[name]) not in (_meaning(name, now[name]), _meaning(name, asked[name]))
+    ]
+    fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
+    refused = [
+        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
+    ]
+    if refused:
+        raise _refusal(refused)
+    return [f"{name}: {before[name]} → {now[name]}" for name in changed]
+
+
+def _refusal(lines: Sequence[str]) -> CheckpointError:
+    heading = "cannot go on with other settings than the run began with:"
+    return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
+
+
+def _meaning(name: str, value: Any) -> Any:
+    """What a value of the config says, however it is written: a grey colour is its brightness."""
+    if name == "ignore_value" and value is not None:
+        return set(given_coding("nonzero", parse_value(name, value)).ignored)
+    if name == "mask_values" and not isinstance(value, str):
+        coding = given_coding(parse_value(name, value))
+        return [set(coding.values_of(class_id)) for class_id in range(coding.num_ids)]
+    return value
+
+
+def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None) -> None:
+    """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
+
+    `table` is the file that decides the split of this start, if it is not decided anew.
+    """
+    then, today = ({part: set(names[part]) for part in ("train", "val")} for names in (before, now))
+    decides = "data_dir, val_fraction and seed decide it" if table is None else f"{table} decides it, and is not the run's own"
+    for names, problem in (
+        (then["train"] & today["val"], "images trained on would now validate"),
+        (then["val"] ^ today["val"], "validation images differ"),
+        (then["train"] ^ today["train"], "training images differ"),
+    ):
+        if names:
+            what = f"{len(names)} {problem}, e.g. {min(names)} ({decides})"
+            raise CheckpointError(f"cannot go on with another data split: {what}; put it back, or start a new run")
+
+
+def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
+    """Other batches restart the current epoch; another learning rate undoes the reduction after a rollback."""
+    others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
+    if state.batch and others:
+        state.restart_epoch()
+        console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
+    if before["learning_rate"] != config.learning_rate:  # the user has chosen another
+        state.learning_rate.factor, state.num_rollbacks = 1.0, 0
+
+
+def describe_position(state: TrainState) -> str:
+    """The last epoch or batch that is done."""
+    if state.batch == 0:
+        return f"epoch {state.epoch}" if state.epoch else "the start"
+    return f"batch {state.batch} of epoch {state.epoch + 1}"
+
+
+def say_resumed(
+    config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], console: Console
+) -> None:
+    """`before` is the config of the checkpoint."""
+    best = f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch {state.early_stopping.best_epoch})"
+    console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
+    for change in changes:
+        console.note(f"changed since then: {change}")
+    if state.learning_rate.factor != 1:
+        console.note(f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned")
+    horizon = before["num_epochs"]
+    if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
+        rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
+        how = (
+            "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
+        )
+        console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
+
+
+def longer(config: ResolvedConfig) -> str:
+    """The setting with which a run trains for twice as long."""
+    if config.time_budget is not None:
+        return f"time_budget={doubled(config.time_budget)}"
+    return f"num_epochs={2 * config.num_epochs}"
+
+
+def say_already_finished(config: ResolvedConfig, state: TrainState, command: str, console: Console) -> None:
+    if state.epoch >= config.num_epochs:
+        console.note(f"this run had finished its {counted(config.num_epochs, 'epoch')}; to train on: {command} {longer(config)}")
+    else:
+        console.note(f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null")
+
+
+def adapt_to_world_size(config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console) -> None:
+    """Goes on with another number of processes than the checkpoint's: finds the place in the epoch, and says what changes."""
+    if before == launch.world_size:
+        return
+    size = config.batch_size * config.accumulation_steps
+    rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
+    console.note(
+        f"changed since then: {counted(before, 'process', 'processes')} → {launch.world_size}. The effective batch is "
+        f"{size * launch.world_size} instead of {size * before}{rate}. The order of the samples stays that of the seed; sums "
+        "are taken in another order, so the bits are not those of a run that kept its processes"
+    )
+    if not state.batch:
+        return
+    num_samples, per_batch = state.batch * config.batch_size * before, config.batch_size * launch.world_size
+    batch, left = divmod(num_samples, per_batch)
+    if left or batch % config.accumulation_steps:
+        state.restart_epoch()
+        console.note(f"epoch {state.epoch + 1} begins anew: its {num_samples} samples so far end within a step of today's size")
+    else:
+        state.batch = batch

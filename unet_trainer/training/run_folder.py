@@ -1,0 +1,171 @@
+"""Run folders under checkpoint_dir: finds one to resume, makes one for a new run. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import stat
+import tempfile
+from pathlib import Path
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.system.atomic_files import delete_drafts
+from unet_trainer.system.distributed import read_launch, start_command
+from unet_trainer.system.input_files import open_file
+from unet_trainer.system.os_errors import NO_ROOM, cannot, reason, with_advice
+from unet_trainer.training.errors import CheckpointError
+
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+DAMAGED = "damaged.pt"  # a last.pt that could not be read
+SETTINGS = "settings.json"  # value, source and reason of every setting
+VAL_SCORES = "val_scores.csv"  # of each validation image, at the best epoch
+CURVES = "curves.png"
+REPORT = "report.html"
+EVENTS = "events.jsonl"
+SPLIT_CSV = "split.csv"  # which pairs train and which validate
+CONFIG_YAML, METRICS_CSV, RESULT_JSON = "config.yaml", "metrics.csv", "result.json"
+LOG, SAMPLES = "train.log", "samples"
+CONFIG_TITLE = "Settings of this run."  # opens config.yaml
+# Files that a run replaces whole, under temporary names first.
+REPLACED = (LAST, PREVIOUS, BEST, SPLIT_CSV, CONFIG_YAML, METRICS_CSV, RESULT_JSON, SETTINGS, VAL_SCORES, CURVES, REPORT)
+SAMPLE_NAMES = "epoch_*.png"
+PROBE_BYTES = 1 << 16
+
+
+def resume_command(folder: Path) -> str:
+    """As this process was started, under torchrun or not."""
+    return f"{start_command(read_launch())} --resume {shlex.quote(str(folder))}"
+
+
+def find_run(name: str, checkpoint_dir: Path) -> Path:
+    """What RUN on the command line means: the folder of a run, by its name or path, or a .pt file."""
+    candidates = (Path(name), checkpoint_dir / name)
+    try:
+        for candidate in candidates:
+            if candidate.is_file() or has_checkpoint(candidate):
+                return candidate
+        for candidate in candidates:
+            if candidate.is_dir():
+                raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {with_advice(error)}") from None
+    runs = [folder.name for folder in _by_age(checkpoint_dir)]
+    there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
+    raise CheckpointError(f"no run {name}{there}")
+
+
+def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:
+    """What to resume from, if anything: a run's folder, or the .pt file that was named."""
+    if resume is None:
+        return None
+    if resume != "auto":
+        return find_run(resume, checkpoint_dir)
+    folder = checkpoint_dir / run_name
+    try:
+        return folder if has_checkpoint(folder) else None
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {with_advice(error)}") from None
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a run of this program wrote the folder: one that a file merely lies in is not taken over."""
+    try:
+        with open_file(folder / CONFIG_YAML) as file:
+            return file.read(1000).decode(errors="replace").startswith(f"# {CONFIG_TITLE}") and (folder / SPLIT_CSV).is_file()
+    except OSError:
+        return False
+
+
+def folder_of(source: Path) -> Path | None:
+    """The folder of the run that a resume source names; None for a file that lies elsewhere: a new run begins from it."""
+    if source.is_dir():
+        return source
+    return source.parent if is_run_folder(source.parent) else None
+
+
+def newest_run(checkpoint_dir: Path) -> Path:
+    """The folder of the run that was saved last."""
+    found = _by_age(checkpoint_dir)
+    if not found:
+        raise CheckpointError(f"nothing to go on from: no {LAST} under {checkpoint_dir}")
+    return found[0]
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone."""
+    return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
+
+
+def _by_age(checkpoint_dir: Path) -> list[Path]:
+    """The folders of runs, the one that was saved last first. Raises CheckpointError where the folder cannot be read."""
+    try:
+        next(checkpoint_dir.iterdir(), None)  # glob takes a folder that it may not read for an empty one
+        files = sorted(
+            (path for name in (LAST, PREVIOUS) for path in checkpoint_dir.glob(f"*/{name}")),
+            key=lambda path: path.stat().st_mtime,
+            reverse=True,
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"checkpoint_dir: {checkpoint_dir} cannot be read ({with_advice(error)})") from None
+    return list(dict.fromkeys(path.parent for path in files))
+
+
+def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
+    """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here: below, a broken link would look like a name that is taken, for ever
+    base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
+    folder = checkpoint_dir / run_name
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            folder = checkpoint_dir / f"{base}-{number}"
+        else:
+            return folder
+
+
+def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path:
+    """A folder for a new run. With resume: auto the name is kept, or the next start would not find it."""
+    try:
+        if resume == "auto":
+            folder = checkpoint_dir / run_name
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        return new_run_folder(checkpoint_dir, run_name)
+    except OSError as error:
+        raise cannot(f"checkpoint_dir: {checkpoint_dir}", "be written to", error, checkpoint_dir) from None
+
+
+def check_may_write(folder: Path, lasts: bool) -> str | None:
+    """Before an epoch is trained: whether the folder takes files of ours. Raises UserError; returns a warning for a disk that is
+    full now, if the run `lasts` through failed saves (on_save_error: continue)."""
+    for name, is_right in ((LOG, stat.S_ISREG), (EVENTS, stat.S_ISREG), (SAMPLES, stat.S_ISDIR)):
+        with contextlib.suppress(OSError):
+            mode = (folder / name).lstat().st_mode
+            if stat.S_ISLNK(mode):
+                target = (folder / name).readlink()
+                raise UserError(f"{folder / name} is a link to {target}; a run writes into its own folder alone: delete the link")
+            if not is_right(mode) and not stat.S_ISDIR(mode):
+                raise UserError(f"{folder / name} is no ordinary file or folder; a run needs that name: delete it")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        if error.errno in NO_ROOM and lasts:
+            return f"{folder} takes no files now ({reason(error, folder)})"
+        raise cannot(str(folder), "be written to", error, folder) from None
+    return None
+
+
+def sweep(folder: Path) -> None:
+    """Deletes what killed writers left behind. Raises OSError."""
+    delete_drafts(folder, REPLACED)
+    if (folder / SAMPLES).is_dir() and not (folder / SAMPLES).is_symlink():
+        delete_drafts(folder / SAMPLES, [SAMPLE_NAMES])

@@ -1,0 +1,284 @@
+"""Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
+
+Their packages are optional and imported when a run begins. TrackerQueue calls a tracker in a thread of its own, so that a service
+that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from unet_trainer.config.schema import Config
+from unet_trainer.system.console import counted, first_line
+from unet_trainer.training.event_log import EventLog, read_events
+from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
+from unet_trainer.training.run_summary import EpochRecord, RunSummary, read_run_summary
+
+PROJECT = "unet-trainer"
+MAX_WAITING = 1000  # epochs that may wait for a slow service; further ones are not logged
+FINISH_SECONDS = 10.0  # that a service has at the end
+# column of metrics.csv → name in a tracker: what stands before the slash makes a group
+SCALARS = {
+    "train_loss": "loss/train",
+    "val_loss": "loss/val",
+    "train_iou": "iou/train",
+    "val_iou": "iou/val",
+    "val_dice": "dice/val",
+    "learning_rate": "training/learning_rate",
+    "images_per_second": "training/images_per_second",
+    "data_wait": "training/data_wait",
+    "seconds": "training/seconds",
+    "peak_memory_gib": "training/peak_memory_gib",
+}
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told when a run begins."""
+
+    folder: Path
+    settings: Mapping[str, Any]  # plain values
+    first_epoch: int = 0  # epochs that are done: later ones are logged again
+    earlier_id: str | None = None  # by which the tracker knows the run, if it was resumed
+
+
+class Tracker(Protocol):
+    """A service that shows runs."""
+
+    def init(self, run: TrackedRun) -> str | None:
+        """Begins a run, or goes on with it; returns the id by which the service knows it."""
+
+    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+        """What an epoch came to; the picture is of this epoch or an earlier one."""
+
+    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
+        """`outcome`: figures of the whole run. `is_complete`: it was neither interrupted nor did it fail."""
+
+
+class TensorBoardTracker:
+    """Writes into RUN/tensorboard: scalars, pictures, and settings with their outcome as hparams."""
+
+    def init(self, run: TrackedRun) -> str | None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What was logged of epochs that are trained again is hidden.
+        purge = run.first_epoch + 1 if run.first_epoch else None
+        self.run, self.writer = run, SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
+        return None
+
+    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, epoch)
+        if picture is not None:
+            from unet_trainer.images.image_files import read_image
+
+            self.writer.add_image(SAMPLES, read_image(picture), epoch, dataformats="HWC")
+        self.writer.flush()
+
+    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
+        settings = {
+            name: value if isinstance(value, str | int | float | bool) else str(value) for name, value in self.run.settings.items()
+        }
+        named = {f"hparam/{name}": value for name, value in outcome.items()}
+        self.writer.add_hparams(settings, named, run_name=".")  # in the same folder, not in one of its own
+        self.writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb and sends nothing."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def init(self, run: TrackedRun) -> str | None:
+        self.module = importlib.import_module(self.package)
+        options: dict[str, Any] = {"project": PROJECT, "name": run.folder.name, "config": dict(run.settings), "resume": "allow"}
+        if self.package == "wandb":
+            os.environ.setdefault("WANDB_SILENT", "true")
+            options |= {"dir": str(run.folder), "id": run.earlier_id}
+            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")  # else it asks for one
+        return getattr(self.module.init(**options), "id", None)
+
+    def _has_key(self) -> bool:
+        """Whether wandb has an API key. Never asks for one."""
+        if os.environ.get("WANDB_API_KEY"):
+            return True
+        try:
+            return bool(self.module.login(prompt=False))
+        except TypeError:  # before wandb 0.28
+            return bool(self.module.api.api_key)
+
+    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+        pictures = {} if picture is None else {SAMPLES: self.module.Image(str(picture))}
+        self.module.log({**scalars, **pictures}, step=epoch)
+
+    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
+        if (summary := getattr(getattr(self.module, "run", None), "summary", None)) is not None:
+            summary.update(dict(outcome))
+        self.module.finish(**({"exit_code": 0 if is_complete else 1} if self.package == "wandb" else {}))
+
+
+class MlflowTracker:
+    """MLflow, in checkpoint_dir/mlruns unless MLFLOW_TRACKING_URI says where."""
+
+    def init(self, run: TrackedRun) -> str | None:
+        self.module = importlib.import_module("mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            self.module.set_tracking_uri((run.folder.absolute().parent / "mlruns").as_uri())
+        self.module.set_experiment(PROJECT)
+        begun = self.module.start_run(run_id=run.earlier_id, run_name=run.folder.name)
+        if run.earlier_id is None:
+            self.module.log_params({name: str(value)[:500] for name, value in run.settings.items()})
+        return str(begun.info.run_id)
+
+    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+        self.module.log_metrics(dict(scalars), step=epoch)
+        if picture is not None:
+            self.module.log_artifact(str(picture), SAMPLES)
+
+    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
+        self.module.log_metrics(dict(outcome))
+        self.module.end_run("FINISHED" if is_complete else "KILLED")
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": partial(WandbTracker, "wandb"),
+    "trackio": partial(WandbTracker, "trackio"),
+    "mlflow": MlflowTracker,
+}
+
+
+def chosen_trackers(config: Config) -> list[str]:
+    """The names of those that are switched on."""
+    return [name for name in TRACKERS if getattr(config, name)]
+
+
+def scalars_of(epoch: EpochRecord) -> dict[str, float]:
+    """The figures of an epoch under the names that trackers show; what is undefined is left out."""
+    found = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
+    for name, scores in epoch.classes.items():
+        found |= {f"{score} of classes/{name}": value for score, value in vars(scores).items() if value is not None}
+    return found
+
+
+def outcome_of(summary: RunSummary) -> dict[str, float]:
+    """Figures of the whole run."""
+    best = summary.best
+    if best is None:
+        return {}
+    found = {f"best_{name}": value for name in ("val_iou", "val_dice", "val_loss") if (value := best.get(name)) is not None}
+    return {"best_epoch": float(best.number), "epochs": float(len(summary.epochs)), **found}
+
+
+class TrackerQueue:
+    """Epochs wait in a queue of limited length for the thread that calls the tracker. What goes wrong is told once."""
+
+    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str], object]) -> None:
+        self.name = name
+        self.tracker = tracker
+        self.run = run
+        self.on_id = on_id
+        self._waiting: queue.Queue[EpochRecord | None] = queue.Queue(MAX_WAITING)  # None: the run has ended
+        self._error: BaseException | None = None
+        self._was_told = False
+        self._num_lost = 0
+        self._last_picture = ""
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+
+    def start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads
+            self._error = error
+
+    def log(self, epoch: EpochRecord) -> None:
+        """Returns at once."""
+        try:
+            self._waiting.put_nowait(epoch)
+        except queue.Full:
+            self._num_lost += 1
+
+    def take_problem(self) -> str | None:
+        """What went wrong, the first time that it did."""
+        if self._error is None or self._was_told:
+            return None
+        self._was_told = True
+        reason = f"it tried to end the process ({self._error})" if isinstance(self._error, SystemExit) else first_line(self._error)
+        return f"{self.name}: {reason}; training goes on, without it if it goes on failing"
+
+    def finish(self) -> str | None:
+        """Waits for a while until all is logged; returns what was not."""
+        if self._thread.ident is not None:
+            deadline = time.monotonic() + FINISH_SECONDS
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=FINISH_SECONDS)
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+        num_left = self._num_lost + self._waiting.qsize()
+        if self._thread.is_alive():
+            return f"{self.name} did not answer within {FINISH_SECONDS:.0f} s at the end; what it has not logged is lost there"
+        return f"{self.name} was too slow: {counted(num_left, 'epoch')} were not logged there" if num_left else None
+
+    def _work(self) -> None:
+        if not self._try(self._init):
+            while self._waiting.get() is not None:  # it has no run to log to
+                pass
+            return
+        while (epoch := self._waiting.get()) is not None:
+            self._try(partial(self._log, epoch))
+        summary = read_run_summary(self.run.folder)
+        self._try(partial(self.tracker.finish, outcome_of(summary), summary.state in ("finished", "stopped early")))
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # anything that a service may raise
+            self._error = self._error or error
+            return False
+        return True
+
+    def _init(self) -> None:
+        if (run_id := self.tracker.init(self.run)) is not None:
+            self.on_id(run_id)
+
+    def _log(self, epoch: EpochRecord) -> None:
+        """With the newest of the samples, if there is one since the last call: they are written a little later than their epoch
+        ends."""
+        newest = max((self.run.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
+        is_new = newest is not None and newest.name > self._last_picture
+        self._last_picture = newest.name if newest is not None else ""
+        self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None)
+
+
+def _earlier_id(folder: Path, name: str) -> str | None:
+    """By which a tracker knows the run, if it was told of it before and the run has not begun anew since."""
+    found = None
+    for event in read_events(folder):
+        if event["kind"] == "start" and event.get("resumed_after") is None:
+            found = None
+        elif event["kind"] == "tracker" and event.get("name") == name:
+            found = event.get("id")
+    return found
+
+
+def build_trackers(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_epoch: int, events: EventLog
+) -> list[TrackerQueue]:
+    """One queue for each tracker that is switched on."""
+
+    def build(name: str) -> TrackerQueue:
+        run = TrackedRun(folder, settings, first_epoch, _earlier_id(folder, name))
+        return TrackerQueue(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
+
+    return [build(name) for name in names]

@@ -1,0 +1,139 @@
+"""val_scores.csv: what the model of the best epoch makes of each validation image, the worst first. Imports no torch.
+
+Counts are kept beside the scores: they add up, so that scores of the set, and intervals by drawing images, follow from them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unet_trainer.system.console import csv_line
+from unet_trainer.system.input_files import read_text
+
+MAX_PIXELS = 2**48  # of an image; the sum over all of them is an int64
+NO_IOU = 2.0  # sorts images in which no class occurs behind all others
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Pixels of one class in one image."""
+
+    hits: int  # in truth and in prediction
+    truth: int
+    predicted: int
+
+    @property
+    def iou(self) -> float | None:
+        return _ratio(self.hits, self.truth + self.predicted - self.hits)
+
+    @property
+    def dice(self) -> float | None:
+        return _ratio(2 * self.hits, self.truth + self.predicted)
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """A validation image: its files as seen from data_dir, and the counts of each class that is reported."""
+
+    image: str
+    mask: str
+    classes: dict[str, ClassCounts]
+    wrong_pixels: int
+    counted_pixels: int  # that are not ignored
+
+    @property
+    def iou(self) -> float | None:
+        """The mean over the classes that occur; None if none does."""
+        return _mean([counts.iou for counts in self.classes.values()])
+
+    @property
+    def dice(self) -> float | None:
+        return _mean([counts.dice for counts in self.classes.values()])
+
+
+def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
+    """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those that are reported."""
+    reported = counts[len(counts) - len(class_names) :]
+    num_counted = sum(truth for _, truth, _ in counts)
+    num_right = sum(hits for hits, _, _ in counts)
+    classes = {name: ClassCounts(*one) for name, one in zip(class_names, reported, strict=True)}
+    return ImageScore(image, mask, classes, num_counted - num_right, num_counted)
+
+
+def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
+    """By IoU, then by the share of wrong pixels; images without an IoU come last."""
+
+    def badness(score: ImageScore) -> tuple[float, float, str]:
+        iou = score.iou
+        return (NO_IOU if iou is None else iou, -score.wrong_pixels / max(1, score.counted_pixels), score.image)
+
+    return sorted(scores, key=badness)
+
+
+def val_scores_text(scores: Sequence[ImageScore]) -> str:
+    """The table. With several classes: their mean, then each class."""
+    names = list(scores[0].classes) if scores else []
+    several = len(names) > 1
+    mean = "mean_" if several else ""
+    header = ["image", "mask", f"{mean}iou", f"{mean}dice"]
+    for name in names:
+        suffix = f" {name}" if several else ""
+        header += [f"iou{suffix}"] if several else []
+        header += [f"{count}_pixels{suffix}" for count in ("hit", "truth", "predicted")]
+    lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
+    for score in worst_first(scores):
+        row = [score.image, score.mask, _cell(score.iou), _cell(score.dice)]
+        for counts in score.classes.values():
+            row += [_cell(counts.iou)] if several else []
+            row += [str(counts.hits), str(counts.truth), str(counts.predicted)]
+        lines.append(csv_line([*row, score.wrong_pixels, score.counted_pixels]))
+    return "".join(lines)
+
+
+def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageScore]:
+    """The table as it was written, the worst first. Raises OSError, and ValueError for another table.
+
+    `class_names`: the name of the class where there is one only; with several the table has their names.
+    """
+    try:
+        table = csv.DictReader(io.StringIO(read_text(path, errors="surrogateescape"), newline=""))
+        return [_read_row(row, class_names) for row in table]
+    except (csv.Error, LookupError, TypeError) as error:
+        raise ValueError(f"no table of scores ({error})") from None
+
+
+def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
+    if None in row:
+        raise ValueError("a row of more cells than there are columns")
+    lead = "hit_pixels"
+    names = [column.removeprefix(lead) for column in row if column.startswith(lead)]
+    classes = {}
+    for suffix in names:
+        name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
+        classes[name] = ClassCounts(*(_count(row[f"{count}_pixels{suffix}"]) for count in ("hit", "truth", "predicted")))
+        if classes[name].hits > min(classes[name].truth, classes[name].predicted):
+            raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
+    return ImageScore(row["image"], row["mask"], classes, _count(row["wrong_pixels"]), _count(row["counted_pixels"]))
+
+
+def _count(cell: str) -> int:
+    if not 0 <= int(cell) <= MAX_PIXELS:
+        raise ValueError(f"{cell:.20} is no number of pixels")
+    return int(cell)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
