@@ -138,7 +138,7 @@ def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
     """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A vertical flip is
     a horizontal flip and half a turn."""
     is_flipped = "horizontal_flip" in symmetries or "vertical_flip" in symmetries
-    turns = (0, 2) if {"horizontal_flip", "vertical_flip"} <= set(symmetries) else (0,)
+    turns: tuple[int, ...] = (0, 2) if {"horizontal_flip", "vertical_flip"} <= set(symmetries) else (0,)
     turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
     first = 0 if "horizontal_flip" in symmetries else 2
     return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]

@@ -408,7 +408,7 @@ class PredictionStream:
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band.logits))
                     num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
-                    writer.submit(lambda copy=copy: files.write(_rows(copy)), num_bytes)
+                    writer.submit(partial(_write_band, files, copy), num_bytes)
                 writer.finish()
                 files.finish()
         except DataError as error:
@@ -456,6 +456,10 @@ def _rows(copy: HostCopy, position: int | None = None) -> Rows:
     if probabilities is not None and probabilities.dtype == "int16":
         probabilities = probabilities.view("uint16")
     return Rows(ids, probabilities)
+
+
+def _write_band(files: ImageFiles, copy: HostCopy) -> None:
+    files.write(_rows(copy))
 
 
 @contextlib.contextmanager
