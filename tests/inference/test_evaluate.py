@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
-from unet_trainer.datasets.folder_pairs import find_pairs
+from helpers.samples import find_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
