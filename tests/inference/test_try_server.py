@@ -19,7 +19,7 @@ from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes
 from helpers.try_page import ask, parse_result, refusal, serving
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import write_image
-from unet_trainer.inference.page_result import PageResult
+from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
@@ -281,7 +281,7 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
 
 
 def test_a_lack_of_memory_is_a_sentence(server, monkeypatch):
-    monkeypatch.setattr(PageResult, "to_bytes", lambda self, device: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(try_server, "predict_for_page", lambda *given, **options: (_ for _ in ()).throw(MemoryError))
     assert refusal(ask(server, "POST", "predict", PNG)) == (507, "the image needs more memory than cpu has free")
 
 
@@ -290,11 +290,8 @@ def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, 
         connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc".encode())
     assert ask(server, "GET", "facts")[0] == 200
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(PageResult, "to_bytes", lambda self, device: 1 / 0)
+    monkeypatch.setattr(try_server, "predict_for_page", lambda *given, **options: 1 / 0)
     answer = refusal(ask(server, "POST", "predict", PNG))
     assert answer == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
     shown = []
     wait_until(lambda: shown.append(capsys.readouterr().err) or "ZeroDivisionError" in "".join(shown))
-
-
-# Addresses
