@@ -418,7 +418,6 @@ def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_pat
     (tmp_path / "plain").mkdir()
     rates = measure_rates(stream(tmp_path, engine=model.engine), inputs_of(tmp_path, images), tmp_path / "plain")
     assert min(rates.reading, rates.forward, rates.plain) > 0
-    assert rates.bound == min(rates.reading, rates.forward)
     for name, pixels in images.items():
         written = cv2.imread(str(tmp_path / f"plain/{name}.png"), cv2.IMREAD_UNCHANGED)
         assert (written == model(pixels)).mean() > 0.99
