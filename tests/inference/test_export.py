@@ -127,7 +127,7 @@ def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monke
 # All formats
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("name", ["pt2", "smp"])
 def test_a_difference_is_an_error_that_leaves_an_earlier_export_as_it_was(name, tmp_path, monkeypatch):
     spec = SMP_SPEC if name == "smp" else SPEC
     segmenter = random_segmenter(spec) if name == "smp" else small_segmenter(spec)
