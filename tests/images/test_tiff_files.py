@@ -172,14 +172,6 @@ def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(option
     refuse_bomb(data)  # says nothing: decoding tells what is wrong
 
 
-def test_an_inner_directory_that_points_at_its_page_does_no_harm():
-    data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(65000, 4, 1, 0xABCD, True)])
-    first = struct.unpack_from("<I", data, 4)[0]
-    data = data.replace(struct.pack("<HHII", 65000, 4, 1, 0xABCD), struct.pack("<HHII", 330, 4, 1, first))
-    with contextlib.suppress(ReadError):
-        np.testing.assert_array_equal(decode_image(data), COLOUR)
-
-
 def test_directories_are_followed_up_to_a_bound(monkeypatch):
     monkeypatch.setattr(tiff_files, "MAX_PAGES", 3)
     decode_image(tiff_bytes(np.zeros((3, 4, 5), np.uint8), photometric="minisblack"))
@@ -280,11 +272,6 @@ def test_the_value_without_data_is_read_from_the_tag_of_gdal(text, value):
     data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(42113, "s", 0, text, True)])
     assert headers.nodata_of(data) == value
     decode_image(data)
-
-
-def test_files_without_the_tag_of_gdal_have_no_value_for_missing_data():
-    for data in (tiff_bytes(COLOUR), tiff_bytes(COLOUR)[:40], b"not a TIFF", pil_bytes("PNG", COLOUR)):
-        assert headers.nodata_of(data) is None
 
 
 SCALE = (33550, 12, 3, (0.5, 0.25, 0.0), True)  # of a pixel, in x and y

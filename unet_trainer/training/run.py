@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.wait_advice import EpochTimes, advise
+from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.system.concurrency import ThrottledTask
