@@ -31,7 +31,6 @@ from unet_trainer.images.image_files import (
     write_image,
 )
 from unet_trainer.images.image_headers import channels_with_alpha, is_turned
-from unet_trainer.images.tiling import resize_pair
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
 PALETTE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]  # black, red, green, blue
@@ -132,32 +131,6 @@ def test_16_bit_colours_keep_values_and_order(extension):
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int8, np.float16])
-@pytest.mark.parametrize("layout", ["contig", "separate", "pages", "unlabelled"])
-def test_three_channels_of_any_depth_and_layout_keep_values_and_order(dtype, layout):
-    """OpenCV mixes up 16-bit channels that are stored plane by plane, and reads one of three that are no colours."""
-    colours = values(dtype, 20, 30, 3)
-    planes = np.ascontiguousarray(np.moveaxis(colours, 2, 0))
-    data = {
-        "contig": lambda: tiff(colours, photometric="rgb"),
-        "separate": lambda: tiff(planes, photometric="rgb", planarconfig="separate"),
-        "pages": lambda: tiff(planes),
-        "unlabelled": lambda: tiff(colours, planarconfig="contig"),
-    }[layout]()
-    assert same(decode_image(data), colours)
-
-
-@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 2), (np.uint16, 4), (np.float32, 9)])
-@pytest.mark.parametrize(
-    "options", [{}, {"planarconfig": "contig"}, {"bigtiff": True}, {"byteorder": ">"}, {"compression": "zlib"}]
-)
-def test_a_tiff_of_many_channels_keeps_all_channels(dtype, channels, options):
-    """Without options tifffile writes each row as a page."""
-    image = values(dtype, 20, 30, channels)
-    assert same(decode_image(tiff(image, **options)), image)
-    assert not channels_with_alpha(tiff(image, **options))
-
-
 # Alpha
 
 
@@ -220,12 +193,6 @@ def test_an_array_of_an_ambiguous_shape_is_refused(shape):
     )
 
 
-@pytest.mark.parametrize("array", [np.zeros((4, 5), complex), np.full((4, 5), "a"), np.zeros((0, 5))])
-def test_an_array_without_numbers_is_refused(array):
-    for decode in (decode_image, decode_mask):
-        assert reason(decode, npy_bytes(array)) == f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels"
-
-
 class RunsCode:
     """Unpickling it runs code."""
 
@@ -278,20 +245,6 @@ def test_a_truncated_png_is_refused(tmp_path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert reason(read_image, path) == "the file is cut off"
     assert reason(read_mask, path) == "the file is cut off"
-
-
-@pytest.mark.parametrize(
-    ("channels", "options"), [(1, {}), (4, {"planarconfig": "contig"}), (5, {"compression": "zlib", "planarconfig": "contig"})]
-)
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.95])
-def test_a_truncated_tiff_is_refused(channels, share, options):
-    """The tags may come before the pixels: then the header is complete and only pixels are missing."""
-    image = values(np.uint16, 60, 70, channels)
-    options = options if channels > 1 else {name: value for name, value in options.items() if name != "planarconfig"}
-    data = tiff(image[:, :, 0] if channels == 1 else image, **options)
-    assert reason(decode_image, data[: int(len(data) * share)]).startswith(
-        ("the file is cut off", "cannot be decoded (", "not an image that can be decoded")
-    )
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -381,12 +334,6 @@ def test_alpha_is_no_mask_where_the_colour_varies_or_all_can_be_seen():
     coloured = pil_bytes("PNG", np.dstack([DISC, DISC, DISC, 255 - DISC]))
     assert decode_mask_or_alpha(coloured).is_alpha is False
     assert np.array_equal(decode_mask(coloured), DISC)
-
-
-def test_a_mask_in_the_alpha_channel_is_rotated_as_an_image_is():
-    data = in_alpha("PNG", exif=exif(6))
-    assert np.array_equal(decode_mask(data), np.rot90(DISC, -1))
-    assert decode_image(data).shape == (20, 12, 3)
 
 
 def test_a_16_bit_colour_mask_is_refused(tmp_path):
@@ -480,17 +427,6 @@ def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(t
     with_size, size = decode_image_and_size((tmp_path / "a.jpg").read_bytes(), min_side)
     assert np.array_equal(with_size, reduced)
     assert size == (height, width)
-
-
-@pytest.mark.parametrize("width", [512, 514, 517, 513])
-def test_an_image_decoded_at_a_fraction_is_aligned_with_its_mask(width, tmp_path):
-    """With a side rounded up the image would be stretched, and an edge far from the corner would move."""
-    image = np.zeros((512, width, 3), np.uint8)
-    image[:, width * 7 // 8 :] = 255
-    Image.fromarray(image).save(tmp_path / "a.jpg", quality=100)
-    mask = np.zeros((512, width), np.uint8)
-    (small, _), (full, _) = (resize_pair(read_image(tmp_path / "a.jpg", side), mask, (32, 32)) for side in (64, None))
-    assert np.abs(small.astype(int) - full).max() < 12
 
 
 # Writing

@@ -178,18 +178,6 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_accepted(tmp_path, monkeypatc
 # Batches
 
 
-def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_changes():
-    batches = EpochBatches(num_samples=11, batch_size=4, seed=0, shuffle=True)
-    orders = []
-    for epoch in (0, 1):
-        keys = [key for batch in range(len(batches)) for key in batches.keys(epoch, batch)]
-        assert {of_epoch for of_epoch, _ in keys} == {epoch}
-        orders.append([index for _, index in keys])
-    assert len(batches) == 2  # the last three do not fill a batch
-    assert all(len(set(order)) == 8 for order in orders)
-    assert orders[0] != orders[1]
-
-
 def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_path):
     image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
     pair = write_pair(tmp_path, image, np.ones((40, 50), np.uint8))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -46,16 +44,6 @@ def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tin
     assert make_loader(build_dataset(tiny_data), 4, 0, shuffle=True).read(0, 0).cut_boxes is None
 
 
-def test_an_epoch_leaves_the_global_random_states_alone(tiny_data):
-    def states():
-        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-
-    loader = make_loader(build_dataset(tiny_data, "strong"), 2, 0, shuffle=True)
-    before = states()
-    epoch_digest(loader, 0)
-    assert states() == before
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data, tmp_path, num_workers):
     shutil.copytree(tiny_data, tmp_path / "data")
@@ -84,19 +72,6 @@ def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypa
     monkeypatch.setattr(SegmentationDataset, "timed_sample", lambda self, key: time.sleep(3600))
     loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
     assert list(loader.epoch(0, is_stopping=lambda: True)) == []
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_prepared_epoch_is_the_same_and_not_mistaken_for_another(tiny_data, num_workers):
-    expected = [epoch_digest(make_loader(build_dataset(tiny_data), 2, 0, shuffle=True), epoch) for epoch in (0, 1)]
-    loader = make_loader(build_dataset(tiny_data), 2, num_workers, shuffle=True)
-    loader.prepare(0)
-    loader.prepare(0)
-    assert epoch_digest(loader, 0) == expected[0]
-    loader.prepare(1)
-    assert epoch_digest(loader, 1) == expected[1]
-    loader.prepare(1)
-    assert epoch_digest(loader, 0) == expected[0]
 
 
 @pytest.mark.parametrize(("num_workers", "augmentation"), [(0, "none"), (2, "strong")])

@@ -82,21 +82,6 @@ def test_epochs_and_validation_follow_each_other_as_planned(tiny_data, max_bytes
     assert len(pool.buffers.arrays) == (worker_pool.MIN_BUFFERS if max_bytes == 0 else worker_pool.BUFFERS_AHEAD)
 
 
-def test_batches_are_assigned_ahead_past_the_end_of_an_epoch(tiny_data):
-    train, val, pool = build_pair(tiny_data)
-    train.prepare(0)
-    val.prepare(0)
-    train.prepare(1)
-    assert len(pool.pending) == worker_pool.BUFFERS_AHEAD == 8  # five batches of training, three of validation
-    batches = train.epoch(0)
-    next(batches)
-    assert len(pool.pending) == 7
-    next(batches)
-    last = pool.pending[-1]
-    assert (last.assembler, last.epoch, last.batch) == (0, 1, 0)  # a buffer is free again: the epoch after
-    batches.close()
-
-
 def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
     train, val, pool = build_pair(tiny_data, 3)
     for number in range(12):
@@ -137,20 +122,6 @@ def test_dropped_batches_are_not_read(tiny_data, with_threads, monkeypatch):
         loader.pool._collect(loader.pool.backend.receive(1.0))
     assert num_reads.value == 2
     loader.pool.close()
-
-
-def test_a_forgotten_epoch_does_not_disturb_the_next(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    forgotten = loader.epoch(0)
-    next(forgotten)
-    batches = loader.epoch(1)
-    images = [next(batches).images.clone()]
-    with pytest.raises(RuntimeError, match="another epoch was begun before this one was over"):
-        next(forgotten)
-    forgotten.close()
-    images += [batch.images.clone() for batch in batches]
-    expected = keep(make_loader(loader.dataset, 2, 0, shuffle=True).epoch(1))
-    assert all(torch.equal(one, other.images) for one, other in zip(images, expected, strict=True))
 
 
 # Buffers
@@ -334,14 +305,6 @@ def test_a_worker_that_cannot_be_killed_does_not_block_the_exit(tiny_data, monke
     assert worker not in multiprocessing.active_children()  # the interpreter would join it when it exits
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-
-
-def test_a_daemonic_process_uses_threads(tiny_data, monkeypatch):
-    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-    loader = make_loader(build_dataset(tiny_data), 2, 2, shuffle=True)
-    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
-    assert isinstance(loader.pool.backend, worker_pool.ThreadBackend)
-    loader.pool.close()
 
 
 def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, capfd):

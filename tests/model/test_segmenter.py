@@ -122,14 +122,6 @@ def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(hei
     assert logits.dtype == torch.float32
 
 
-def test_images_in_other_units_are_normalised_with_their_own_statistics():
-    network = Spy(channels=2, classes=3)
-    images = torch.tensor([33200.0, 420.0]).expand(1, 32, 32, 2)
-    logits = Segmenter(make_spec(DEEP, num_classes=3), network, channels_last=True)(images)
-    assert network.given[0, :, 5, 7].tolist() == pytest.approx([1.0, -2.0])
-    assert logits.shape == (1, 3, 32, 32)
-
-
 # Its weights
 
 

@@ -184,11 +184,6 @@ def test_a_call_that_hangs_is_given_up(timeout, is_stopping, never):
         call_with_timeout(never, timeout, lambda: is_stopping, stop_seconds=0.1)
 
 
-def test_after_a_signal_there_is_time_to_finish():
-    begun = threading.Event()
-    assert call_with_timeout(lambda: begun.wait(LIMIT), None, lambda: begun.set() or True, stop_seconds=60)
-
-
 # ReadAhead, ordered_map
 
 
@@ -269,19 +264,6 @@ def test_all_tasks_are_done_when_it_is_left_and_one_thread_keeps_their_order():
         for number in range(50):
             writers.submit(lambda number=number: done.append(number), 1000 if number == 20 else 10)
     assert done == list(range(50))
-
-
-def test_the_caller_waits_while_there_is_no_room():
-    may_end, third = threading.Event(), threading.Event()
-    with WriteBehind(1, max_bytes=100) as writers:
-        writers.submit(may_end.wait, 60)
-        writers.submit(lambda: None, 40)  # full
-        thread = threading.Thread(target=lambda: (writers.submit(lambda: None, 1), third.set()))
-        thread.start()
-        assert not third.wait(0.2)
-        may_end.set()
-        assert third.wait(LIMIT)
-        thread.join()
 
 
 def fail_to_write():
@@ -392,19 +374,6 @@ def test_a_thread_that_cannot_be_started_is_an_error_and_its_jobs_are_handed_bac
 
 
 # ThrottledTask
-
-
-def test_what_is_requested_during_the_work_is_done_once_afterwards():
-    may_go_on, begun, threads = threading.Event(), threading.Event(), []
-    task = ThrottledTask("work", lambda: (threads.append(threading.current_thread()), begun.set(), may_go_on.wait(LIMIT)), share=1)
-    task.request()
-    assert begun.wait(LIMIT)
-    for _ in range(5):
-        task.request()
-    may_go_on.set()
-    task.finish()
-    assert len(threads) == 2
-    assert threading.current_thread() not in threads
 
 
 def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
