@@ -8,8 +8,7 @@ import time
 import pytest
 import torch
 
-from helpers.samples import build_dataset, epoch_digest, keep, make_dataset, make_loader
-from unet_trainer.datasets.folder_pairs import find_pairs
+from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import tile_images

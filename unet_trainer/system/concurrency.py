@@ -392,6 +392,13 @@ class WriteBehind:
         self.threads = ThreadPoolExecutor(num_threads)
 
     def __enter__(self) -> WriteBehind:
+        """Starts every thread: a signal while one is started would leave it, and what it writes, behind."""
+        is_over = threading.Event()
+        try:
+            for _ in range(self.threads._max_workers):
+                self.threads.submit(is_over.wait)
+        finally:
+            is_over.set()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -26,8 +26,7 @@ from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import peak_memory_gib
 from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.event_log import EventLog
-from unet_trainer.training.history import Row, column, finite
+from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_facts import epoch_facts, val_scores_csv
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
