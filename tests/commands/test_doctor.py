@@ -22,7 +22,7 @@ from unet_trainer.commands import machine
 from unet_trainer.commands.doctor import forecast_findings, setting_lines, shown_value, try_step
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.shard_files import LocalFiles
+from unet_trainer.datasets.shard_files import Files
 from unet_trainer.datasets.shard_store import ShardStore, open_store
 from unet_trainer.system.console import Finding
 from unet_trainer.training import step_probe
@@ -382,7 +382,7 @@ def test_reading_counts_what_can_be_read_from_files_and_shards(tmp_path):
     found = machine.reading_finding([tmp_path / "a.png", tmp_path / "nowhere.png"])
     assert found.detail.startswith("1 file of 0.0 MB in ")
     index = write_index_of(tmp_path, a={"k": (b"x" * 1000_000, b"m")})
-    open_store(ShardStore(LocalFiles(str(tmp_path)), index))
+    open_store(ShardStore(Files(str(tmp_path)), index))
     found = machine.reading_finding([tmp_path / "a.tar/k.png", tmp_path / "a.tar/gone.png"])
     assert found.detail.startswith("1 file of 1.0 MB in ")
 
