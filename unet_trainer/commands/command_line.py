@@ -19,8 +19,7 @@ from typing import Any, NoReturn, ParamSpec
 from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS, OTHER_TOOLS_COMMANDS
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import OTHER_TOOLS_NAMES, load_config
-from unet_trainer.config.optional_packages import check_url
+from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.atomic_files import check_output, is_replaceable
@@ -67,7 +66,8 @@ def find_command(words: Sequence[str]) -> Command | None:
         return None
     if current().launch.world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
-    command: Command = importlib.import_module(COMMANDS[words[0]]).main
+    module, _, function = COMMANDS[words[0]].partition(":")
+    command: Command = getattr(importlib.import_module(module), function)
     return command
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from unet_trainer.config.optional_packages import PROTOCOLS
+from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part
