@@ -164,19 +164,6 @@ def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, t
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("fault", ["stop@2", "bug@2"])
-def test_a_job_that_agrees_before_every_other_step_only_ends_together_too(fault, config, tmp_path):
-    """As one of 65 processes and more: rank 1 fails in the second of two steps that it has agreed to."""
-    job = ForkedJob({**config, "num_epochs": 3}, tmp_path / "job", faults={1: fault}, ranks_per_vote=1)
-    assert job.finish() == ([143, 143] if fault == "stop@2" else [1, 1]), job.said()
-    content = read_run(folder_of(config), print)
-    assert (content["epoch"], content["batch"]) == ((0, 2) if fault == "stop@2" else (0, 0))
-    again = ForkedJob({**config, "num_epochs": 3}, tmp_path / "again", ranks_per_vote=1)
-    assert again.finish() == [0, 0], again.said()
-    assert [one["digest"] for one in again.records(0)] == [one["digest"] for one in again.records(1)]
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
 def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config, tmp_path):
     fault = f"no compiler@{rank}"

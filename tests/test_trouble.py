@@ -26,6 +26,7 @@ from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.loader import Loader
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build, setup
@@ -200,10 +201,11 @@ def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
 
 def test_a_hung_worker_ends_by_the_timeout(tiny_config, monkeypatch):
     monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: time.sleep(3600))
+    monkeypatch.setattr(build, "Loader", lambda *arguments, **options: Loader(*arguments, **{**options, "timeout": 1}))
     with pytest.raises(
-        TrainingFailed, match=r"no batch in 2 s \(worker_timeout\): the worker processes hang, perhaps in reading .*\.jpg"
+        TrainingFailed, match=r"no batch in 1 s \(worker_timeout\): the worker processes hang, perhaps in reading .*\.jpg"
     ):
-        train(tiny_config, num_workers=1, worker_timeout=2)
+        train(tiny_config, num_workers=1)
 
 
 def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, monkeypatch, capsys):

@@ -153,7 +153,7 @@ class Components:
         copy = HostCopy(ids)
 
         def draw() -> Pixels:
-            predicted = samples.stitch(copy.content().numpy())
+            predicted = samples.shown(copy.content().numpy())
             return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
 
         return draw
@@ -229,7 +229,7 @@ def build_loaders(
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
-        with processes.main_process_first("cache") if config.cache == "disk" else contextlib.nullcontext():
+        with processes.main_process_first() if config.cache == "disk" else contextlib.nullcontext():
             _fill_caches(config, (train_dataset, val_dataset), console, launch.local_world_size)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
