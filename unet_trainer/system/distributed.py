@@ -120,6 +120,7 @@ class Job:
     launch = Launch()
     is_alone = True
     speaks = True  # shows the error that it ends with
+    gradient_group: Any = None  # NCCL or gloo, from `connect` on
 
     @property
     def is_main(self) -> bool:
@@ -178,7 +179,6 @@ class TorchrunJob(Job):
         self._signals = Signals()
         self._store: Any = None
         self._control: Any = None  # gloo, between the hosts
-        self._gradients: Any = None
 
     def start(self, signals: Signals) -> None:
         import torch.distributed as dist
@@ -244,7 +244,7 @@ class TorchrunJob(Job):
         limit, backend = timedelta(seconds=timeout), choose_backend(device, self.launch.local_world_size)
         with self._exchange("connecting"):
             self._control = dist.new_group(backend="gloo", timeout=limit)
-            self._gradients = dist.new_group(backend=backend, timeout=limit, device_id=device if backend == "nccl" else None)
+            self.gradient_group = dist.new_group(backend=backend, timeout=limit, device_id=device if backend == "nccl" else None)
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -349,10 +349,10 @@ class TorchrunJob(Job):
         import torch.distributed as dist
 
         with self._exchange("averaging gradients"):
-            if dist.get_backend(self._gradients) == "nccl":
-                dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=self._gradients)
+            if dist.get_backend(self.gradient_group) == "nccl":
+                dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=self.gradient_group)
             else:
-                dist.all_reduce(tensor, group=self._gradients)
+                dist.all_reduce(tensor, group=self.gradient_group)
                 tensor /= self.launch.world_size
 
     def agree(self, own: Failure, was_told: bool) -> list[Failure]:

@@ -49,7 +49,7 @@ from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import ALONE, Job, Launch
+from unet_trainer.system.distributed import ALONE, Job, Launch, current
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, SampleImages, build_eval_forward, choose_samples, predict
@@ -362,7 +362,7 @@ def build_components(
     if config.sync_batchnorm and launch.world_size > 1:
         if device.type != "cuda":
             raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
-        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, current().gradient_group)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
