@@ -41,8 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import Script, exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config, load_with_demo
-from unet_trainer.config.optional_packages import check_trackers, check_url
+from unet_trainer.config.load import check_trackers, check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process

@@ -9,10 +9,9 @@ import pytest
 
 import train_unet
 from helpers.project import ROOT
-from unet_trainer.config.dump import to_yaml
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.schema import FIELDS, Config, to_yaml
 
 FILES = sorted((ROOT / "configs").iterdir())
 BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
@@ -29,7 +28,7 @@ PROMISES = {
 DECIDED_FROM_THE_DATA = ("fit", "image_size", "augmentation", "num_epochs", "repeats", "learning_rate", "ema_decay", "loss")
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 REWRITE_DEFAULT = (
-    "from pathlib import Path; from unet_trainer.config.dump import to_yaml; from unet_trainer.config.schema import Config; "
+    "from pathlib import Path; from unet_trainer.config.schema import Config, to_yaml; "
     f"Path('configs/default.yaml').write_text(to_yaml(Config(), {DEFAULT_HEADER!r}), encoding='utf-8')"
 )
 

@@ -22,8 +22,8 @@ from train_unet import main
 from unet_trainer import load
 from unet_trainer.commands import COMMANDS, bench, machine, try_model, watch
 from unet_trainer.commands.export import FORMATS
-from unet_trainer.config.dump import to_markdown, value_text
-from unet_trainer.config.schema import FIELDS
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import FIELDS, to_markdown
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 USING = ROOT / "docs/using-a-model.md"
@@ -226,7 +226,7 @@ def test_the_tables_of_keys_are_what_the_code_says():
     page = ROOT / "docs/configuration.md"
     _, mark, after = page.read_text().partition(KEYS_MARK)
     rewrite = (
-        "from pathlib import Path; from unet_trainer.config.dump import to_markdown; page = Path('docs/configuration.md'); "
+        "from pathlib import Path; from unet_trainer.config.schema import to_markdown; page = Path('docs/configuration.md'); "
         f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"
     )
     assert mark, f"docs/configuration.md lacks the line {KEYS_MARK}"

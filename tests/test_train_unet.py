@@ -28,7 +28,7 @@ from helpers.project import ROOT
 from helpers.runs import stop_after, timeless_rows, weights_digest, words
 from helpers.steps import KnownCosts, SmallNetwork, make_spec
 from train_unet import TrainingFailed, main, train
-from unet_trainer.config import training_choices
+from unet_trainer.config import choices
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -139,7 +139,7 @@ def costs(monkeypatch):
     monkeypatch.setattr(
         "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: (None, "no network: random weights")
     )
-    monkeypatch.setattr(training_choices, "MIN_STEPS_PER_EPOCH", 2)
+    monkeypatch.setattr(choices, "MIN_STEPS_PER_EPOCH", 2)
     return KnownCosts(StepCost(seconds=900.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
 
 
@@ -149,7 +149,7 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(t
     straight = train(config, run_name="straight")
     said = capsys.readouterr().out
     taken = load_config(straight.run_dir / "config.yaml")
-    assert (taken.encoder, taken.decoder_channels) == training_choices.CPU_ENCODERS[-1]
+    assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS[-1]
     assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 2, 2)
     assert (taken.decoder_attention, taken.deep_supervision, taken.encoder_weights) == ("none", 0.0, None)
     assert (taken.image_size, taken.use_amp, taken.compile_model) == ((64, 64), False, False)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from unet_trainer.config.data_choices import (
+from unet_trainer.config.choices import (
     choose_augmentation,
     choose_crops_per_image,
     choose_fit,

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
-from unet_trainer.config.dump import as_dict, to_yaml
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, load_config
 from unet_trainer.config.parsers import doubled, near_miss, seconds_of, tile_side
 from unet_trainer.config.safe_yaml import MAX_BYTES
-from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
 
 def problems(source, overrides=()):

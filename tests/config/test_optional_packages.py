@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.config import optional_packages
+from unet_trainer.config import load as optional_packages
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config
-from unet_trainer.config.optional_packages import PROTOCOLS, TRACKERS, check_trackers, check_url
+from unet_trainer.config.load import PROTOCOLS, TRACKERS, check_trackers, check_url, load_config
 
 # Runs the script where no optional package is installed, and prints whether torch was imported.
 WITHOUT_PACKAGES = """
 import runpy, sys
-from unet_trainer.config import optional_packages
+from unet_trainer.config import load as optional_packages
 optional_packages.find_spec = lambda name: None
 sys.argv = sys.argv[1:]
 try:

@@ -24,13 +24,7 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.dump import as_dict
-from unet_trainer.config.facts import TOO_LARGE, StepCost
-from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import decoded_bytes
-from unet_trainer.config.resolved_config import Decision, ResolvedConfig
-from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.config.training_choices import (
+from unet_trainer.config.choices import (
     CPU_BUDGET,
     CPU_ENCODERS,
     WANTED_VIEWS,
@@ -38,6 +32,11 @@ from unet_trainer.config.training_choices import (
     choose_num_workers,
     choose_number_format,
 )
+from unet_trainer.config.facts import TOO_LARGE, StepCost
+from unet_trainer.config.load import load_config
+from unet_trainer.config.resolve import decoded_bytes
+from unet_trainer.config.resolved_config import Decision, ResolvedConfig
+from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
     **FIXED_RECIPE,

@@ -19,11 +19,10 @@ from helpers.resolving import (
     settings_of,
 )
 from helpers.steps import make_settings
-from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig
-from unet_trainer.config.schema import FIELDS, Config, explanations
+from unet_trainer.config.schema import FIELDS, Config, as_dict, explanations
 
 
 def test_a_change_is_taken_with_its_reason():

@@ -9,26 +9,12 @@ import pytest
 from unet_trainer.config.safe_yaml import (
     MAX_BYTES,
     MAX_DEPTH,
-    MAX_NODES,
     Plain,
     YamlError,
     parse_number,
     parse_yaml,
     shorten,
 )
-
-# Nine levels of nine: 9**9 = 387,420,489 values, were it expanded.
-ALIAS_BOMB = """\
-a: &a ["lol","lol","lol","lol","lol","lol","lol","lol","lol"]
-b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]
-c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]
-d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]
-e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]
-f: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]
-g: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]
-h: &h [*g,*g,*g,*g,*g,*g,*g,*g,*g]
-i: &i [*h,*h,*h,*h,*h,*h,*h,*h,*h]
-"""
 
 
 def refusal(text):
@@ -47,17 +33,10 @@ def test_unquoted_scalar_keeps_the_text_that_was_typed(written):
     assert isinstance(value, Plain)
 
 
-def test_alias_repeats_the_value_of_its_anchor():
-    assert parse_yaml("a: &size [64, 96]\nb: *size\n") == {"a": ["64", "96"], "b": ["64", "96"]}
-
-
 @pytest.mark.parametrize(
     ("text", "line", "tag"),
     [
         ("a: 1\nb: !!python/object/apply:os.system ['true']", 2, "python/object/apply:os.system"),
-        ("a: !!python/object:os.path {}", 1, "python/object:os.path"),
-        ("a: !!python/name:os.system", 1, "python/name:os.system"),
-        ("a: !!int 3", 1, "int"),
         ("a: !mine x", 1, "!mine"),
         ("!!map {a: 1}", 1, "map"),
         ("!!str a: 1", 1, "str"),
@@ -75,25 +54,14 @@ def test_duplicates_are_collected_where_the_caller_asks_for_them():
     assert duplicates == ["line 2: 'a' is given twice; keep one", "line 4: 'b' is given twice; keep one"]
 
 
-def test_alias_bomb_is_refused_before_it_is_expanded():
-    # a holds 10 values, b 91, c 820; d would bring the sum past 5,000.
-    assert refusal(ALIAS_BOMB) == f"line 4: more than {MAX_NODES} values (aliases counted in full)"
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5_000, "- " * 100_000, "? " * 100_000, "[" * 100_000 + "]" * 100_000])
 def test_deep_nesting_is_refused_without_a_recursion_error(text):
     assert refusal(text) == f"line 1: nested deeper than {MAX_DEPTH} levels"
 
 
-def test_aliases_cannot_exceed_the_depth():
-    stacked = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 30))
-    # a10 is 11 high and stands at depth 2 inside a11: its x would be at depth 13.
-    assert refusal(stacked) == f"line 12: nested deeper than {MAX_DEPTH} levels"
-
-
-@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "&a {x: *a}"])
-def test_alias_inside_its_own_anchor_is_refused(text):
-    assert refusal(text) == "line 1: alias 'a' has no anchor before it"
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a 1\nb: *a", "&a {x: 1}", "a: *a"])
+def test_anchors_and_aliases_are_refused(text):
+    assert refusal(text) == "line 1: anchors and aliases ('a') are not allowed, write the value"
 
 
 def test_key_that_is_a_list_is_refused():

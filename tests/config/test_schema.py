@@ -10,10 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from unet_trainer.config.dump import as_dict, to_plain, to_yaml, value_text
 from unet_trainer.config.load import load_config
-from unet_trainer.config.mask_classes import as_grey, implied_num_classes, parse_mask_values, split_values
-from unet_trainer.config.schema import FIELDS, Config, as_shape, class_names, explanations, id_names, is_demo_dir
+from unet_trainer.config.parsers import as_grey, implied_num_classes, parse_mask_values, split_values
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import (
+    FIELDS,
+    Config,
+    as_dict,
+    as_shape,
+    class_names,
+    explanations,
+    id_names,
+    is_demo_dir,
+    to_plain,
+    to_yaml,
+)
 
 VIOLET, PURPLE = (64, 0, 128), (64, 0, 192)
 SPECIAL_TEXTS = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.training_choices import (
+from unet_trainer.config.choices import (
     COMPILE_SECONDS,
     MAX_VIEWS,
     NUM_VIEWS,
@@ -17,6 +16,7 @@ from unet_trainer.config.training_choices import (
     plan_steps,
     wanted_views,
 )
+from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 
 GPU = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 OLD_GPU = HardwareFacts("cuda", "Tesla K80", has_bfloat16=False, has_float16=False, num_cores=8)
@@ -83,7 +83,9 @@ def test_the_wanted_batch_is_taken_when_it_fits():
 
 
 def test_a_batch_that_did_not_fit_is_halved_until_one_does():
-    size, reason = choose_batch_size({16: None, 8: StepCost(0.02, 0.001, 7 * GIB), 4: StepCost(0.02, 0.001, 3 * GIB)}, 7 * GIB, 16)
+    size, reason = choose_batch_size(
+        {16: TOO_LARGE, 8: StepCost(0.02, 0.001, 7 * GIB), 4: StepCost(0.02, 0.001, 3 * GIB)}, 7 * GIB, 16
+    )
     assert size == 4
     assert reason.endswith("8 do not fit into memory")
 

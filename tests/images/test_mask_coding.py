@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from unet_trainer.config.mask_classes import parse_mask_values
+from unet_trainer.config.parsers import parse_mask_values
 from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.mask_coding import (
     IGNORED,

@@ -8,10 +8,9 @@ import pytest
 
 from helpers.project import FIXED_RECIPE
 from helpers.steps import make_settings, small_components
-from unet_trainer.config.dump import as_dict
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Decision
-from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.schema import FIELDS, Config, as_dict
 from unet_trainer.system.console import Console
 from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.resume import (

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from helpers.steps import CPU_FACTS
-from unet_trainer.config import training_choices
+from unet_trainer.config import choices
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
@@ -80,7 +80,7 @@ def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(hardware, ch
 
 
 def test_decisions_are_told(config, console, monkeypatch):
-    monkeypatch.setattr(training_choices, "RARE_CLASS", 1.0)  # so that classes are weighted
+    monkeypatch.setattr(choices, "RARE_CLASS", 1.0)  # so that classes are weighted
     config = dataclasses.replace(config, num_workers="auto", num_classes=2, class_names=("field", "road"), class_weights="auto")
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, CPU_FACTS, dataset, console)

@@ -19,11 +19,10 @@ from statistics import mean, median
 from typing import Any
 
 from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
-from unet_trainer.config.dump import as_dict, to_yaml
+from unet_trainer.config.choices import wanted_batch_size
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.config.training_choices import wanted_batch_size
+from unet_trainer.config.schema import Config, as_dict, is_demo_dir, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.input_files import read_json

@@ -19,8 +19,7 @@ from typing import Any, NoReturn, ParamSpec
 from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS, OTHER_TOOLS_COMMANDS
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import OTHER_TOOLS_NAMES, load_config
-from unet_trainer.config.optional_packages import check_url
+from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.atomic_files import check_output, is_replaceable

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.commands.command_line import file_header, train_command
-from unet_trainer.config.dump import as_dict, to_plain
-from unet_trainer.config.schema import FIELDS, Config, as_shape, id_names, is_demo_dir
+from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, id_names, is_demo_dir, to_plain
 from unet_trainer.datasets.answered_report import Answer, AnsweredReport, build_answered_report
 from unet_trainer.datasets.class_statistics import (
     absent_classes,

@@ -6,10 +6,7 @@ Machine, data, the settings that a run would take with their reasons, its time a
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import re
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,44 +23,45 @@ from unet_trainer.commands.command_line import (
     read_config_words,
     train_command,
 )
-from unet_trainer.config.dump import as_dict, value_text
+from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_seconds
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.schema import Config, id_names, is_demo_dir
-from unet_trainer.config.training_choices import COMPILE_GAIN, COMPILE_SECONDS, describe_seconds
+from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.system.atomic_files import check_output, write_output
-from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, counted, finding_lines, has_problem, wrapped
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, counted, finding_lines, has_problem
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
     from unet_trainer.config.resolved_config import ResolvedConfig, Settings
-    from unet_trainer.datasets.dataset_report import CheckedDataset, DatasetReport
+    from unet_trainer.datasets.dataset_report import CheckedDataset
     from unet_trainer.loading.dataset import SegmentationDataset
     from unet_trainer.training.time_budget import Forecast, SampleCost
 
-MAX_CLASSES = 8  # in the line of class shares
-MAX_SETTING = 40  # characters of a key and its value beside its reason
-NUM_READ = 16  # files that are read to time the disk
 NUM_SAMPLES, SAMPLE_SECONDS = 32, 4.0  # that are prepared to time the loader
 OVER_BUDGET = 1.2  # a run that takes so many times its budget is told
-NUM_NAMED = 3  # files of a problem; `check` names more
 
 
 @dataclass
 class Page:
-    """Prints findings under headings as they come, and keeps them for --json."""
+    """Prints findings under headings as they come, and keeps them, with warnings and notes, for --json."""
 
     console: Console
     findings: dict[str, list[Finding]] = field(default_factory=dict)
     content: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.console.on_message = lambda kind, text: self._keep("messages", [Finding("warning", kind, text)])
 
     def heading(self, text: str) -> None:
         self.console.say()
         self.console.say(text)
 
     def show(self, section: str, findings: Sequence[Finding]) -> None:
-        self.findings.setdefault(section, []).extend(findings)
+        self._keep(section, findings)
         for line in finding_lines(findings):
             self.console.say(line)
+
+    def _keep(self, section: str, findings: Sequence[Finding]) -> None:
+        self.findings.setdefault(section, []).extend(findings)
 
     def all_findings(self) -> list[Finding]:
         return [finding for findings in self.findings.values() for finding in findings]
@@ -76,7 +74,7 @@ class Page:
         except UserError as error:
             title, colon, detail = str(error).partition(": ")
             is_key = bool(colon) and title.isidentifier()
-            self.show(section, [Finding("problem", title if is_key else "Settings", detail if is_key else str(error))])
+            self.show(section, [Finding("problem", title if is_key else section, detail if is_key else str(error))])
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
@@ -99,7 +97,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if given.json is not None:
         check_output("--json", given.json)
     page = Page(Console())
-    settings = examine(config, page, reviews=bool(words), is_fast=given.fast)
+    settings = examine(config, page, is_fast=given.fast)
     if given.write is not None and settings is None:
         detail = f"{given.write} was not written: there are no settings for this data"
         page.show("config", [Finding("problem", "--write", detail)])
@@ -115,7 +113,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     return code
 
 
-def examine(config: Config, page: Page, reviews: bool, is_fast: bool) -> Settings | None:
+def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     """Prints the page; returns the settings of a run, or None where the data or the device stand in the way."""
     from unet_trainer.commands.machine import installed_versions, machine_findings
     from unet_trainer.system.resources import count_cores, total_host_memory
@@ -130,103 +128,52 @@ def examine(config: Config, page: Page, reviews: bool, is_fast: bool) -> Setting
     page.content["machine"] = {"cores": count_cores(), "memory": total_host_memory(), "versions": installed_versions()}
     started = time.perf_counter()  # what a run would do before it trains
     settings = dataset = None
+    page.heading(f"Data: {config.data_dir}")
     with page.catching("data"):
-        dataset = _examine_data(config, page)
+        dataset = _check_data(config, page.console)
     if dataset is not None:
         with page.catching("run"):
-            settings = _examine_run(config, dataset, page, reviews, is_fast, started)
-    _say_verdict(page)
+            settings = _examine_run(config, dataset, page, is_fast, started)
+    levels = [finding.level for finding in page.all_findings()]
+    warnings = f", {counted(levels.count('warning'), 'warning')}" if "warning" in levels else ""
+    page.console.say()
+    if "problem" in levels:
+        page.console.say(f"Not ready: {counted(levels.count('problem'), 'problem')} (✗) to solve first{warnings}.")
+    else:
+        page.console.say(f"Ready to train{warnings}.")
     return settings
 
 
-def _examine_data(config: Config, page: Page) -> CheckedDataset | None:
-    from unet_trainer.commands.machine import reading_finding
+def _check_data(config: Config, console: Console) -> CheckedDataset:
     from unet_trainer.datasets.dataset_report import build_dataset_report
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.shards import find_place
 
     data_dir = Path(config.data_dir)
-    page.heading(f"Data: {config.data_dir}")
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
-        page.console.say("  (the built-in demo, made now)")
+        console.say("  (the built-in demo, made now)")
     if find_place(config.data_dir) is None and not data_dir.exists():
-        detail = f"{data_dir} does not exist, so that nothing can be said of a run"
-        fix = "data_dir=FOLDER with images/ and masks/"
-        page.show("data", [Finding("problem" if "data_dir" in config.sources else "warning", "data_dir", detail, fix)])
-        return None
-    report = build_dataset_report(config, page.console)
-    page.show("data", data_findings(report.decided(config), report))
-    if report.blocking_message:
-        page.console.say(f"    All of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}")
-        return None
-    dataset = report.checked()
-    files = [pair.image for pair in dataset.pairs][:: max(1, len(dataset.pairs) // NUM_READ)]
-    page.show("data", [reading_finding(files[:NUM_READ])])
-    return dataset
+        raise UserError(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
+    return build_dataset_report(config, console).checked()
 
 
-def data_findings(config: Config, report: DatasetReport) -> list[Finding]:
-    """The numbers of a dataset, what is wrong with it, and what its user should know."""
-    from unet_trainer.datasets.class_statistics import class_table, ignored_share
-    from unet_trainer.datasets.dataset_report import describe_sizes
-
-    found = []
-    if report.split is not None:
-        detail = f"{len(report.split.train)} to train, {len(report.split.val)} to validate ({report.split.rule})"
-        found.append(Finding("ok", "Pairs", detail))
-    if report.kind is not None and report.images:
-        found.append(Finding("ok", "Images", f"{report.kind}; {describe_sizes(report.images)}"))
-    if report.coding is not None and report.masks:
-        rows = class_table(report.masks, report.coding, id_names(report.decided(config)))
-        shares = ", ".join(f"{row.name} {row.share:.1%}" for row in rows[:MAX_CLASSES])
-        more = f" and {len(rows) - MAX_CLASSES} more classes" if len(rows) > MAX_CLASSES else ""
-        ignored = ignored_share(report.masks, report.coding)
-        found.append(Finding("ok", "Pixels", shares + more + (f"; {ignored:.1%} ignored" if ignored else "")))
-        if absent := [row.name for row in rows if row.share == 0]:
-            detail = f"no pixel of {', '.join(absent)} in any mask"
-            found.append(Finding("warning", "Classes", detail, "num_classes and mask_values as the masks have them"))
-    for problem in report.problems:
-        named = [*problem.lines[:NUM_NAMED], *(["…"] if len(problem.lines) > NUM_NAMED else [])]
-        found.append(Finding("problem", "Files", "\n".join([f"{problem.title}:", *named]), problem.fix))
-    found += [Finding("problem", "Question", str(question)) for question in report.questions]
-    return found + [Finding("warning", "Note", notice) for notice in report.notices]
-
-
-def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: bool, is_fast: bool, started: float) -> Settings:
+def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
-    from unet_trainer.config.data_choices import choose_fit, describe_symmetry
-    from unet_trainer.config.resolve import resolve
     from unet_trainer.model.network import check_encoder_name
-    from unet_trainer.model.pretrained import is_here
     from unet_trainer.training.build import build_datasets
-    from unet_trainer.training.settings import announced, build_hardware, known_cost, measure, review
+    from unet_trainer.training.settings import build_hardware, build_settings, known_cost, measure, review
     from unet_trainer.training.step_probe import StepProbe
     from unet_trainer.training.time_budget import TimeBudget
 
-    def find_weights(encoder: str) -> tuple[str | None, str]:
-        """As training would find them, without a download."""
-        if is_here(encoder, "imagenet"):
-            return "imagenet", "on this machine"
-        return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
-
     if config.encoder != "auto":
         check_encoder_name(config.encoder)
-    hardware = build_hardware(config, Console(io.StringIO()))
-    measured = measure(config, dataset, page.console)
-    facts = dataset.facts(measured)
-    size = "the masks that were measured hold one class only"
-    if measured.thickness:
-        relative = f"{measured.relative_structure:.0%} of the image's side"
-        size = f"{measured.structure:.0f} pixels large ({relative}), the thinnest {measured.thickness:.1f} pixels thin"
-    symmetry = describe_symmetry(measured, choose_fit(measured, facts.train_sizes)[0] if config.fit == "auto" else config.fit)
-    page.show("data", [Finding("ok", "Structures", size), Finding("ok", "Symmetry", symmetry)])
-    page.content["measurements"] = dataclasses.asdict(measured)
+    hardware = build_hardware(config, page.console)
+    budget = TimeBudget(config.time_budget, started)
+    settings = build_settings(config, hardware, dataset, page.console, budget=budget, is_preview=True)
+    taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
+    page.content["settings"] = settings.explained()
+    page.content["config"] = settings.repeatable_dict()
     with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
-        spent = TimeBudget(config.time_budget, started).lost_to_training
-        settings = resolve(config, hardware, facts, announced(probe, page.console), find_weights, spent)
-        taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else spent()
-        page.heading("Settings that a run would take, decided from the data and this machine")
-        _say_settings(settings, symmetry, page)
         if taken.compile_model and not is_fast:
             page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
         trial = try_step(probe, taken, is_fast)
@@ -234,50 +181,11 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, reviews: b
     if trial.cost is not None:
         page.heading("Time and memory")
         _say_forecast(settings, hardware, trial, trial.cost, build_datasets(taken, dataset), page, start_seconds)
+    page.heading("Your settings")
+    facts = dataset.facts(measure(config, dataset, page.console))
     findings = review(settings, hardware, facts, eager_cost, trial.failure, trial.compile_failure)
-    if reviews or has_problem(findings) or trial.compile_failure:
-        page.heading("Your settings")
-        page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
+    page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
     return settings
-
-
-def _say_settings(settings: Settings, symmetry: str, page: Page) -> None:
-    rows = settings.describe()
-    for line in setting_lines([(name, shown_value(name, value), reason) for name, value, reason in rows], symmetry):
-        page.console.say(line)
-    asked, defaults = as_dict(settings.asked), as_dict(Config())
-    groups: dict[str, list[str]] = {}
-    for name, decision in settings.decisions.items():
-        if decision.source not in ("default", "decided") and asked[name] != defaults[name]:
-            heading = "As the demo has them" if decision.source == "demo" else "As you set them"
-            groups.setdefault(heading, []).append(f"{name}: {shown_value(name, value_text(asked[name]))}")
-    for heading, kept in groups.items():
-        page.heading(heading)
-        for line in wrapped(", ".join(kept), "    "):
-            page.console.say(line)
-    page.content["settings"] = {name: {"value": value, "reason": reason} for name, value, reason in rows}
-    page.content["config"] = settings.repeatable_dict()
-
-
-def setting_lines(rows: Sequence[tuple[str, str, str]], symmetry: str) -> list[str]:
-    """Key, value and reason in two columns; a value that is too long for its column has a line of its own."""
-    texts = [f"{name}: {value}" for name, value, _ in rows]
-    width = max((len(text) for text in texts if len(text) <= MAX_SETTING), default=0)
-    lines = []
-    for text, (_, _, reason) in zip(texts, rows, strict=True):
-        lead = f"    {text:<{width}}  "
-        if len(text) > width:
-            lines += wrapped(text, "    ")
-            lead = " " * (width + 6)
-        lines += wrapped(reason.replace(symmetry, "by the symmetry of the data, see above"), lead)
-    return lines
-
-
-def shown_value(name: str, value: str) -> str:
-    """Of a list of transforms the names; the file of --write has their parameters."""
-    if name == "augmentation" and value.startswith("["):
-        return ", ".join(re.findall(r"[\[{ ,]([A-Z]\w+)", value))
-    return value
 
 
 @dataclass(frozen=True)
@@ -285,9 +193,9 @@ class Trial:
     """The cost of the step of a run, and where it comes from."""
 
     cost: StepCost | None
-    compile_seconds: float
-    is_estimate: bool
-    failure: str
+    compile_seconds: float = 0.0
+    is_estimate: bool = False
+    failure: str = ""
     compile_failure: str = ""  # the cost is that of the uncompiled step then
 
 
@@ -297,20 +205,18 @@ def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> Trial:
     # A trial has no time budget, which goes with num_epochs: auto only.
     tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
     started, was_known = time.perf_counter(), probe.knows(tried)
-    cost = probe(tried)
-    if cost is None and tried.compile_model:
-        failure = probe.failure
+    cost, compile_failure = probe(tried), ""
+    if cost is None and tried.compile_model:  # training would go on uncompiled
+        compile_failure = probe.failure
         cost = probe(dataclasses.replace(tried, compile_model=False))
-        if cost is not None and cost.is_possible:  # training would go on uncompiled
-            return Trial(cost, time.perf_counter() - started, False, "", failure)
     if cost is None or not cost.is_possible:
-        return Trial(None, 0.0, False, probe.failure)
-    if not compiles:
-        return Trial(cost, 0.0, False, "")
+        return Trial(None, failure=probe.failure)
+    if compile_failure or not compiles:
+        return Trial(cost, time.perf_counter() - started if compiles else 0.0, compile_failure=compile_failure)
     if is_fast:
         left = 1 - COMPILE_GAIN
         cost = dataclasses.replace(cost, seconds=left * cost.seconds, eval_seconds=left * cost.eval_seconds)
-    return Trial(cost, COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started, is_fast, "")
+    return Trial(cost, COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started, is_fast)
 
 
 def _say_forecast(
@@ -333,13 +239,8 @@ def _say_forecast(
         start_seconds += sum(len(one.pairs) for one in datasets) * read / hardware.num_cores
     found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds)
     page.show("run", forecast_findings(found, settings, hardware, cost, sample, trial.is_estimate))
-    page.content["forecast"] = {
-        **dataclasses.asdict(found),
-        "is_estimate": trial.is_estimate,
-        "step": dataclasses.asdict(cost),
-        "sample": dataclasses.asdict(sample),
-        "start_seconds": start_seconds,
-    }
+    measured = {"step": dataclasses.asdict(cost), "sample": dataclasses.asdict(sample), "start_seconds": start_seconds}
+    page.content["forecast"] = {**dataclasses.asdict(found), "is_estimate": trial.is_estimate, **measured}
 
 
 def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
@@ -375,13 +276,3 @@ def forecast_findings(
         detail = f"the GPU would wait: {times}, {counted(taken.num_workers, 'worker')}"
         findings.append(Finding("warning", "Loading", detail, "more cores" + ("" if taken.cache != "none" else ", or cache: ram")))
     return findings
-
-
-def _say_verdict(page: Page) -> None:
-    levels = [finding.level for finding in page.all_findings()]
-    warnings = f", {counted(levels.count('warning'), 'warning')}" if "warning" in levels else ""
-    page.console.say()
-    if "problem" in levels:
-        page.console.say(f"Not ready: {counted(levels.count('problem'), 'problem')} (✗) to solve first{warnings}.")
-    else:
-        page.console.say(f"{'Ready to train' if 'forecast' in page.content else 'The machine is ready'}{warnings}.")

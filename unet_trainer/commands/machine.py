@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -16,31 +15,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.images.file_bytes import ShardError, find_member
 from unet_trainer.system.console import Finding, Level, counted, first_line
-from unet_trainer.system.input_files import open_file, read_text
+from unet_trainer.system.input_files import read_text
 from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
 
 GIB = 2**30
 COMPILE_LIMIT = 180.0  # seconds
-BLOCK_BYTES, MAX_BYTES, MAX_SECONDS = 4 << 20, 64 << 20, 3.0  # of the trials of the disk
 OWN_MEMORY = 0.7 * GIB  # of a GPU, that a process takes by being there
-OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}  # for a version of CUDA
 OLDEST_TORCH = (2, 10)
 ALBUMENTATIONS = "2.0.8"
-SLOW = 20e6  # bytes a second, of a disk
 PACKAGES = (
     "torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm",
     "albumentationsx", "opencv-python", "opencv-contrib-python", "opencv-contrib-python-headless",
 )  # fmt: skip
-DRIVER_PAGE = "https://www.nvidia.com/drivers"
 INSTALL_PAGE = "https://pytorch.org/get-started/locally"
+MEND_DRIVER = (
+    "if nvidia-smi does not list it: restart, or install the driver (https://www.nvidia.com/drivers); "
+    f"if the driver is too old for this torch: a newer one, or a torch for an older CUDA ({INSTALL_PAGE}); "
+    "in a container: start it with --gpus all"
+)
+# Part of a failure to compile → what mends it.
+MEND_COMPILING = {
+    "Python.h": "install Python's header files, e.g. apt install python3-dev",
+    "compiler": "install a compiler, e.g. apt install gcc g++, or name it in CC and CXX",
+    "triton": "python -m pip install triton",
+}
 CHILD_THAT_COMPILES = """
 import json, sys, time, torch
 started = time.perf_counter()
@@ -90,7 +94,7 @@ def device_findings(torch: Any, level: Level) -> list[Finding]:
         return [Finding("ok", "GPU", f"Apple GPU (mps), torch {torch.__version__}")]
     if not failure and (torch.version.cuda or torch.version.hip):
         _, failure = guarded(torch.cuda.init, None)  # raises with the reason
-    return [no_gpu_finding(str(torch.__version__), torch.version.cuda, failure, level)]
+    return [no_gpu_finding(f"torch {torch.__version__}", torch.version.cuda, failure, level)]
 
 
 def guarded(call: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
@@ -109,96 +113,55 @@ def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
     hip = torch.version.hip
     capability = tuple(torch.cuda.get_device_capability(index))
     name = torch.cuda.get_device_name(index) + ("" if hip else f", compute capability {capability[0]}.{capability[1]}")
+    build = f"torch {torch.__version__} for {f'ROCm {hip}' if hip else f'CUDA {torch.version.cuda}'}"
     (free, total), failure = guarded(lambda: torch.cuda.mem_get_info(index), (0, 0))
     if not failure:
         _, failure = guarded(lambda: torch.ones(8, device=f"cuda:{index}").sum().item(), None)
     if failure:
         fix = f"this torch may not be built for it: {INSTALL_PAGE} has builds for older and newer GPUs; or device: cpu"
-        return [Finding(level, "GPU", f"{name} cannot compute with torch {torch.__version__}: {failure}", fix)]
-    findings = [Finding("ok", "GPU", f"{name}; {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free")]
+        return [Finding(level, "GPU", f"{name} cannot compute with {build}: {failure}", fix)]
+    findings = [Finding("ok", "GPU", f"{name}; {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free; {build}")]
     if (used := total - free - OWN_MEMORY) > GIB:
         detail = f"other processes use about {used / GIB:.1f} GiB of its memory, and perhaps of its time"
         findings.append(Finding("warning", "GPU in use", detail, "nvidia-smi lists them; end them, or use another GPU"))
-    driver = inspect_nvidia()["driver"]
-    build = f"ROCm {hip}" if hip else f"CUDA {torch.version.cuda}"
-    findings.append(Finding("ok", "Driver", f"{f'driver {driver}, ' if driver else ''}torch {torch.__version__} for {build}"))
     is_ampere = not hip and capability >= (8, 0)
     rocm_bfloat16 = hip and guarded(lambda: bool(torch.cuda.is_bf16_supported(including_emulation=False)), False)[0]
     has = {"bfloat16": is_ampere or rocm_bfloat16, "float16": bool(hip) or capability >= (5, 3), "TF32": is_ampere}
     native, missing = ([name for name, is_native in has.items() if bool(is_native) == wanted] for wanted in (True, False))
     detail = f"in hardware: {', '.join(native) or 'float32 only'}" + (f"; not: {', '.join(missing)}" if missing else "")
-    if not has["bfloat16"]:
-        detail += "; mixed precision is float16 with loss scaling" if has["float16"] else "; no mixed precision"
     return [*findings, Finding("ok", "Precision", detail)]
 
 
-def no_gpu_finding(version: str, cuda: str | None, failure: str, level: Level) -> Finding:
-    """Why torch finds no GPU. `cuda`: the version that torch is built for; `failure`: what torch says."""
-    nvidia, reason = inspect_nvidia(), f" ({failure})" if failure else ""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not (nvidia["in_machine"] or nvidia["has_driver"] or nvidia["complaint"]):
-        cpu = f"{cpu_name()}, {counted(count_cores(), 'core')}"
-        detail = f"none: training runs on the CPU ({cpu}), in float32 and with a smaller model, many times slower than on a GPU"
+def no_gpu_finding(torch: str, cuda: str | None, failure: str, level: Level) -> Finding:
+    """Why torch finds no GPU. `torch`: its name and version; `cuda`: the version that it is built for; `failure`: what it says."""
+    seen, hidden = nvidia_facts(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        detail = "none: training runs on the CPU, in float32 and with a smaller model, many times slower than on a GPU"
         return Finding("ok", "GPU", detail)
     if cuda is None:
-        detail = f"there is an NVIDIA GPU, and torch {version} is built without CUDA: training would run on the CPU"
+        detail = f"there is an NVIDIA GPU, and {torch} is built without CUDA: training would run on the CPU"
         return Finding(level, "GPU", detail, f"install a torch with CUDA: {INSTALL_PAGE}")
     if hidden is not None and hidden.strip() in ("", "-1"):
         detail = f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}: training would run on the CPU"
         return Finding("warning", "GPU", detail, "unset CUDA_VISIBLE_DEVICES")
-    if "mismatch" in nvidia["complaint"]:
-        detail = f"the driver was updated and is not loaded yet (nvidia-smi: {nvidia['complaint']})"
-        return Finding(level, "GPU", detail, "restart the machine")
-    needed, driver = OLDEST_DRIVERS.get(int(cuda.partition(".")[0])), nvidia["driver"]
-    if driver and needed is not None and int(driver.partition(".")[0]) < needed:
-        detail = f"driver {driver} is too old for torch {version}: CUDA {cuda} needs {needed} or newer{reason}"
-        return Finding(
-            level, "GPU", detail, f"install a newer driver ({DRIVER_PAGE}), or a torch for an older CUDA ({INSTALL_PAGE})"
-        )
-    if not nvidia["has_driver"]:
-        detail = f"there is an NVIDIA GPU in this machine, and no driver for it can be reached{reason}: training runs on the CPU"
-        return Finding("warning", "GPU", detail, f"install the driver ({DRIVER_PAGE}); in a container: start it with --gpus all")
-    complaint = f"; nvidia-smi: {nvidia['complaint']}" if nvidia["complaint"] else ""
-    detail = (
-        f"there is an NVIDIA GPU with driver {driver or '?'}, and torch {version} (CUDA {cuda}) cannot use it{reason}{complaint}"
-    )
-    fix = "if nvidia-smi does not list it: restart, or install the driver again; in a container: start it with --gpus all"
-    return Finding(level, "GPU", detail, fix)
+    said = "; ".join(filter(None, [failure, seen]))
+    return Finding(level, "GPU", f"there is an NVIDIA GPU, and {torch} (CUDA {cuda}) cannot use it ({said})", MEND_DRIVER)
 
 
-def inspect_nvidia(root: Path = ROOT) -> dict[str, Any]:
-    """What the operating system shows of NVIDIA GPUs, whatever torch finds."""
-    version_file = root / "proc/driver/nvidia/version"
-    named = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _read(version_file))
-    driver, complaint = _ask_nvidia_smi()
-    devices = (root / "sys/bus/pci/devices").glob("*")
-    return {
-        "in_machine": any(
-            _read(device / "vendor").strip() == "0x10de" and _read(device / "class").startswith("0x03") for device in devices
-        ),
-        "has_driver": version_file.exists() or (root / "dev/nvidia0").exists() or bool(driver),
-        "driver": driver or (named.group(1) if named else ""),
-        "complaint": complaint,
-    }
-
-
-def _ask_nvidia_smi() -> tuple[str, str]:
-    """The version of the driver, or what nvidia-smi complains about; neither where there is no nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "", ""
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, errors="replace", check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", first_line(error)
-    line = next((line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()), "no output")
-    return (line, "") if done.returncode == 0 and line[:1].isdigit() else ("", line)
-
-
-def cpu_name(root: Path = ROOT) -> str:
-    named = re.search(r"^model name\s*:\s*(.+)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
-    return named.group(1).strip() if named else platform.processor() or platform.machine()
+def nvidia_facts(root: Path = ROOT) -> str | None:
+    """What nvidia-smi says of an NVIDIA GPU, whatever torch finds; None where there is none."""
+    if (program := shutil.which("nvidia-smi")) is not None:
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, errors="replace", check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"nvidia-smi: {first_line(error)}"
+        line = next((line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()), "no output")
+        return f"driver {line}" if done.returncode == 0 and line[:1].isdigit() else f"nvidia-smi: {line}"
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        if _read(device / "vendor").strip() == "0x10de" and _read(device / "class").startswith("0x03"):
+            return "there is no nvidia-smi"
+    return None
 
 
 def try_compiling(device: str, limit: float = COMPILE_LIMIT) -> dict[str, Any]:
@@ -222,28 +185,15 @@ def try_compiling(device: str, limit: float = COMPILE_LIMIT) -> dict[str, Any]:
 
 
 def compile_finding(device: str, tried: Mapping[str, Any]) -> Finding:
-    """`tried`: the answer of try_compiling; empty if it was not tried. On CUDA it needs triton and a C compiler, on a CPU C++."""
+    """`tried`: the answer of try_compiling; empty if it was not tried."""
     on_gpu, failure = device == "cuda", str(tried.get("failure", ""))
-    if "seconds" in tried:
-        on_cpu = "" if on_gpu else "; it pays on GPUs and is left off here"
-        return Finding("ok", "Compiling", f"works (a small function took {tried['seconds']:.0f} s){on_cpu}")
-    variable, names = ("CC", ("gcc", "clang", "cc")) if on_gpu else ("CXX", ("g++", "clang++", "c++"))
-    chosen = os.environ.get(variable)
-    compiler = next(filter(None, map(shutil.which, [chosen] if chosen else names)), None)
-    missing, fix = failure.splitlines()[0][:200] if failure else "", ""
-    if on_gpu and importlib.util.find_spec("triton") is None:
-        missing, fix = "triton is not installed", "python -m pip install triton"
-    elif compiler is None:
-        missing = f"there is no {'C' if on_gpu else 'C++'} compiler"
-        fix = f"install one, e.g. apt install {'gcc' if on_gpu else 'g++'}, or name it in {variable}"
-    elif "Python.h" in failure:
-        missing, fix = "Python's header files are missing (Python.h)", "install them, e.g. apt install python3-dev"
-    if missing and on_gpu:
-        return Finding("warning", "Compiling", f"does not work: {missing}; training goes on uncompiled, slower", fix)
-    if missing:
-        return Finding("ok", "Compiling", f"does not work: {missing}; nothing is lost: compiling pays on GPUs")
-    why = "--fast, or compile_model is off" if on_gpu else "it pays on GPUs and is left off here"
-    return Finding("ok", "Compiling", f"not tried ({why}); {compiler} is there")
+    on_cpu = "" if on_gpu else "; it is for GPUs, and left off here"
+    if failure:
+        detail = f"does not work: {failure.splitlines()[0][:200]}" + ("; training goes on uncompiled, slower" if on_gpu else on_cpu)
+        fix = next((fix for part, fix in MEND_COMPILING.items() if part in failure), "")
+        return Finding("warning" if on_gpu else "ok", "Compiling", detail, fix if on_gpu else "")
+    said = f"works (a small function took {tried['seconds']:.0f} s)" if tried else "not tried"
+    return Finding("ok", "Compiling", said + on_cpu)
 
 
 def cores_finding(load: float, has_gpu: bool) -> Finding:
@@ -272,14 +222,13 @@ def memory_finding() -> Finding:
 
 
 def disk_finding(folder: Path) -> Finding:
-    """Writes a file of at most MAX_BYTES into the folder and deletes it again, and the folder too if it was not there."""
+    """Writes a file into the folder and deletes it again, and the folder too if it was not there."""
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    free, speed = free_disk(folder), None
+    free = free_disk(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            if free >= 4 * MAX_BYTES:
-                speed = _write_speed(file)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         detail = f"{folder} cannot be written to ({error.strerror or error})"
         return Finding("problem", "Disk", detail, "checkpoint_dir: a folder that you may write to")
@@ -287,53 +236,9 @@ def disk_finding(folder: Path) -> Finding:
         for place in made:
             with contextlib.suppress(OSError):
                 place.rmdir()
-    detail = f"{folder}: {free / GIB:.1f} GiB free" + (f", writes {speed / 1e6:.0f} MB/s" if speed is not None else "")
-    if free < GIB // 2:
-        return Finding("problem", "Disk", detail, "make room: a run keeps three checkpoints; or another checkpoint_dir")
-    if free < 5 * GIB:
-        return Finding("warning", "Disk", detail, "a run keeps three checkpoints, up to 1 GB each with a large encoder")
-    if speed is not None and speed < SLOW:
-        fix = "checkpoint_dir: a local disk; checkpoint_minutes: 60 saves less often"
-        return Finding("warning", "Disk", f"{detail}: slow", fix)
-    return Finding("ok", "Disk", detail)
-
-
-def _write_speed(file: Any) -> float:
-    block, written, started = os.urandom(BLOCK_BYTES), 0, time.perf_counter()  # bytes that no file system compresses
-    while written < MAX_BYTES and time.perf_counter() - started < MAX_SECONDS:
-        written += file.write(block)
-    os.fsync(file.fileno())
-    return written / (time.perf_counter() - started)
-
-
-def reading_finding(files: Sequence[Path]) -> Finding:
-    """Reads files from the disk, where the system can be asked to drop what it has in memory of them, or from shards."""
-    num_files = num_bytes = 0
-    seconds = 0.0
-    for path in files:
-        with contextlib.suppress(OSError, ShardError):
-            length, taken = _timed_read(path)
-            num_files, num_bytes, seconds = num_files + 1, num_bytes + length, seconds + taken
-        if num_bytes >= MAX_BYTES or seconds >= MAX_SECONDS:
-            break
-    speed = num_bytes / max(seconds, 1e-9)
-    detail = f"{counted(num_files, 'file')} of {num_bytes / 1e6:.1f} MB in {seconds * 1e3:.0f} ms"
-    if num_bytes > 1e6 and speed < SLOW:
-        fix = "copy the data to a local disk, or cache: ram, which reads each file once"
-        return Finding("warning", "Reading", f"{detail}: {speed / 1e6:.0f} MB/s is slow", fix)
-    return Finding("ok", "Reading", f"{detail} ({speed / 1e6:.0f} MB/s)")
-
-
-def _timed_read(path: Path) -> tuple[int, float]:
-    """Bytes and seconds. Raises OSError or ShardError."""
-    if (stored := find_member(path)) is not None:
-        started = time.perf_counter()
-        return len(stored.read()), time.perf_counter() - started
-    with open_file(path) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        started = time.perf_counter()
-        return len(file.read(MAX_BYTES)), time.perf_counter() - started
+    level: Level = "ok" if free >= 5 * GIB else "warning" if free >= GIB // 2 else "problem"
+    fix = "make room, or another checkpoint_dir: a run keeps three checkpoints, up to 1 GB each with a large encoder"
+    return Finding(level, "Disk", f"{folder}: {free / GIB:.1f} GiB free", "" if level == "ok" else fix)
 
 
 def installed_versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.optional_packages import check_url
+from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.system.console import EXIT_DONE, Console, counted
 from unet_trainer.system.input_files import read_text

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unet_trainer.config.mask_classes import MaskClass, MaskValues
+from unet_trainer.config.parsers import MaskClass, MaskValues
 
 TOLD_SHARE = 0.85  # a transform that can be told from the original in so many images changes what the data look like
 TOLD_CHANCE = 0.02  # and that so many are told by chance is less likely than this

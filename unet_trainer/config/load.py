@@ -7,16 +7,16 @@ so that a typo is answered at once.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config.dump import as_dict, to_plain
-from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.mask_classes import MaskClass, MaskValues, as_grey, implied_num_classes, split_values
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.parsers import MaskValue, as_grey, implied_num_classes, near_miss, split_values
 from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
     DEMO_DIR,
@@ -25,8 +25,10 @@ from unet_trainer.config.schema import (
     WITH_ATTENTION,
     WITH_DECODER_CHANNELS,
     Config,
+    as_dict,
     is_demo_dir,
     parse_value,
+    to_plain,
 )
 from unet_trainer.system.input_files import open_file
 
@@ -79,6 +81,9 @@ NAMES_ELSEWHERE = {
     "resume": "resume_from load checkpoint",
 }
 OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for other in others.split()}
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
+# Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
+PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
 # Settings of earlier versions. They stand in the config.yaml of old runs.
 REMOVED_KEYS = ("scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval")
 
@@ -104,7 +109,7 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
             config = dataclasses.replace(config, warmup_epochs=config.num_epochs / 2)
             sources["warmup_epochs"] = sources["num_epochs"]
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
-        problems += [message for keys, message in _contradictions(config) if not keys & wrong]
+        problems += [text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -250,87 +255,84 @@ def _warmup_is_too_long(config: Config) -> bool:
     return config.warmup_epochs != "auto" and config.num_epochs != "auto" and config.warmup_epochs >= config.num_epochs
 
 
-def _contradictions(c: Config) -> Iterator[tuple[set[str], str]]:
-    """Settings that are valid alone and contradict each other: their keys and the message."""
+def _contradictions(c: Config) -> Iterator[str]:
+    """Messages about settings that are valid alone and contradict each other; each names their keys."""
     if c.time_budget is not None and c.num_epochs != "auto":
         yield (
-            {"time_budget", "num_epochs"},
             f"time_budget: {c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set; "
-            "leave one of them out (time_budget: null or num_epochs: auto)",
+            "leave one of them out (time_budget: null or num_epochs: auto)"
         )
     if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
-        fix = "use bfloat16, or use_amp: false, which is faster there"
-        yield {"use_amp", "amp_dtype", "device"}, f"amp_dtype: float16 does not go with device: cpu; {fix}"
+        yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
     if _warmup_is_too_long(c):
-        said = f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
-        yield {"warmup_epochs", "num_epochs"}, said
+        yield f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
     if _patience_is_too_long(c):
-        said = f"{c.early_stopping_patience} can never be reached in num_epochs: {c.num_epochs}; need fewer, or null"
-        yield {"early_stopping_patience", "num_epochs"}, f"early_stopping_patience: {said}"
+        reached = f"{c.early_stopping_patience} can never be reached in num_epochs: {c.num_epochs}"
+        yield f"early_stopping_patience: {reached}; need fewer, or null"
     if c.fold >= (c.num_folds or 1):
-        folds = f"0 to {c.num_folds - 1}" if c.num_folds else "num_folds to be set"
-        yield {"fold", "num_folds"}, f"fold: got {c.fold}; need {folds}"
+        yield f"fold: got {c.fold}; need {f'0 to {c.num_folds - 1}' if c.num_folds else 'num_folds to be set'}"
     if c.split == "blocks" and c.group_pattern:
-        said = "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
-        yield {"split", "group_pattern"}, said
+        yield "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
-        said = f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
-        yield {"batch_size", "batch_parts"}, said
+        yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
     yield from _class_contradictions(c)
     if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
-        said = f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
-        yield {"decoder_channels", "architecture"}, said
+        yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
     if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
-        said = f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}; use none"
-        yield {"decoder_attention", "architecture"}, said
+        yield f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}; use none"
     elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
-        said = f"scse needs decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
-        yield {"decoder_attention", "decoder_channels", "architecture"}, f"decoder_attention: {said}"
+        least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
+        yield f"decoder_attention: scse needs {least}"
     if c.deep_supervision not in ("auto", 0) and c.architecture != "unet":
-        said = f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
-        yield {"deep_supervision", "architecture"}, said
+        yield f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
 
 
 def class_contradictions(config: Config) -> list[str]:
-    """Contradictions about the classes, of a config whose number of classes the masks have decided."""
-    return [message for _, message in _class_contradictions(config)]
+    """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
+    return list(_class_contradictions(config))
 
 
-def _class_contradictions(c: Config) -> Iterator[tuple[set[str], str]]:
+def _class_contradictions(c: Config) -> Iterator[str]:
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
         num_classes = implied_num_classes(c.class_names, c.class_weights, c.mask_values)
         source = "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
     if num_classes is not None:
         if "bce" in c.loss and num_classes > 1:
-            said = f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
-            yield {"loss", "num_classes"}, said
+            yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
         for name, what in (("class_weights", "values"), ("class_names", "names")):
             given = getattr(c, name)
             if isinstance(given, tuple) and len(given) != num_classes:
-                said = f"{name}: got {len(given)} {what}; need {num_classes}, one for each of {source}"
-                yield {name, "num_classes"}, said
+                yield f"{name}: got {len(given)} {what}; need {num_classes}, one for each of {source}"
+    taken: set[MaskValue] = set()
     if not isinstance(c.mask_values, str):
         flat = [as_grey(value) for one_class in c.mask_values for value in split_values(one_class)]
+        taken = set(flat)
         wanted = len(c.mask_values) if num_classes is None else max(2, num_classes)
-        if len(c.mask_values) != wanted or len(set(flat)) != len(flat):
+        if len(c.mask_values) != wanted or len(taken) != len(flat):
             order = "background first" if num_classes == 1 else "one a class"
-            said = f"mask_values: got {to_plain(c.mask_values)}; need {wanted} different values, {order}"
-            yield {"mask_values", "num_classes"}, said
+            yield f"mask_values: got {to_plain(c.mask_values)}; need {wanted} different values, {order}"
     elif num_classes is not None and num_classes > 2 and c.mask_values != "auto":
-        said = f"mask_values: {c.mask_values} tells two classes apart, {source}: {num_classes} needs a value for each"
-        yield {"mask_values", "num_classes"}, said
-    if c.ignore_value is not None and (said := _ignore_contradiction(c.ignore_value, c.mask_values, num_classes)):
-        yield {"ignore_value", "mask_values", "num_classes"}, said
+        yield f"mask_values: {c.mask_values} tells two classes apart, {source}: {num_classes} needs a value for each"
+    ignored = [] if c.ignore_value is None else [as_grey(value) for value in split_values(c.ignore_value)]
+    if both := [value for value in ignored if value in taken]:
+        yield f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null"
+    ids = range(max(2, num_classes)) if num_classes is not None and c.mask_values == "auto" else ()
+    if clashing := [value for value in ignored if value in ids]:
+        fix = "set mask_values to the values of the classes"
+        yield f"ignore_value: {clashing[0]} is the id of a class (num_classes: {num_classes}); {fix}"
 
 
-def _ignore_contradiction(ignore_value: MaskClass, mask_values: MaskValues, num_classes: int | None) -> str:
-    ignored = [as_grey(value) for value in split_values(ignore_value)]
-    if not isinstance(mask_values, str):
-        taken = {as_grey(value) for mask_class in mask_values for value in split_values(mask_class)}
-        both = [value for value in ignored if value in taken]
-        return f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null" if both else ""
-    ids = [value for value in ignored if num_classes is not None and value in range(max(2, num_classes))]
-    if mask_values != "auto" or not ids:
-        return ""
-    return f"ignore_value: {ids[0]} is the id of a class (num_classes: {num_classes}); set mask_values to the values of the classes"
+def check_trackers(config: Config) -> None:
+    """Raises UserError where the package of a tracker that is switched on is missing, before torch is imported."""
+    for name in TRACKERS:
+        if getattr(config, name) and find_spec(name) is None:
+            raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
+
+
+def check_url(key: str, place: str) -> None:
+    """Raises UserError where a place is a URL and the package of its protocol is missing."""
+    protocol, is_url, _ = place.partition("://")
+    package = PROTOCOLS.get(protocol) if is_url else None
+    if package is not None and find_spec(package) is None:
+        raise UserError(f"{key}: {protocol}:// needs the package {package}: pip install {package}")

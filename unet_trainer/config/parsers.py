@@ -11,7 +11,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import NoneType, UnionType
@@ -20,8 +20,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, parse_number
 
+MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
+MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
+MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what becomes each class, in class order
+
 MAX_INTEGER = 2**31
 MAX_ITEMS = 256  # of a list
+COLOUR_LENGTH = 3
+MAX_MASK_VALUE = 65535
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
@@ -31,20 +37,19 @@ LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 class Range:
     """Bounds of a number in a type hint."""
 
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
 
     def holds(self, value: float) -> bool:
-        low = (self.minimum is None or value >= self.minimum) and (self.above is None or value > self.above)
-        return low and (self.maximum is None or value <= self.maximum) and (self.below is None or value < self.below)
+        return self.minimum <= value <= self.maximum and self.above < value < self.below
 
     def describe(self, is_whole: bool) -> str:
         if is_whole:
-            return f"from {self.minimum} to {self.maximum}" if self.maximum is not None else f"of at least {self.minimum}"
+            return f"from {self.minimum} to {self.maximum}" if self.maximum < math.inf else f"of at least {self.minimum}"
         named = {"at least": self.minimum, "above": self.above, "below": self.below, "at most": self.maximum}
-        return " and ".join(f"{word} {bound:g}" for word, bound in named.items() if bound is not None)
+        return " and ".join(f"{word} {bound:g}" for word, bound in named.items() if math.isfinite(bound))
 
 
 @dataclass(frozen=True)
@@ -81,12 +86,17 @@ def parse(raw: Any, hint: Any) -> Any:
             raise ValueError
         return value
     if origin in (Union, UnionType):
-        return _parse_any(raw, sorted(arguments, key=lambda option: option is not NoneType))  # null is text to str
+        reasons = []
+        for option in sorted(arguments, key=lambda option: option is not NoneType):  # null is text to str
+            try:
+                return parse(raw, option)
+            except ValueError as error:
+                reasons.append(str(error))
+        raise ValueError(next(filter(None, reasons), ""))
     if origin is Literal:
-        if isinstance(raw, str) and raw in arguments:
-            return str(raw)
-        if isinstance(raw, str) and "auto" in arguments and raw.strip().lower() == "auto":
-            return "auto"
+        text = "auto" if isinstance(raw, str) and raw.strip().lower() == "auto" else raw
+        if isinstance(text, str) and text in arguments:
+            return str(text)
         raise ValueError
     if origin is tuple:
         items = list_items(raw)
@@ -96,25 +106,15 @@ def parse(raw: Any, hint: Any) -> Any:
     return _PLAIN_TYPES[hint](raw)
 
 
-def _parse_any(raw: Any, options: Iterable[Any]) -> Any:
-    reasons = []
-    for option in options:
-        try:
-            return parse(raw, option)
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError(next(filter(None, reasons), ""))
-
-
 def needed(raw: Any, hint: Any, example: str = "") -> str:
     """What the type hint takes, in words, for a message about `raw`."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    words = [_describe(option) for option in options if option not in (NoneType, Literal["auto"])]
+    described = [(option, *_described(option)) for option in options if option not in (NoneType, Literal["auto"])]
     takes_example = example and not all(option is bool or get_origin(option) is Literal for option in options)
-    text = f"need {' or '.join(words)}{f', e.g. {example}' if takes_example else ''}"
+    text = f"need {' or '.join(words for _, words, _ in described)}{f', e.g. {example}' if takes_example else ''}"
     text += ", or auto" if Literal["auto"] in options else ""
     text += ", or null" if NoneType in options else ""
-    choices = [choice for option in options for choice in _choices(option)]
+    choices = [choice for *_, choices in described for choice in choices]
     if isinstance(raw, str) and choices:
         spelled = SPELLINGS.get(raw.lower())
         meant = spelled if spelled in choices else near_miss(raw, choices)
@@ -122,27 +122,22 @@ def needed(raw: Any, hint: Any, example: str = "") -> str:
     return text
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return hint.__metadata__[0].choices if get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], Kind) else ()
-
-
-def _describe(hint: Any) -> str:
+def _described(hint: Any) -> tuple[str, tuple[str, ...]]:
+    """In words, and the texts among which there is a choice."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return f"one of {', '.join(arguments)}"
+        return f"one of {', '.join(arguments)}", arguments
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
-        return f"a list{count}, each {_describe(arguments[0])}"
-    rule = hint.__metadata__[0] if origin is Annotated else Range()
-    if isinstance(rule, Kind):
-        return rule.words
+        return f"a list{count}, each {_described(arguments[0])[0]}", ()
     if origin is not Annotated:
-        return {bool: "true or false", float: "a number", str: "text"}[hint]
+        return {bool: "true or false", float: "a number", str: "text"}[hint], ()
+    rule = hint.__metadata__[0]
+    if isinstance(rule, Kind):
+        return rule.words, rule.choices
     if rule == Range(above=0):
-        return "a positive number"
-    return f"a {'whole ' if arguments[0] is int else ''}number {rule.describe(arguments[0] is int)}"
+        return "a positive number", ()
+    return f"a {'whole ' if arguments[0] is int else ''}number {rule.describe(arguments[0] is int)}", ()
 
 
 def _python_value(raw: Any) -> Any:
@@ -166,11 +161,10 @@ def _null(raw: Any) -> None:
 
 
 def _flag(raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    if not isinstance(raw, str) or raw.strip().lower() not in BOOLEANS:
+    text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
+    if text not in BOOLEANS:
         raise ValueError
-    return BOOLEANS[raw.strip().lower()]
+    return BOOLEANS[text]
 
 
 def _number(raw: Any) -> float:
@@ -217,21 +211,19 @@ def tile_side(raw: Any, key: str) -> int:
     try:
         side: int = parse(raw, Annotated[int, Range(32, 8192)])
     except ValueError:
-        side = 0
-    if side == 0 or side % 32:
+        side = 1
+    if side % 32:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
     return side
 
 
 def pattern(raw: Any) -> str:
     """A regular expression."""
-    text = word_or_empty(raw)
+    text = _text(raw)
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
-    if not text:
-        raise ValueError
     return text
 
 
@@ -254,9 +246,7 @@ def repeats(raw: Any) -> float:
     value: float = parse(raw, Annotated[float, Range(1e-5, 100_000)])
     if value < 1:
         return 1 / round(1 / value)
-    if value != int(value):
-        raise ValueError
-    return int(value)
+    return _whole_number(value)
 
 
 def duration(raw: Any) -> str:
@@ -309,3 +299,92 @@ def _parameters(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
     return value
+
+
+# How mask_values and ignore_value are written: a value, a colour, or several of them that are one class.
+#
+# 5                                 a value in the file
+# [64, 0, 128]                      a colour: a list of three numbers always is one
+# [1, 2]                            two values, one class; likewise four and more
+# [[1], [2], [3]]                   three values, one class
+# [[64, 0, 128], [64, 0, 192], 7]   two colours and a value, one class
+
+
+def parse_mask_values(raw: Any) -> MaskValues:
+    """`auto`, `nonzero`, `above 127`, or a list with what becomes each class."""
+    if isinstance(raw, str):
+        name, _, threshold = raw.strip().partition(" ")
+        if raw.strip() in ("auto", "nonzero"):
+            return raw.strip()
+        number = parse_number(threshold)
+        if name == "above" and number is not None and number in range(MAX_MASK_VALUE):
+            return f"above {int(number)}"
+        raise ValueError
+    classes = list_items(raw)
+    if not 2 <= len(classes) <= MAX_ITEMS:
+        raise ValueError
+    return tuple(parse_mask_class(item) for item in classes)
+
+
+def parse_mask_class(raw: Any) -> MaskClass:
+    """A value, a colour, or a list of several."""
+    if not is_list(raw):
+        return _mask_value(raw)
+    items = list(raw)
+    if not items:
+        raise ValueError
+    if len(items) == COLOUR_LENGTH and not any(is_list(item) for item in items):
+        return _mask_value(items)
+    return join_values([_mask_value(item) for item in items])
+
+
+def _mask_value(raw: Any) -> MaskValue:
+    """A value, a value in brackets, or a colour."""
+    items = list(raw) if is_list(raw) else [raw]
+    if len(items) == 1:
+        return int(parse(items[0], Annotated[int, Range(0, MAX_MASK_VALUE)]))
+    if len(items) != COLOUR_LENGTH or any(is_list(item) for item in items):
+        raise ValueError
+    try:
+        red, green, blue = (int(parse(item, Annotated[int, Range(0, 255)])) for item in items)
+    except ValueError:
+        shown, apart = ", ".join(map(str, items)), ", ".join(f"[{item}]" for item in items)
+        raise ValueError(f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]") from None
+    return red, green, blue
+
+
+def join_values(values: Sequence[MaskValue]) -> MaskClass:
+    """Several values as one class, in the form that reads back the same."""
+    if len(values) == 1:
+        return values[0]
+    if len(values) == COLOUR_LENGTH and all(isinstance(value, int) for value in values):
+        return tuple((value,) for value in values)  # three bare numbers would be a colour
+    return tuple(values)
+
+
+def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
+    """The values and colours that are one class."""
+    if isinstance(mask_class, int):
+        return (mask_class,)
+    if len(mask_class) == COLOUR_LENGTH and all(isinstance(item, int) for item in mask_class):
+        red, green, blue = mask_class
+        return ((red, green, blue),)
+    return tuple(item[0] if isinstance(item, tuple) and len(item) == 1 else item for item in mask_class)
+
+
+def as_grey(value: MaskValue) -> MaskValue:
+    """A grey colour as its brightness, which is the same value in a mask; any other as it is."""
+    return value[0] if isinstance(value, tuple) and value[0] == value[1] == value[2] else value
+
+
+def implied_num_classes(
+    class_names: Sequence[str] | None, class_weights: Sequence[float] | str | None, mask_values: MaskValues
+) -> int | None:
+    """The number of classes that other settings leave no choice about; None where the masks decide it."""
+    if class_names:
+        return len(class_names)
+    if class_weights is not None and not isinstance(class_weights, str):
+        return len(class_weights)
+    if isinstance(mask_values, str):
+        return None if mask_values == "auto" else 1
+    return 1 if len(mask_values) == 2 else len(mask_values)

@@ -1,8 +1,7 @@
 """auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and the cost of a
 step.
 
-`resolve` is called once per run. Imports no torch and reads no files; the choices themselves are in data_choices and
-training_choices.
+`resolve` is called once per run. Imports no torch and reads no files; the choices themselves are in choices.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from unet_trainer.config import data_choices as data
-from unet_trainer.config import training_choices as training
+from unet_trainer.config import choices
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
@@ -34,28 +32,29 @@ def resolve(
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have of
     time_budget, asked when the time is planned."""
-    draft = _Draft(config, seconds_spent)
-    _resolve_machine(draft, hardware)
-    _resolve_data(draft, hardware, dataset)
-    draft.decide_if_open("decoder_attention", ("none", "a plain decoder is a third faster and as good with many images seen"))
-    draft.decide_if_open("deep_supervision", (0.0, "likewise"))
-    costs = _resolve_step(draft, hardware, dataset, measure_step)
+    draft = _Draft(config, hardware, dataset, seconds_spent)
+    _resolve_machine(draft)
+    _resolve_data(draft)
+    _resolve_augmentation(draft)
+    draft.decide_if_open("decoder_attention", "none", "a plain decoder is a third faster and as good with many images seen")
+    draft.decide_if_open("deep_supervision", 0.0, "likewise")
+    costs = _resolve_step(draft, measure_step)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
-    _resolve_training(draft, hardware, dataset, costs)
-    _settle_contradictions(draft, hardware.num_processes)
-    taken = draft.filled()
+    _resolve_training(draft, costs)
+    _settle_contradictions(draft)
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
     decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
-    return Settings(config, taken, decisions)
+    return Settings(config, draft.filled(), decisions)
 
 
 class _Draft:
     """A config on its way to a resolved one."""
 
-    def __init__(self, config: Config, seconds_spent: Callable[[], float]) -> None:
-        self.config = config
+    def __init__(self, config: Config, hardware: HardwareFacts, dataset: DatasetFacts, seconds_spent: Callable[[], float]) -> None:
+        self.config, self.hardware, self.dataset = config, hardware, dataset
         self.seconds_spent = seconds_spent
+        self.on_cpu = hardware.kind == "cpu"
         self.decided: dict[str, tuple[Any, str]] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -67,9 +66,9 @@ class _Draft:
     def decide(self, name: str, value: Any, reason: str) -> None:
         self.decided[name] = value, reason
 
-    def decide_if_open(self, name: str, choice: tuple[Any, str]) -> None:
+    def decide_if_open(self, name: str, value: Any, reason: str) -> None:
         if self.is_open(name):
-            self.decide(name, *choice)
+            self.decide(name, value, reason)
 
     def filled(self, **values: Any) -> ResolvedConfig:
         """The config with what is decided so far and these values."""
@@ -77,87 +76,100 @@ class _Draft:
         decided = {name: value for name, (value, _) in self.decided.items()}
         return ResolvedConfig(**{**given, **decided, **values}, sources=self.config.sources)
 
+    @property
+    def num_samples(self) -> int:
+        """Training samples of one pass."""
+        return len(self.dataset.train_sizes) * (self["crops_per_image"] if self["fit"] == "crop" else 1)
 
-def _resolve_machine(draft: _Draft, hardware: HardwareFacts) -> None:
+    @property
+    def num_val(self) -> int:
+        """Validation images, or tiles of them."""
+        sizes = self.dataset.val_sizes
+        if self["fit"] == "resize":
+            return len(sizes)
+        height, width = as_shape(self["image_size"])
+        return sum(choices.count_tiles(size[0], height) * choices.count_tiles(size[1], width) for size in sizes)
+
+    @property
+    def budget(self) -> float | None:
+        """Seconds of training that were asked for; on a CPU there is always a limit."""
+        if self["time_budget"] is not None:
+            return max(1.0, seconds_of(self["time_budget"]) - self.seconds_spent())
+        return choices.CPU_BUDGET if self.on_cpu else None
+
+
+def _resolve_machine(draft: _Draft) -> None:
+    hardware = draft.hardware
     draft.decide("device", hardware.device, hardware.name)
-    draft.decide_if_open("use_amp", training.choose_use_amp(hardware))
+    draft.decide_if_open("use_amp", *choices.choose_use_amp(hardware))
     if draft["use_amp"]:
-        number_format, reason = training.choose_number_format(draft["amp_dtype"], hardware)
+        number_format, reason = choices.choose_number_format(draft["amp_dtype"], hardware)
         if number_format == "float32":
             draft.decide("use_amp", False, reason)
         elif number_format != draft["amp_dtype"]:
             draft.decide("amp_dtype", number_format, reason)
-    if draft.is_open("num_workers"):
-        on_cpu = hardware.kind == "cpu"
-        num_workers = training.choose_num_workers(hardware.num_cores, on_cpu, hardware.num_local_processes)
-        draft.decide("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
+    num_workers = choices.choose_num_workers(hardware.num_cores, draft.on_cpu, hardware.num_local_processes)
+    draft.decide_if_open("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
 
 
-def _resolve_data(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts) -> None:
-    draft.decide_if_open("num_classes", (dataset.num_classes, dataset.num_classes_reason))
+def _resolve_data(draft: _Draft) -> None:
+    dataset = draft.dataset
+    draft.decide_if_open("num_classes", dataset.num_classes, dataset.num_classes_reason)
     tolerance_reason = dataset.mask_reason if dataset.mask_tolerance else "the values are exact"
-    draft.decide_if_open("mask_tolerance", (dataset.mask_tolerance, tolerance_reason))
+    draft.decide_if_open("mask_tolerance", dataset.mask_tolerance, tolerance_reason)
     if draft["class_names"] is None and dataset.class_names is not None:
         draft.decide("class_names", dataset.class_names, dataset.class_names_reason)
     if draft.is_open("mask_values"):
         draft.decide("mask_values", dataset.mask_values, dataset.mask_reason)
         if draft["ignore_value"] is None and dataset.ignore_value is not None:
             draft.decide("ignore_value", dataset.ignore_value, dataset.mask_reason)
-    draft.decide_if_open("in_channels", (dataset.channels, "as the images have"))
-    draft.decide_if_open("image_mean", (dataset.mean, dataset.statistics_reason))
-    draft.decide_if_open("image_std", (dataset.std, dataset.statistics_reason))
-    measured = dataset.measurements
-    if measured is not None:
-        draft.decide_if_open("fit", data.choose_fit(measured, dataset.train_sizes))
-    draft.decide_if_open("fit", ("resize", "nothing was measured"))
-    if draft.is_open("image_size"):
-        on_cpu = hardware.kind == "cpu"
-        draft.decide("image_size", *data.choose_image_size(draft["fit"], dataset.train_sizes, measured, on_cpu))
+    draft.decide_if_open("in_channels", dataset.channels, "as the images have")
+    draft.decide_if_open("image_mean", dataset.mean, dataset.statistics_reason)
+    draft.decide_if_open("image_std", dataset.std, dataset.statistics_reason)
+    draft.decide_if_open("fit", *choices.choose_fit(dataset.measurements, dataset.train_sizes))
+    draft.decide_if_open(
+        "image_size", *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu)
+    )
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
-        crops = data.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
+        crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
         draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
-    draft.decide_if_open("crops_per_image", (1, "not with fit: resize"))
-    _resolve_augmentation(draft, dataset)
-    draft.decide_if_open("class_weights", training.choose_class_weights(dataset.class_shares, draft["num_classes"]))
-    draft.decide_if_open("loss", ({"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"))
+    draft.decide_if_open("crops_per_image", 1, "not with fit: resize")
+    draft.decide_if_open("class_weights", *choices.choose_class_weights(dataset.class_shares, draft["num_classes"]))
+    draft.decide_if_open("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel")
 
 
-def _settle_contradictions(draft: _Draft, num_processes: int) -> None:
+def _resolve_augmentation(draft: _Draft) -> None:
+    dataset, measured = draft.dataset, draft.dataset.measurements
+    if measured is None:
+        draft.decide_if_open("augmentation", "default", "nothing was measured")
+        return
+    is_8bit = dataset.bytes_per_value == 1
+    draft.decide_if_open("augmentation", *choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
+    name = draft["augmentation"]
+    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
+        geometry, colour = choices.named_augmentation(name, dataset.channels, is_upright=True)
+        transforms = (*geometry, *(colour if is_8bit else [choices.INTENSITY_JITTER[name]]))
+        found = choices.describe_symmetry(measured, draft["fit"])
+        draft.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {found}")
+
+
+def _settle_contradictions(draft: _Draft) -> None:
     """What was set and does not go with what was decided: a config would be refused for it."""
     num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
     if patience is not None and patience >= num_epochs:
         draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
     if draft["warmup_epochs"] >= num_epochs:
         draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
-    if draft["sync_batchnorm"] and draft["compile_model"] and num_processes > 1:
+    if draft["sync_batchnorm"] and draft["compile_model"] and draft.hardware.num_processes > 1:
         draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
     if draft["batch_parts"] > draft["batch_size"]:
         draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
 
 
-def _resolve_augmentation(draft: _Draft, dataset: DatasetFacts) -> None:
-    measured = dataset.measurements
-    if measured is None:
-        draft.decide_if_open("augmentation", ("default", "nothing was measured"))
-        return
-    if draft.is_open("augmentation"):
-        is_8bit = dataset.bytes_per_value == 1
-        draft.decide("augmentation", *data.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
-    name = draft["augmentation"]
-    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
-        geometry, colour = data.named_augmentation(name, dataset.channels, is_upright=True)
-        if dataset.bytes_per_value > 1:
-            colour = [data.INTENSITY_JITTER[name]]
-        found = data.describe_symmetry(measured, draft["fit"])
-        draft.decide("augmentation", (*geometry, *colour), f"{name} without vertical flips and large turns: {found}")
-
-
-def _resolve_step(
-    draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, measure_step: MeasureStep
-) -> Mapping[int, StepCost | None]:
+def _resolve_step(draft: _Draft, measure_step: MeasureStep) -> Mapping[int, StepCost | None]:
     """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
-    num_samples, on_cpu, is_planned = _num_samples(draft, dataset), hardware.kind == "cpu", draft.is_open("num_epochs")
-    sizes = _batch_sizes_to_try(draft, num_samples // hardware.num_processes, on_cpu)
+    hardware, on_cpu, is_planned = draft.hardware, draft.on_cpu, draft.is_open("num_epochs")
+    sizes = _batch_sizes_to_try(draft)
     needs_cost = (
         (draft.is_open("batch_size") and not on_cpu)
         or (is_planned and (on_cpu or draft["time_budget"] is not None))
@@ -168,49 +180,48 @@ def _resolve_step(
         return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if needs_cost else None
 
     costs: dict[int, StepCost | None] = {}
-    if draft.is_open("encoder") and is_planned and _budget(draft, hardware) is not None:
-        costs[sizes[0]] = _choose_encoder(draft, hardware, _num_val_samples(draft, dataset), sizes[0], measure)
-    draft.decide_if_open("encoder", (training.GPU_ENCODER, "a GPU trains it fast" if not on_cpu else "num_epochs is set"))
+    if draft.is_open("encoder") and is_planned and draft.budget is not None:
+        costs[sizes[0]] = _choose_encoder(draft, sizes[0], measure)
+    draft.decide_if_open("encoder", choices.GPU_ENCODER, "num_epochs is set" if on_cpu else "a GPU trains it fast")
+    limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
     for size in sizes:
-        cost = costs[size] if size in costs else measure(size)
-        costs[size] = cost
-        if cost is None or _fits(cost, hardware):  # None: smaller batches cannot be measured either
+        cost = costs[size] = costs[size] if size in costs else measure(size)
+        if cost is None or (cost.is_possible and cost.memory <= limit):  # None: smaller batches cannot be measured either
             break
     if draft.is_open("batch_size"):
         known = {size: cost for size, cost in costs.items() if cost is not None}
-        draft.decide("batch_size", *training.choose_batch_size(known, 0 if on_cpu else hardware.free_memory, sizes[0]))
+        draft.decide("batch_size", *choices.choose_batch_size(known, 0 if on_cpu else hardware.free_memory, sizes[0]))
     return costs
 
 
-def _batch_sizes_to_try(draft: _Draft, num_samples: int, on_cpu: bool) -> list[int]:
+def _batch_sizes_to_try(draft: _Draft) -> list[int]:
     """The wanted one first, then smaller ones for little memory."""
     if not draft.is_open("batch_size"):
         return [draft["batch_size"]]
-    wanted = training.wanted_batch_size(num_samples, on_cpu)
+    num_samples = draft.num_samples // draft.hardware.num_processes
+    wanted = choices.wanted_batch_size(num_samples, draft.on_cpu)
     if not (draft.is_open("num_epochs") and draft.is_open("repeats")):  # images are repeated only where both are open
         wanted = max(1, min(wanted, int(num_samples * (1 if draft.is_open("repeats") else draft["repeats"]))))
     return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
 
 
-def _choose_encoder(
-    draft: _Draft, hardware: HardwareFacts, num_val: int, batch_size: int, measure: Callable[..., StepCost | None]
-) -> StepCost | None:
+def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepCost | None]) -> StepCost | None:
     """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
     are short, and where it is too slow already no other is tried."""
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
-    on_cpu = hardware.kind == "cpu"
+    on_cpu, num_val = draft.on_cpu, draft.num_val
     chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
-    for encoder, widths in reversed(training.CPU_ENCODERS) if on_cpu else training.CPU_ENCODERS:
+    for encoder, widths in reversed(choices.CPU_ENCODERS) if on_cpu else choices.CPU_ENCODERS:
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
         is_enough = False
         if cost is None or not cost.is_possible:
             reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
             reason = reason if on_cpu else "the usual one"  # a smaller batch may fit
         else:
-            budget = _budget(draft, hardware) or training.CPU_BUDGET
-            views = training.affordable_views(batch_size, cost, num_val, budget)
-            speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {hardware.num_cores} cores" if on_cpu else "")
-            reason, is_enough = f"{speed}: {views:,} images in {training.describe_seconds(budget)}", views >= training.WANTED_VIEWS
+            budget = draft.budget or choices.CPU_BUDGET
+            views = choices.affordable_views(batch_size, cost, num_val, budget)
+            speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {draft.hardware.num_cores} cores" if on_cpu else "")
+            reason, is_enough = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}", views >= choices.WANTED_VIEWS
         if chosen is None or is_enough or not on_cpu:
             chosen = encoder, widths, cost, reason
         if is_enough != on_cpu or cost is None or not cost.is_possible:
@@ -223,83 +234,59 @@ def _choose_encoder(
     return cost
 
 
-def _fits(cost: StepCost | None, hardware: HardwareFacts) -> bool:
-    if cost is None or not cost.is_possible:
-        return False
-    return not hardware.free_memory or cost.memory <= training.MEMORY_SHARE * hardware.free_memory
-
-
 def _neutral(draft: _Draft) -> dict[str, Any]:
     """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the whole run."""
     while_open = {
-        "repeats": 1, "encoder": training.GPU_ENCODER, "encoder_weights": None, "encoder_lr_factor": 1.0, "learning_rate": 1e-3,
+        "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "encoder_lr_factor": 1.0, "learning_rate": 1e-3,
         "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
     }  # fmt: skip
     fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0, "compile_model": False}
     return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed
 
 
-def _num_samples(draft: _Draft, dataset: DatasetFacts) -> int:
-    """Training samples of one pass."""
-    return len(dataset.train_sizes) * (draft["crops_per_image"] if draft["fit"] == "crop" else 1)
-
-
-def _share_seen(draft: _Draft, dataset: DatasetFacts) -> float:
-    """Of the pixels of an image of median area, in one pass: all of them, or those of its crops."""
-    if draft["fit"] == "resize":
-        return 1.0
-    area = median(height * width for height, width in dataset.train_sizes)
-    return draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
-
-
-def _num_val_samples(draft: _Draft, dataset: DatasetFacts) -> int:
-    """Validation images, or tiles of them."""
-    if draft["fit"] == "resize":
-        return len(dataset.val_sizes)
-    height, width = as_shape(draft["image_size"])
-    return sum(data.count_tiles(size[0], height) * data.count_tiles(size[1], width) for size in dataset.val_sizes)
-
-
-def _budget(draft: _Draft, hardware: HardwareFacts) -> float | None:
-    """Seconds of training that were asked for; on a CPU there is always a limit."""
-    if draft["time_budget"] is not None:
-        return max(1.0, seconds_of(draft["time_budget"]) - draft.seconds_spent())
-    return training.CPU_BUDGET if hardware.kind == "cpu" else None
-
-
-def _resolve_training(draft: _Draft, hardware: HardwareFacts, dataset: DatasetFacts, costs: Mapping[int, StepCost | None]) -> None:
+def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> None:
+    hardware, num_samples = draft.hardware, draft.num_samples
+    batch_size = draft["batch_size"] * hardware.num_processes  # of all processes
     cost = costs.get(draft["batch_size"])
     cost = cost if cost is not None and cost.is_possible else None
-    num_samples, batch_size = _num_samples(draft, dataset), draft["batch_size"] * hardware.num_processes  # of all processes
     if cost is not None:
         cost = replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
     if draft.is_open("num_epochs"):
-        num_val = _num_val_samples(draft, dataset)
         repeats = None if draft.is_open("repeats") else draft["repeats"]
-        budget = _budget(draft, hardware)
-        plan = training.plan_steps(num_samples, batch_size, draft["accumulation_steps"], cost, num_val, budget, repeats)
+        accumulation = draft["accumulation_steps"]
+        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats)
         draft.decide("num_epochs", plan.num_epochs, plan.reason)
         num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
-        draft.decide_if_open("repeats", (plan.repeats, f"{num_batches:,} batches between two validations"))
-    draft.decide_if_open("repeats", (1, "num_epochs is set"))
-    if draft.is_open("cutmix"):
-        num_passes = draft["num_epochs"] * draft["repeats"] * _share_seen(draft, dataset)
-        draft.decide("cutmix", *training.choose_cutmix(num_passes, draft.config.augmentation == "auto"))
+        draft.decide_if_open("repeats", plan.repeats, f"{num_batches:,} batches between two validations")
+    draft.decide_if_open("repeats", 1, "num_epochs is set")
+    num_epochs = draft["num_epochs"]
+    passes = num_epochs * draft["repeats"] * _share_seen(draft)
+    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto"))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
-    num_steps = draft["num_epochs"] * math.ceil(batches / draft["accumulation_steps"])
+    num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
     is_pretrained = draft["encoder_weights"] is not None
-    draft.decide_if_open("learning_rate", training.choose_learning_rate(draft["optimizer"], effective, is_pretrained))
-    draft.decide_if_open("encoder_lr_factor", training.choose_encoder_lr_factor(is_pretrained))
-    draft.decide_if_open("weight_decay", training.choose_weight_decay(draft["optimizer"]))
-    draft.decide_if_open("ema_decay", training.choose_ema_decay(num_steps))
-    draft.decide_if_open("warmup_epochs", training.choose_warmup(draft["num_epochs"]))
-    draft.decide_if_open("early_stopping_patience", training.choose_patience(draft["num_epochs"]))
-    draft.decide_if_open("compile_model", training.choose_compile(hardware, cost, num_steps))
-    if draft.is_open("cache"):
-        num_bytes = decoded_bytes(draft["fit"], draft["image_size"], dataset)
-        host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
-        draft.decide("cache", *training.choose_cache(num_bytes, host_memory, draft["num_epochs"]))
+    host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
+    num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
+    for name, choice in {
+        "learning_rate": choices.choose_learning_rate(draft["optimizer"], effective, is_pretrained),
+        "encoder_lr_factor": choices.choose_encoder_lr_factor(is_pretrained),
+        "weight_decay": choices.choose_weight_decay(draft["optimizer"]),
+        "ema_decay": choices.choose_ema_decay(num_steps),
+        "warmup_epochs": choices.choose_warmup(num_epochs),
+        "early_stopping_patience": choices.choose_patience(num_epochs),
+        "compile_model": choices.choose_compile(hardware, cost, num_steps),
+        "cache": choices.choose_cache(num_bytes, host_memory, num_epochs),
+    }.items():
+        draft.decide_if_open(name, *choice)
+
+
+def _share_seen(draft: _Draft) -> float:
+    """Of the pixels of an image of median area, in one pass: all of them, or those of its crops."""
+    if draft["fit"] == "resize":
+        return 1.0
+    area = median(height * width for height, width in draft.dataset.train_sizes)
+    return draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
 
 
 def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from unet_trainer.config.dump import as_dict, to_yaml, value_text
+from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.schema import FIELDS, Config, as_shape, parse_value
-from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, parse_value, to_yaml
 
 # config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is auto and the
 # choice changes the numbers (use_amp, compile_model), it keeps what was chosen: a resumed run has the same bits.

@@ -1,19 +1,19 @@
-"""Reads untrusted YAML text into plain values.
+"""Reads untrusted YAML text into plain values, and writes values as YAML that reads back as the same.
 
 Scalars keep the text the user typed (`Plain`), because only the key decides whether `no` is text or a boolean and that `1e-3`
-is a number. Tags, several documents, duplicate keys, and anything past the limits below are refused.
+is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
-MAX_NODES = 5_000  # with aliases expanded, so that an alias bomb is refused
 MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousand digits
 
 INTEGER = re.compile(r"[-+]?[0-9]+", re.ASCII)
@@ -31,42 +31,6 @@ class Plain(str):
     """A scalar written without quotes: its type is decided by the key it belongs to."""
 
 
-class _BoundedLoader(yaml.SafeLoader):
-    """Composes YAML nodes, refusing tags, deep nesting and alias bombs before anything is built from them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.depth = 0
-        self.num_nodes = 0
-        self.expanded_sizes: dict[yaml.Node, int] = {}  # with aliases expanded
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
-            target = self.anchors.get(event.anchor)
-            if target is None or target.end_mark is None:  # an alias inside its own anchor: the node is not complete yet
-                raise YamlError(f"{_place(event)}: alias {shorten(event.anchor)} has no anchor before it")
-            self._count(self.expanded_sizes[target], self.depth + _height(target), event)
-            return super().compose_node(parent, index)
-        if event.tag is not None:
-            raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
-        num_nodes_before = self.num_nodes
-        self._count(1, self.depth, event)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        assert node is not None
-        self.expanded_sizes[node] = self.num_nodes - num_nodes_before
-        return node
-
-    def _count(self, num_nodes: int, depth: int, event: yaml.Event) -> None:
-        if depth > MAX_DEPTH:
-            raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
-        self.num_nodes += num_nodes
-        if self.num_nodes > MAX_NODES:
-            raise YamlError(f"{_place(event)}: more than {MAX_NODES} values (aliases counted in full)")
-
-
 def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
     """One YAML document as None, Plain, str, list and dict; raises YamlError.
 
@@ -74,15 +38,16 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
     """
     if len(text) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
+    problems: list[str] = []
     try:
-        loader = _BoundedLoader(text)
-        loader.get_event()  # the start of the stream
-        if loader.check_event(yaml.StreamEndEvent):
+        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        next(events)  # the start of the stream
+        if isinstance(next(events), yaml.StreamEndEvent):
             return None
-        node = loader.compose_document()
-        if not loader.check_event(yaml.StreamEndEvent):
-            raise YamlError(f"{_place(loader.peek_event())}: a second document (---); need one")
-        return None if node is None else _to_value(node, duplicates, {})
+        value = _value(events, next(events), 0, problems)
+        next(events)  # the end of the document
+        if isinstance(event := next(events), yaml.DocumentStartEvent):
+            raise YamlError(f"{_place(event)}: a second document (---); need one")
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise YamlError(f"{where}not valid YAML: {_cut(error.problem or error.context or '', 200)}") from None
@@ -92,31 +57,37 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
         raise
     except (ValueError, OverflowError):  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
         raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
-
-
-def _to_value(node: yaml.Node, duplicates: list[str] | None, built: dict[yaml.Node, Any]) -> Any:
-    """Plain, str, list or dict of a node; an alias gives the value that its anchor was given."""
-    if node in built:
-        return built[node]
-    value: Any
-    if isinstance(node, yaml.ScalarNode):
-        value = Plain(node.value) if node.style is None else str(node.value)
-    elif isinstance(node, yaml.SequenceNode):
-        value = [_to_value(item, duplicates, built) for item in node.value]
-    else:
-        value = {}
-        for key_node, value_node in node.value:
-            key = _to_value(key_node, duplicates, built)
-            if not isinstance(key, str):
-                raise YamlError(f"{_place(key_node)}: a key must be a word")
-            if str(key) in value:
-                problem = f"{_place(key_node)}: {shorten(key)} is given twice; keep one"
-                if duplicates is None:
-                    raise YamlError(problem)
-                duplicates.append(problem)
-            value[str(key)] = _to_value(value_node, duplicates, built)
-    built[node] = value
+    if problems and duplicates is None:
+        raise YamlError(problems[0])
+    if duplicates is not None:
+        duplicates += problems
     return value
+
+
+def _value(events: Iterator[Any], event: Any, depth: int, problems: list[str]) -> Any:
+    """What begins with an event, read to its end."""
+    if depth > MAX_DEPTH:
+        raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
+    if event.anchor is not None:
+        raise YamlError(f"{_place(event)}: anchors and aliases ({shorten(event.anchor)}) are not allowed, write the value")
+    if event.tag is not None:
+        raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
+    if isinstance(event, yaml.ScalarEvent):
+        return Plain(event.value) if event.style is None else event.value
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_value(events, event, depth + 1, problems))
+        return items
+    found: dict[str, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        key = _value(events, event, depth + 1, problems)
+        if not isinstance(key, str):
+            raise YamlError(f"{_place(event)}: a key must be a word")
+        if key in found:
+            problems.append(f"{_place(event)}: {shorten(key)} is given twice; keep one")
+        found[str(key)] = _value(events, next(events), depth + 1, problems)
+    return found
 
 
 def interpret(value: Any) -> Any:
@@ -160,14 +131,26 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _height(node: yaml.Node) -> int:
-    """Levels below the node."""
-    if isinstance(node, yaml.ScalarNode):
-        return 0
-    children = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
-    return 1 + max(map(_height, children), default=0)
+def _place(event: yaml.Event) -> str:
+    assert event.start_mark is not None
+    return f"line {event.start_mark.line + 1}"
 
 
-def _place(marked: yaml.Event | yaml.Node) -> str:
-    assert marked.start_mark is not None
-    return f"line {marked.start_mark.line + 1}"
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read back as something else: our numbers are not those of PyYAML, and it loses a \\x85."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if not text.isprintable() else "'" if interpret(Plain(text)) != text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def value_text(value: Any) -> str:
+    """A plain value in YAML, on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()

@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
 from unet_trainer.config import parsers as p
-from unet_trainer.config.mask_classes import MaskClass, MaskValues, parse_mask_class, parse_mask_values
-from unet_trainer.config.parsers import LOSSES, Kind, Range
+from unet_trainer.config.parsers import LOSSES, Kind, MaskClass, MaskValues, Range
+from unet_trainer.config.safe_yaml import value_text
 
 Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
@@ -46,9 +46,9 @@ Device = Annotated[str, Kind(p.device_name, "auto, cpu, cuda, cuda:N or mps")]
 Losses = Annotated[dict[str, float], Kind(p.weighted_losses, f"one of {', '.join(LOSSES)}, or a weighted sum", LOSSES)]
 Transforms = Annotated[tuple[Any, ...], Kind(p.transform_list, "a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]")]
 Values = Annotated[
-    MaskValues, Kind(parse_mask_values, "auto, nonzero, above 127, or a list with the values or colours of each class")
+    MaskValues, Kind(p.parse_mask_values, "auto, nonzero, above 127, or a list with the values or colours of each class")
 ]
-OneClass = Annotated[MaskClass, Kind(parse_mask_class, "a value from 0 to 65535, a colour, or a list of several")]
+OneClass = Annotated[MaskClass, Kind(p.parse_mask_class, "a value from 0 to 65535, a colour, or a list of several")]
 
 
 THEMES = {
@@ -98,12 +98,12 @@ class Config:
     """auto: decided from all masks, and reported; the value or [red, green, blue] of each class, in class order, or a list of
     several that are one class: [0, [1, 2]]; nonzero; or above N"""
     ignore_value: OneClass | None = None
-    """mask value of pixels that count nowhere; or a colour, or a list of several: [10, 11]"""
+    """mask value of pixels that are ignored in loss and scores; or a colour, or a list of several: [10, 11]"""
     unknown_values: Literal["error", "ignore"] = "error"
-    """mask values that belong to no class: error stops, ignore lets them count nowhere"""
+    """mask values that belong to no class: error stops, ignore leaves such pixels out of loss and scores"""
     mask_tolerance: Annotated[int, Range(0, 127)] | Auto = "auto"
-    """a pixel this close to a value or colour of mask_values (in each channel) is of its class, others count nowhere; auto: 0,
-    more for masks saved as JPEG"""
+    """a pixel this close to a value or colour of mask_values (in each channel) is of its class, others are ignored; auto: 0, more
+    for masks saved as JPEG"""
     val_fraction: InsideShare = 0.2
     """share of the pairs held out for validation when there is no val/ folder"""
     split: Literal["random", "blocks"] = "random"
@@ -141,7 +141,7 @@ class Config:
     """each channel is divided by this; auto: likewise"""
     nodata: Literal["fill", "ignore", "keep"] = "fill"
     """values without data (NaN, GDAL's tag, one far from all others that repeats) are left out of the statistics and get the
-    mean: fill; ignore: such pixels count nowhere; keep: only NaN and the tags of float images"""
+    mean: fill; ignore: such pixels are left out of loss and scores; keep: only NaN and the tags of float images"""
     augmentation: Literal["none", "default", "strong"] | Transforms | Auto = "auto"
     """auto: by the symmetry of the data; none, default, strong, or a list of albumentations transforms"""
     cutmix: Share | Auto = "auto"
@@ -321,19 +321,49 @@ def as_shape(image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def class_names(config: Config) -> list[str]:
-    """A name for each class that is reported."""
-    num_classes = _decided_num_classes(config)
+    """A name for each class that is reported, once their number is decided."""
+    assert config.num_classes != "auto"
     if config.class_names is not None:
         return list(config.class_names)
-    return ["foreground"] if num_classes == 1 else [f"class {index}" for index in range(num_classes)]
+    return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
 
 
 def id_names(config: Config) -> list[str]:
     """A name for each class id, background included."""
-    return ["background", *class_names(config)] if _decided_num_classes(config) == 1 else class_names(config)
+    return ["background", *class_names(config)] if config.num_classes == 1 else class_names(config)
 
 
-def _decided_num_classes(config: Config) -> int:
-    """The number of classes of a config in which the dataset report has decided it."""
-    assert config.num_classes != "auto"
-    return config.num_classes
+def as_dict(config: Config) -> dict[str, Any]:
+    """The config as plain dicts, lists and primitives."""
+    return {name: to_plain(getattr(config, name)) for name in FIELDS}
+
+
+def to_plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: to_plain(item) for name, item in value.items()}
+    return value
+
+
+def to_yaml(config: Config, header: str, reasons: Mapping[str, str] | None = None) -> str:
+    """The config as YAML that runs again as it is. Each key has a comment: its reason if there is one, else its meaning."""
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    for name, value in as_dict(config).items():
+        if name in THEMES:
+            lines += ["", f"# {THEMES[name]}"]
+        comment = (reasons or {}).get(name) or explanations()[name]
+        lines.append(f"{name}: {value_text(value)}  # {' '.join(comment.split())}")
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown() -> str:
+    """The keys of the config as tables for docs/configuration.md, one a theme."""
+    lines = []
+    defaults = as_dict(Config())
+    for name in FIELDS:
+        if name in THEMES:
+            lines += ["", f"## {THEMES[name]}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        meaning = explanations()[name].replace("|", r"\|")
+        lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning} |")
+    return "\n".join(lines) + "\n"

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from unet_trainer.config.dump import to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config
+from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, report_on
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import FoundPairs

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.dump import to_plain
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.mask_classes import split_values
-from unet_trainer.config.schema import Config, id_names
+from unet_trainer.config.parsers import split_values
+from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.datasets.class_files import ClassFile, find_class_file, parse_class_file
 from unet_trainer.datasets.class_statistics import class_ids, class_shares, has_background
 from unet_trainer.datasets.find_dataset import find_dataset

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.dump import to_plain, value_text
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.mask_classes import MaskClass, MaskValues, implied_num_classes
-from unet_trainer.config.schema import Config
+from unet_trainer.config.parsers import MaskClass, MaskValues, implied_num_classes
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.class_files import ClassFile, NamedClass
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, MaskEvidence
 from unet_trainer.datasets.problems import Choice, Question, first_few

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unet_trainer.config.dump import to_plain, value_text
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import to_plain
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted, one_line
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from unet_trainer.config.optional_packages import PROTOCOLS
+from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.file_tree import walk
 from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, write_atomically

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config.optional_packages import PROTOCOLS
+from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part

@@ -14,7 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer.config.mask_classes import MaskClass, MaskValue, MaskValues, join_values, split_values
+from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
 from unet_trainer.images.image_files import COLOUR, Pixels
 
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.training_choices import NumberFormat
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.model_files import ONNX_SUFFIX, ModelCard, Symmetry, read_model
 from unet_trainer.loading.transfer import to_device

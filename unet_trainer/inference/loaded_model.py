@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unet_trainer.config.training_choices import NumberFormat
+from unet_trainer.config.choices import NumberFormat
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.engine import Engine, SymmetricEngine, load_engine

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.config.data_choices import INTENSITY_JITTER, named_augmentation
+from unet_trainer.config.choices import INTENSITY_JITTER, named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.images.image_files import Pixels

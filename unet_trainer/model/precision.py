@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.config.training_choices import NumberFormat
 from unet_trainer.system.distributed import Launch
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.resources import count_cores

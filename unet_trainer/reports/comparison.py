@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unet_trainer.config.dump import value_text
+from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.reports.charts import overlay_charts
 from unet_trainer.reports.page import NONE, render_page, score
 from unet_trainer.reports.score_statistics import Difference, Interval, paired_difference, same_images, set_scores

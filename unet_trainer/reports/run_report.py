@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from unet_trainer import __version__
-from unet_trainer.config.dump import value_text
+from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.reports.charts import distribution_chart, drawn_epochs, run_charts

@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learning_rate
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.config.training_choices import (
-    choose_encoder_lr_factor,
-    choose_learning_rate,
-)
 from unet_trainer.datasets.class_statistics import class_ids, class_shares
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
 from unet_trainer.datasets.demo import ensure_demo

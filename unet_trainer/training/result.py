@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.data_choices import STRIDE
-from unet_trainer.config.dump import value_text
+from unet_trainer.config.choices import STRIDE
 from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline

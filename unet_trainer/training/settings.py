@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from unet_trainer.config import data_choices as data
-from unet_trainer.config import training_choices as training
-from unet_trainer.config.data_choices import describe_symmetry
-from unet_trainer.config.dump import value_text
+from unet_trainer.config import choices
+from unet_trainer.config.choices import choose_number_format, describe_symmetry
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolve import MeasureStep, decoded_bytes, resolve
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
-from unet_trainer.config.training_choices import (
-    choose_number_format,
-)
 from unet_trainer.datasets.class_statistics import absent_classes, class_shares, describe_classes
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.image_kind import IMAGENET_REASON
@@ -37,7 +33,7 @@ from unet_trainer.model.precision import (
     inspect_hardware,
     local_device,
 )
-from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights
+from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here
 from unet_trainer.system.console import Console, Finding, counted
 from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.resources import count_cores, free_host_memory
@@ -104,13 +100,17 @@ def build_settings(
     console: Console,
     resumes: bool = False,
     budget: TimeBudget | None = None,
+    is_preview: bool = False,
 ) -> Settings:
-    """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them."""
+    """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
+
+    A preview fetches no weights and gives no hints.
+    """
     budget = budget or TimeBudget(config.time_budget)
     cache = Path(config.checkpoint_dir) / ".cache"
     needs_measuring = depends_on_measurements(config) and not resumes
     facts = dataset.facts(measure(config, dataset, console) if needs_measuring else None)
-    look_for_weights = partial(find_weights, console=console, budget=budget)
+    look_for_weights = weights_here if is_preview else partial(find_weights, console=console, budget=budget)
     with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json", budget.trial_seconds()) as probe:
         settings = resolve(config, hardware, facts, announced(probe, console), look_for_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
@@ -119,7 +119,7 @@ def build_settings(
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     _say_decisions(settings, console)
-    if not resumes:
+    if not (resumes or is_preview):
         _say_hints(review(settings, hardware, facts, cost), console)
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
@@ -147,6 +147,13 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
 def find_weights(encoder: str, console: Console, budget: TimeBudget) -> tuple[str | None, str]:
     """The weights of encoder_weights: auto, fetched if that is quick."""
     return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
+
+
+def weights_here(encoder: str) -> tuple[str | None, str]:
+    """As find_weights, without fetching any."""
+    if is_here(encoder, "imagenet"):
+        return "imagenet", "on this machine"
+    return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
 
 
 def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
@@ -270,7 +277,7 @@ def review(
 
 def _memory(case: _Case) -> Finding | None:
     size = case.taken.batch_size
-    limit = training.MEMORY_SHARE * case.hardware.free_memory
+    limit = choices.MEMORY_SHARE * case.hardware.free_memory
     fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * case.taken.accumulation_steps}, or batch_parts: 2"
     if case.failure:
         return Finding("problem", "batch_size", f"a step of {size} could not be taken ({case.failure})", fix)
@@ -284,7 +291,7 @@ def _mixed_precision(case: _Case) -> Finding | None:
     if case.gave("use_amp") and case.taken.use_amp and case.hardware.has_slow_bfloat16:
         detail = f"true is several times slower here: {case.hardware.name} has no bfloat16 instructions"
         return Finding("warning", "use_amp", detail, "use_amp: auto")
-    if not case.gave("use_amp") or case.taken.use_amp or not training.choose_use_amp(case.hardware)[0]:
+    if not case.gave("use_amp") or case.taken.use_amp or not choices.choose_use_amp(case.hardware)[0]:
         return None
     detail = f"false leaves the 16-bit units of {case.hardware.name} unused: it would train faster, in about half the memory"
     return Finding("warning", "use_amp", detail, "use_amp: true")
@@ -295,19 +302,19 @@ def _thin_structures(case: _Case) -> Finding | None:
     if measured is None or config.fit != "resize" or not (case.gave("fit") or case.gave("image_size")):
         return None
     scale = min(have / whole for have, whole in zip(config.shape, case.median_size, strict=True))
-    if not 0 < measured.thickness * scale < data.MIN_THICKNESS or scale >= 1:
+    if not 0 < measured.thickness * scale < choices.MIN_THICKNESS or scale >= 1:
         return None
     height, width = case.median_size
     name = "image_size" if case.gave("image_size") else "fit"
     value = value_text(list(config.shape)) if name == "image_size" else "resize"
     detail = (
         f"{value}: structures {measured.thickness:.1f} pixels thin in images of {width}×{height} shrink to "
-        f"{measured.thickness * scale:.1f} pixels, and below {data.MIN_THICKNESS:.0f} the model loses them"
+        f"{measured.thickness * scale:.1f} pixels, and below {choices.MIN_THICKNESS:.0f} the model loses them"
     )
-    wanted = data.MIN_THICKNESS / measured.thickness
-    if data.choose_fit(measured, case.facts.train_sizes)[0] == "crop" or wanted > 1:
+    wanted = choices.MIN_THICKNESS / measured.thickness
+    if choices.choose_fit(measured, case.facts.train_sizes)[0] == "crop" or wanted > 1:
         return Finding("warning", name, detail, "fit: crop with image_size: auto")
-    sides = [math.ceil(side * wanted / data.STRIDE) * data.STRIDE for side in case.median_size]
+    sides = [math.ceil(side * wanted / choices.STRIDE) * choices.STRIDE for side in case.median_size]
     return Finding("warning", name, detail, f"image_size: {value_text(sides)}")
 
 
@@ -328,7 +335,7 @@ def _symmetry(case: _Case) -> Finding | None:
     if not unfit:
         return None
     names = ", ".join(dict.fromkeys(unfit))
-    found = data.describe_symmetry(measured, case.taken.fit).rpartition("; ")[0]
+    found = choices.describe_symmetry(measured, case.taken.fit).rpartition("; ")[0]
     return Finding("warning", "augmentation", f"{names} makes images unlike this data: {found}", "augmentation: auto")
 
 
@@ -355,7 +362,7 @@ def _largest_turn(name: str, parameters: dict[str, Any]) -> float:
 
 def _class_weights(case: _Case) -> Finding | None:
     given = case.taken.class_weights
-    wanted, _ = training.choose_class_weights(case.facts.class_shares, case.taken.num_classes)
+    wanted, _ = choices.choose_class_weights(case.facts.class_shares, case.taken.num_classes)
     if not case.gave("class_weights") or given is None or case.taken.num_classes == 1:
         return None
     ratio = max(given) / min(given)
@@ -377,11 +384,11 @@ def _few_steps(case: _Case) -> Finding | None:
     few = f"{counted(config.num_epochs, 'epoch')} are {counted(num_steps, 'optimizer step')}, too few to learn much"
     if case.hardware.kind == "cpu" and case.cost is None:  # what there is time for is not known
         return Finding("warning", "num_epochs", few, "num_epochs: auto")
-    budget = training.CPU_BUDGET if case.hardware.kind == "cpu" else None
+    budget = choices.CPU_BUDGET if case.hardware.kind == "cpu" else None
     if config.time_budget is not None:
         budget = seconds_of(config.time_budget)
     num_val = len(case.facts.val_sizes)
-    plan = training.plan_steps(case.num_samples, config.batch_size, config.accumulation_steps, case.cost, num_val, budget)
+    plan = choices.plan_steps(case.num_samples, config.batch_size, config.accumulation_steps, case.cost, num_val, budget)
     batches = max(1, int(case.num_samples * plan.repeats) // config.batch_size)
     planned = plan.num_epochs * math.ceil(batches / config.accumulation_steps)
     if planned < 1.5 * num_steps:
@@ -393,7 +400,7 @@ def _average(case: _Case) -> Finding | None:
     decay = case.taken.ema_decay
     if not case.gave("ema_decay") or decay is None:
         return None
-    span, wanted = 1 / (1 - decay), training.choose_ema_decay(case.num_steps)[0]
+    span, wanted = 1 / (1 - decay), choices.choose_ema_decay(case.num_steps)[0]
     if span <= MAX_EMA_SHARE * case.num_steps or decay <= wanted:  # of a few steps, half is the least
         return None
     detail = f"{decay:g} averages over {span:,.0f} steps of a run of {case.num_steps:,}: the average still holds untrained weights"
@@ -413,7 +420,7 @@ def _enlarged(case: _Case) -> Finding | None:
         f"{value_text(list(config.shape))} {how} images of {width}×{height}: {factor**2:.1f} times the work and memory, and no "
         "more to see"
     )
-    sides = [max(data.MIN_SIDE, math.ceil(side / data.STRIDE) * data.STRIDE) for side in size]
+    sides = [max(choices.MIN_SIDE, math.ceil(side / choices.STRIDE) * choices.STRIDE) for side in size]
     return Finding("warning", "image_size", detail, f"image_size: {value_text(sides)}")
 
 
@@ -421,7 +428,7 @@ def _workers(case: _Case) -> Finding | None:
     cores = case.hardware.num_cores
     if not case.gave("num_workers") or case.taken.num_workers <= cores:
         return None
-    wanted = training.choose_num_workers(cores, on_cpu=case.hardware.kind == "cpu")
+    wanted = choices.choose_num_workers(cores, on_cpu=case.hardware.kind == "cpu")
     detail = f"{case.taken.num_workers} processes share {cores} core{'s' if cores > 1 else ''}: they take memory and save no time"
     return Finding("warning", "num_workers", detail, f"num_workers: {wanted}")
 
@@ -432,7 +439,7 @@ def _compiling(case: _Case) -> Finding | None:
         return Finding("warning", "compile_model", detail, "compile_model: false")
     if not case.gave("compile_model") or (case.cost is None and case.hardware.kind == "cuda"):
         return None
-    pays, reason = training.choose_compile(case.hardware, case.cost, case.num_steps)
+    pays, reason = choices.choose_compile(case.hardware, case.cost, case.num_steps)
     if pays == case.taken.compile_model:
         return None
     if pays:
@@ -445,7 +452,7 @@ def _cache(case: _Case) -> Finding | None:
     if not case.gave("cache") or config.cache != "none" or config.num_epochs < MIN_EPOCHS_TO_CACHE:
         return None
     num_bytes = decoded_bytes(config.fit, config.image_size, case.facts)
-    choice, reason = training.choose_cache(num_bytes, case.hardware.host_memory, config.num_epochs)
+    choice, reason = choices.choose_cache(num_bytes, case.hardware.host_memory, config.num_epochs)
     if choice != "ram":
         return None
     return Finding("warning", "cache", f"none decodes every file {config.num_epochs} times; it fits ({reason})", "cache: ram")

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.dump import as_dict, value_text
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import Settings
-from unet_trainer.config.schema import Config
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import Config, as_dict
 from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 import unet_trainer
-from unet_trainer.config.dump import as_dict
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, parsed
+from unet_trainer.config.schema import as_dict
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
