@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 import pytest
 
-from helpers.image_bytes import empty_png, point_back, shared_strip_tiff, tiff_bytes
+from helpers.image_bytes import empty_png
 from helpers.killed_runs import wait_until
 from helpers.project import ROOT
 from helpers.runs import weights_digest, words
@@ -90,25 +90,17 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     assert said.count("changed since the run began") == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "reason"),
-    [
-        (lambda: empty_png(20_000, 20_000), "image", "20000×20000 pixels: a decompression bomb"),
-        (lambda: shared_strip_tiff(9000, 9000, 60), "mask", "on 60 pages: a decompression bomb"),
-        (lambda: point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")), "image", "point back at each other"),
-    ],
-)
-def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(make, name, reason, config, data):
+def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(config, data):
     victims = []
 
     def swap(row):
-        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][name == "mask"])
-        victims[0].write_bytes(make())
+        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
+        victims[0].write_bytes(empty_png(20_000, 20_000))
 
     with pytest.raises(UserError) as caught:
         train(config, on_epoch=swap, num_epochs=3)
     assert str(caught.value).startswith(f"{victims[0]}: ")
-    assert reason in str(caught.value)
+    assert "20000×20000 pixels: a decompression bomb" in str(caught.value)
     assert "to go on: python train_unet.py --resume" in str(caught.value)
 
 
@@ -183,13 +175,6 @@ def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dea
     for place in ("ram", "disk"):
         with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
             train(config, cache=place)
-
-
-def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data, capsys):
-    (data / "images/cells_000.jpg").unlink()
-    (data / "images/cells_000.tif").write_bytes(point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")))
-    assert main(["check", *words(config)]) == 2
-    assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in capsys.readouterr().out
 
 
 # Names

@@ -103,14 +103,6 @@ def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_fi
     assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "result.json").exists()
 
 
-def test_on_nan_stop_ends_at_the_first_bad_step_with_a_state_to_go_on_from(tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr("unet_trainer.training.async_device.READ_SECONDS", 0.0)
-    bad_dice(monkeypatch, lambda number: number >= 1)
-    assert main(words({**tiny_config, **LONG, "on_nan": "stop", "run_name": "run"})) == 3
-    assert "a step was not finite from step 2 on (epoch 1, batch 2 of 5): " in capsys.readouterr().err
-    assert (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
-
-
 def short_of_memory(monkeypatch, limit, first_call):
     """The model takes at most `limit` images at once, from a call on."""
     real, calls = build.build_network, []
@@ -243,24 +235,6 @@ def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
     monkeypatch.undo()
     train(tiny_config, run_name="run", resume="auto")
     assert weights_digest(run_dir) == weights_digest(straight.run_dir)
-
-
-def test_another_batch_size_within_an_epoch_begins_the_epoch_anew(tiny_config, monkeypatch, capsys):
-    optimizer_step = TrainStep.optimizer_step
-
-    def interrupted(self, metrics, learning_rate):
-        optimizer_step(self, metrics, learning_rate)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(TrainStep, "optimizer_step", interrupted)
-    monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
-    assert main(words({**tiny_config, "run_name": "run"})) == 143
-    monkeypatch.undo()
-    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
-    assert main(["--resume", str(run_dir), "batch_size=2", "accumulation_steps=2"]) == 0
-    said = capsys.readouterr().out
-    assert "Resuming after the start" in said
-    assert "epoch 1 begins anew, because batch_size and accumulation_steps changed" in said
 
 
 def note_what_is_held(settings, log, notes):

@@ -21,9 +21,9 @@ TORCHRUN_SECONDS = 30  # that torchrun allows the others to end in
 
 
 class ForkedJob:
-    """`faults`: rank → fault, as `install` takes them. Each process writes rankN.log and rankN.json into the folder."""
+    """`faults`: rank → fault, as `install` takes them; `data_dirs`: of ranks that have another. Each process writes rankN.log and rankN.json into the folder."""
 
-    def __init__(self, settings, folder, world_size=2, faults=None, network="small"):
+    def __init__(self, settings, folder, world_size=2, faults=None, network="small", data_dirs=None):
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         port = str(free_port())
@@ -33,7 +33,8 @@ class ForkedJob:
             environment = {name: str(value) for name, value in numbers.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             fault = (faults or {}).get(rank)
-            self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network))
+            own = {"data_dir": data_dirs[rank]} if rank in (data_dirs or {}) else {}
+            self.processes.append(start(train_rank, {**settings, **own}, str(self.folder), environment, fault, network))
 
     def has_started(self):
         """From now on each process finds out by itself that another is gone; before, torchrun ends those that wait for it."""
