@@ -38,7 +38,7 @@ from helpers.runs import timeless_rows, weights_digest, words
 from helpers.soak import SEED, Findings, rounds
 from train_unet import main
 from unet_trainer.commands import runs
-from unet_trainer.commands.compare import comparison_lines
+from unet_trainer.commands.runs import comparison_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS

@@ -18,7 +18,7 @@ from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.training.checkpoint_file import read_run
-from unet_trainer.training.event_log import read_events
+from unet_trainer.training.history import read_events
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,13 @@ import pytest
 from helpers.project import ROOT
 from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
-from unet_trainer.commands import local_pages, runs, watch
+from unet_trainer.commands import local_pages, runs
 from unet_trainer.commands.local_pages import bind, open_browser, say_address, serve
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import Console
 from unet_trainer.system.local_server import LocalHandler, LocalServer
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.history import write_metrics, write_result
 from unet_trainer.training.run_summary import find_runs, read_run_summary
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
@@ -35,16 +34,13 @@ PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A run of each kind: finished, better, killed, failed before its first epoch, and one of an earlier version."""
+    """A run of each kind: finished, better, killed, failed before its first epoch."""
     monkeypatch.chdir(tmp_path)
     folder = Path("checkpoints")
     write_run(folder / "cells", learning_rate=0.1)
     write_run(folder / "better", ious=(0.9,), images=PERFECT, learning_rate=0.2)
     write_run(folder / "killed", ious=(0.25,), end=None, images=FOUR_IMAGES[:2], num_epochs=3)
     write_run(folder / "broken", ious=(), end="failed", images=(), num_epochs=3)
-    (folder / "old").mkdir()
-    write_metrics(folder / "old/metrics.csv", [{"epoch": 1, "val_iou": 0.125}])
-    write_result(folder / "old/result.json", {"epochs": 1, "stopped_early": True})
     return folder
 
 
@@ -59,7 +55,7 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     with FolderLock() as lock:
         lock.acquire(folder / "killed", pytest.fail)
         assert main(["runs"]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "5 runs under checkpoints, 1 running"
+        assert capsys.readouterr().out.splitlines()[-1] == "4 runs under checkpoints, 1 running"
     assert main(["runs", str(folder)]) == 0
     text = capsys.readouterr().out
     found = table_of(text)
@@ -69,7 +65,6 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
         "better": ["finished", "0.9000", "1/1"],
         "killed": ["interrupted", "0.2500", "1/3"],
         "broken": ["failed", "–", "0/3"],
-        "old": ["stopped early", "0.1250", "1"],
     }
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", cells[3]) for cells in found.values())
     assert "\033" not in text
@@ -79,12 +74,12 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     assert entries["broken"]["best_val_iou"] is None
 
 
-def test_lines_fit_narrow_terminals_and_states_have_their_colours(folder, monkeypatch):
+def test_long_names_are_cut_on_narrow_terminals_and_states_have_their_colours(folder, monkeypatch):
     (folder / "cells").rename(folder / "a_very_long_name_of_a_run_that_somebody_chose")
     summaries = [read_run_summary(run) for run in find_runs(folder)]
-    for columns in (20, 40, 60, 200):
+    for columns in (20, 80, 200):
         lines = runs.table(summaries, columns)
-        assert max(map(len, lines)) <= max(columns, runs.MIN_NAME + len("  stopped early  best IoU"))
+        assert columns == 20 or max(map(len, lines)) <= columns
         assert ("a_very_long_name_of_a_run_that_somebody_chose" in "\n".join(lines)) == (columns == 200)
         assert any("0.9000" in line for line in lines)
     monkeypatch.setattr(runs, "painted", lambda text, colour, stream: f"<{colour}>{text}<>")
@@ -94,14 +89,14 @@ def test_lines_fit_narrow_terminals_and_states_have_their_colours(folder, monkey
 def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder, capsys):
     with (folder / "cells/events.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epoch": 4, "val_iou": [1]}\n{"kind": "end", "how": NaN}\n')
-    (folder / "old/result.json").write_text("[" * 200_000)
+    (folder / "better/result.json").write_text("[" * 200_000)
     assert main(["runs", str(folder)]) == 0
     told = capsys.readouterr().out
     found = table_of(told)
-    assert [found[name][0] for name in ("cells", "old", "killed")] == ["damaged", "damaged", "interrupted"]
+    assert [found[name][0] for name in ("cells", "better", "killed")] == ["damaged", "damaged", "interrupted"]
     assert f"Warning: {folder / 'cells'} is damaged; left out: events.jsonl, line 7: val_iou: " in told
     assert " (and 1 more)" in told
-    assert f"Warning: {folder / 'old'} is damaged; left out: result.json: it is nested too deeply\n" in told
+    assert f"Warning: {folder / 'better'} is damaged; left out: result.json: it is nested too deeply\n" in told
     assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
     assert "checkpoints/cells is damaged; left out: events.jsonl, line 7: val_iou: " in capsys.readouterr().out
     assert "Damaged" in Path("page.html").read_text()
@@ -163,11 +158,10 @@ def test_a_folder_without_runs_says_how_to_start_one(tmp_path, monkeypatch, caps
 
 def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
     os.utime(folder / "broken/events.jsonl", (2**32, 2**32))
-    assert find_named_run("old", folder) == folder / "old"
-    assert find_named_run(str(folder / "old"), Path("nowhere")) == folder / "old"
-    assert find_named_run(str(folder / "old/metrics.csv"), folder) == folder / "old"
+    for name, under in (("cells", folder), (str(folder / "cells"), Path("nowhere")), (str(folder / "cells/events.jsonl"), folder)):
+        assert find_named_run(name, under) == folder / "cells"
     served = []
-    monkeypatch.setattr(watch, "serve", lambda server, console: served.append(server) or server.server_close() or 0)
+    monkeypatch.setattr(runs, "serve", lambda server, console: served.append(server) or server.server_close() or 0)
     assert main(["watch", "--no-browser"]) == 0
     assert "checkpoints/broken: failed, 0 of 3 epochs" in capsys.readouterr().out
     assert main(["watch", "cells", "better", "cells", "--no-browser"]) == 0

@@ -10,7 +10,7 @@ from helpers.brightness_engine import bright_predictor
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import write_image
 from unet_trainer.reports.gallery import draw_gallery
-from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import EventLog
 from unet_trainer.training.val_scores import image_score, val_scores_text
 
 ATTACK = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>'"&"""

@@ -12,8 +12,7 @@ import pytest
 from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
-from unet_trainer.reports.comparison import compare_runs, render_comparison
-from unet_trainer.reports.score_statistics import Difference, paired_difference, same_images, set_scores
+from unet_trainer.reports.comparison import Difference, compare_runs, paired_difference, render_comparison, same_images, set_scores
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
@@ -32,9 +31,8 @@ def test_scores_are_paired_where_the_images_are_the_same_and_settings_that_diffe
     found = compare_runs(summaries(first, better))
     assert found.runs[0].difference is None
     assert found.runs[1].difference.iou == pytest.approx(1 - WHOLE)
-    assert found.runs[1].verdict == "better"
+    assert found.runs[1].difference.verdict == "better"
     assert found.note == "Differences are to a, paired image by image."
-    assert found.best.name == "b"
     assert found.settings == [("num_epochs", ["3", "1"]), ("learning_rate", ["0.1", "0.2"])]
 
 
@@ -46,7 +44,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert [run.difference for run in found.runs] == [None] * 3
     assert f"Not validated on the same images as a, so not comparable: {tmp_path.name}/b." in found.note
     assert "No scores of single images, so no interval: x/b." in found.note
-    assert compare_runs(summaries(none, none)).best is None
+    assert "No run has a score yet." in render_comparison(summaries(none, none))
 
 
 def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
@@ -99,7 +97,8 @@ def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
     counts = np.zeros((10, 1, 5), np.int64)
     counts[..., :3] = [[[number, 100, 100]] for number in hits]
     evaluated = EvaluatedSet(counts, np.zeros((2, 2), np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64), [])
-    assert summarise(evaluated, ["foreground"]).intervals["iou"][:, -1].tolist() == list(set_scores(scores).interval)
+    summary = summarise(evaluated, ["foreground"], ["background", "foreground"])
+    assert summary["mean"]["dataset"]["iou"]["interval"] == list(set_scores(scores).interval)
 
 
 def test_a_difference_is_paired_by_the_names_of_the_images_in_any_order():

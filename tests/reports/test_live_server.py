@@ -14,7 +14,7 @@ from unet_trainer.reports import live_server
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.live_server import WatchServer
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import EventLog
 
 IDS = ["background", "foreground"]
 

@@ -16,7 +16,7 @@ from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, count, duration, page_policy, percent, rate, score
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
 from unet_trainer.system.local_server import digest
-from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
@@ -67,7 +67,7 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
         "unet with resnet18, 1.0 M parameters.",
         "image_size [32, 32] command line",
         "batch_size 8 decided fits into memory",
-        "cpu – test machine CPU and memory 2 cores, 8.0 GiB Peak GPU memory 1.50 GiB (reserved 0.00 GiB) Versions Python 3.11, torch 2.10",
+        "cpu – test machine CPU and memory 2 cores, 8.0 GiB Numbers float32 Peak GPU memory 1.50 GiB (reserved 0.00 GiB) Versions Python 3.11, torch 2.10",
         "training 24 s 76 % validation 6.0 s 19 %",  # of 31.5 s
         "waiting for data, of training – 2.0 % reading an image 4 ms",
         "4 images: median 0.650, mean 0.625, worst 0.200, best 1.000",

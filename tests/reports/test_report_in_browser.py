@@ -12,7 +12,7 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, sma
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.live_server import WatchServer
 from unet_trainer.reports.run_report import render_report
-from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from unet_trainer.images.image_files import read_image
 from unet_trainer.training.curves import INK, INTERRUPTED, MAX_CLASSES, ROLLBACK, STOPPED, write_curves
-from unet_trainer.training.event_log import EventLog
-from unet_trainer.training.history import write_metrics
+from unet_trainer.training.history import EventLog
 
 pytestmark = pytest.mark.real_pictures
 
@@ -77,12 +76,6 @@ def test_of_many_classes_the_worst_are_shown_and_one_class_has_no_line_beside_th
     add_epochs(log, 0.8, names=["foreground"])
     write_curves(tmp_path)
     assert "foreground" not in drawn()["IoU"]
-
-
-def test_a_run_of_an_earlier_version_is_drawn_from_its_table(tmp_path, drawn):
-    write_metrics(tmp_path / "metrics.csv", [{"epoch": 1, "val_iou": 0.5}, {"epoch": 2, "val_iou": float("nan"), "val_loss": -0.5}])
-    write_curves(tmp_path)
-    assert drawn()["IoU"]["val"] == [(1, 0.5)]
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_one_before(log, tmp_path, monkeypatch):

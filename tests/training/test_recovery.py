@@ -22,7 +22,7 @@ from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
 from unet_trainer.training.compilation import is_out_of_memory
 from unet_trainer.training.errors import NonFinite, TrainingFailed
-from unet_trainer.training.event_log import read_events
+from unet_trainer.training.history import read_events
 from unet_trainer.training.recovery import Recovery, agree_on_failure
 
 

@@ -24,13 +24,12 @@ from train_unet import train
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
-from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.training import event_log
+from unet_trainer.training import history
 from unet_trainer.training.build import build_dataset
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.event_log import EventLog, current_epochs, read_events
-from unet_trainer.training.history import COLUMNS, read_metrics, write_metrics, write_result
+from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics, write_result
 from unet_trainer.training.run_facts import data_facts, epoch_facts, machine_facts, model_facts, val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.settings import build_settings
@@ -139,7 +138,7 @@ def test_a_table_that_is_not_ours_is_refused(content, tmp_path):
 # events.jsonl
 
 ADD_AND_DIE = """
-import os, signal, sys; from pathlib import Path; from unet_trainer.training.event_log import EventLog
+import os, signal, sys; from pathlib import Path; from unet_trainer.training.history import EventLog
 log = EventLog(); log.open(Path(sys.argv[1]))
 for number in range(100):
     log.add("epoch", epoch=number + 1)
@@ -205,11 +204,11 @@ def test_lines_that_a_full_disk_refused_whole_or_in_part_come_with_the_next_one(
             raise OSError(28, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_log, "open_to_append", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(history, "open_to_append", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
         log.add("epoch", epoch=1)
         log.sync()
     with monkeypatch.context() as patch:
-        patch.setattr(event_log.os, "fdopen", lambda handle, mode: HalfWritten(real(handle, mode)))
+        patch.setattr(history.os, "fdopen", lambda handle, mode: HalfWritten(real(handle, mode)))
         log.add("epoch", epoch=2)
     log.add("epoch", epoch=3)
     assert list(current_epochs(read_events(tmp_path))) == [1, 2, 3]

@@ -8,9 +8,8 @@ import pytest
 
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.event_log import EventLog
-from unet_trainer.training.history import write_metrics, write_result
-from unet_trainer.training.run_summary import ClassScores, Setting, find_runs, is_run, read_run_summary
+from unet_trainer.training.history import EventLog, write_result
+from unet_trainer.training.run_summary import Setting, find_runs, is_run, read_run_summary
 
 CLASSES = ["sky", "car"]
 
@@ -65,8 +64,8 @@ def test_epochs_have_their_row_their_classes_and_their_confusion_matrix(log, fol
     summary = read_run_summary(folder)
     first, second = summary.epochs
     assert (first.number, first.row["val_iou"], first.stages, first.confusion) == (1, 0.25, {"val_seconds": 0.5}, [[3, 1], [0, 0]])
-    assert first.classes == {"sky": ClassScores(0.25, 0.6, 0.7, 0.8), "car": ClassScores(0.5, 0.5, 0.5, 0.5)}
-    assert second.classes["car"] == ClassScores(None, None, None, None)
+    assert first.classes["sky"] == {"iou": 0.25, "dice": 0.6, "precision": 0.7, "recall": 0.8}
+    assert (first.score("car", "recall"), second.score("car", "iou"), second.score("tree", "iou")) == (0.5, None, None)
     assert second.time is not None
     assert (summary.column("val_iou"), summary.column("peak_memory_gib")) == ({1: 0.25, 2: 0.75}, {})
     assert (summary.class_column("car"), summary.class_column("tree")) == ({1: 0.5}, {})
@@ -147,23 +146,6 @@ def test_settings_have_value_source_and_reason(folder):
     assert (summary.value("batch_size"), summary.value("missing", 4)) == (8, 4)
 
 
-def test_a_run_that_lost_its_events_is_shown_from_its_table_and_its_result(folder):
-    write_metrics(folder / "metrics.csv", [row(1, 0.4), row(2, 0.6)])
-    assert read_run_summary(folder).state == "interrupted"
-    write_result(folder / "result.json", {"epochs": 2, "stopped_early": True, "per_class_iou": {"foreground": 0.6}})
-    summary = read_run_summary(folder)
-    assert (summary.state, summary.class_names, summary.id_names) == ("stopped early", ["foreground"], ["background", "foreground"])
-    assert (summary.best.number, summary.best_iou, summary.per_class_iou) == (2, 0.6, {"foreground": 0.6})
-
-
-def test_a_table_that_is_ahead_of_a_state_that_was_restored_does_not_count(log, folder):
-    log.add("epoch", **epoch_facts(1, 0.5))
-    log.add("epoch", **epoch_facts(2, 0.6))
-    write_metrics(folder / "metrics.csv", [row(1), row(2)])
-    log.add("rollback", epoch=1, batch=0, text="NaN")
-    assert [epoch.number for epoch in read_run_summary(folder).epochs] == [1]
-
-
 def test_runs_are_the_folders_that_hold_something_of_one_newest_first(tmp_path, log, folder):
     old = folder.parent / "old"
     for name in ("old", "empty", ".cache"):
@@ -199,9 +181,6 @@ DAMAGED = [
     ("result.json", deep(200_000), "result.json: it is nested too deeply"),
     ("settings.json", '{"seed": 3}', "settings.json, seed: "),
     ("settings.json", f'{{"seed": {{"value": {deep(50)}}}}}', "settings.json, seed: value: "),
-    ("metrics.csv", "epoch,val_iou\ninf,0.5\n", "metrics.csv: a row without the number of its epoch"),
-    ("metrics.csv", "epoch,val_iou\n1,0.5,0.5\n", "metrics.csv: "),
-    ("metrics.csv", f"epoch,val_iou\n1,{'x' * 200_000}\n", "metrics.csv: field larger than field limit"),
     ("val_scores.csv", "image,mask\na,b\n", "val_scores.csv: no table of scores ('wrong_pixels')"),
 ]
 
@@ -224,8 +203,8 @@ def test_what_is_damaged_is_left_out_and_told(name, content, problem, log, folde
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("events.jsonl", "pipe"), ("metrics.csv", "zeros"), ("settings.json", "loop")),
-        *(("result.json", "folder"), ("val_scores.csv", "pipe")),
+        *(("events.jsonl", "pipe"), ("settings.json", "loop")),
+        *(("result.json", "folder"), ("val_scores.csv", "zeros")),
     ],
 )
 def test_what_is_no_file_is_told_and_not_waited_for(name, kind, log, folder):

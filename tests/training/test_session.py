@@ -11,7 +11,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.system.distributed import Job
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.errors import TrainingFailed
-from unet_trainer.training.event_log import read_events
+from unet_trainer.training.history import read_events
 from unet_trainer.training.session import Session
 
 

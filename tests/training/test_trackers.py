@@ -14,8 +14,8 @@ from train_unet import train
 from unet_trainer.config.load import load_config
 from unet_trainer.images.image_files import write_image
 from unet_trainer.training import trackers
-from unet_trainer.training.event_log import EventLog, read_events
-from unet_trainer.training.run_summary import ClassScores, EpochRecord
+from unet_trainer.training.history import EventLog, read_events
+from unet_trainer.training.run_summary import EpochRecord
 from unet_trainer.training.trackers import (
     TRACKERS,
     TrackedRun,
@@ -177,7 +177,7 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
 
 
 def test_scalars_are_grouped_and_leave_out_what_is_undefined():
-    classes = {"car": ClassScores(0.5, 0.6, 0.7, 0.8), "sky": ClassScores(None, None, None, 0.0)}
+    classes = {"car": {"iou": 0.5, "dice": 0.6, "precision": 0.7, "recall": 0.8}, "sky": {"iou": None, "recall": 0.0}}
     epoch = EpochRecord(1, {"train_loss": 1.5, "val_iou": float("nan"), "epoch": 1}, classes)
     assert scalars_of(epoch) == {
         "loss/train": 1.5,

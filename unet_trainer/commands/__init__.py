@@ -1,18 +1,18 @@
-"""python train_unet.py COMMAND: one module per command, with `main(arguments, script)`, imported when it is used."""
+"""python train_unet.py COMMAND: module and function of each, imported when it is used and called with (arguments, script)."""
 
 COMMANDS = {
-    "check": "unet_trainer.commands.check",
-    "bench": "unet_trainer.commands.bench",
-    "doctor": "unet_trainer.commands.doctor",
-    "evaluate": "unet_trainer.commands.evaluate",
-    "predict": "unet_trainer.commands.predict",
-    "export": "unet_trainer.commands.export",
-    "try": "unet_trainer.commands.try_model",
-    "runs": "unet_trainer.commands.runs",
-    "report": "unet_trainer.commands.report",
-    "watch": "unet_trainer.commands.watch",
-    "compare": "unet_trainer.commands.compare",
-    "shard": "unet_trainer.commands.shard",
+    "check": "unet_trainer.commands.check:main",
+    "bench": "unet_trainer.commands.bench:main",
+    "doctor": "unet_trainer.commands.doctor:main",
+    "evaluate": "unet_trainer.commands.evaluate:main",
+    "predict": "unet_trainer.commands.predict:main",
+    "export": "unet_trainer.commands.export:main",
+    "try": "unet_trainer.commands.try_model:main",
+    "runs": "unet_trainer.commands.runs:list_runs",
+    "report": "unet_trainer.commands.runs:report",
+    "watch": "unet_trainer.commands.runs:watch",
+    "compare": "unet_trainer.commands.runs:compare",
+    "shard": "unet_trainer.commands.shard:main",
 }
 # What other tools call a command, the words that stand for it here, and those that a bare one needs.
 OTHER_TOOLS_COMMANDS = (

@@ -66,7 +66,8 @@ def find_command(words: Sequence[str]) -> Command | None:
         return None
     if current().launch.world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
-    command: Command = importlib.import_module(COMMANDS[words[0]]).main
+    module, _, function = COMMANDS[words[0]].partition(":")
+    command: Command = getattr(importlib.import_module(module), function)
     return command
 
 

@@ -1,4 +1,4 @@
-"""python train_unet.py runs: the runs that there are, newest first. And which runs `report`, `watch` and `compare` mean."""
+"""python train_unet.py runs, report, watch and compare: runs that there are, to look at."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import CommandParser, Script, is_override
+from unet_trainer.commands.local_pages import add_page_options, bind, check_port, open_browser, say_address, serve
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import EXIT_DONE, Colour, Console, counted, num_columns, painted
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
+
+if TYPE_CHECKING:  # a typo is answered before OpenCV is loaded
+    from unet_trainer.reports.comparison import Comparison
 
 STATE_COLOURS: dict[State, Colour] = {
     "running": "blue",
@@ -26,9 +31,11 @@ STATE_COLOURS: dict[State, Colour] = {
 MIN_NAME = 12  # columns of a name on a narrow terminal
 GAP = "  "
 NUM_NAMED = 5  # runs that an error names
+CHART_WIDTH = 40  # characters
+MAX_VALUE = 40  # characters of a setting
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def list_runs(arguments: Sequence[str], script: Script) -> int:
     parser = CommandParser("train_unet.py runs", description="The runs that there are, newest first.")
     metavar = "FOLDER | checkpoint_dir=FOLDER"
     parser.add_argument("words", nargs="*", metavar=metavar, help="where they lie, if not under checkpoints")
@@ -50,10 +57,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
         return EXIT_DONE
     for line in table(summaries, num_columns(sys.stdout)):
         console.say(line)
-    for summary in summaries:
-        if summary.problems:
-            more = f" (and {len(summary.problems) - 1} more)" if len(summary.problems) > 1 else ""
-            console.warn(f"{summary.folder} is damaged; left out: {summary.problems[0]}{more}")
+    _warn_of_damage(summaries, console)
     running = sum(summary.state == "running" for summary in summaries)
     console.say(f"{counted(len(summaries), 'run')} under {folder}" + (f", {running} running" if running else ""))
     return EXIT_DONE
@@ -74,44 +78,41 @@ def as_json(summary: RunSummary) -> dict[str, Any]:
 
 
 def table(summaries: Sequence[RunSummary], columns: int) -> list[str]:
-    """A header and a line for each run, no longer than `columns`: on narrow terminals names are cut, then dates left out."""
-    rows = [
-        [
-            summary.name,
-            summary.state,
-            "–" if (iou := summary.best_iou) is None else f"{iou:.4f}",
-            f"{len(summary.epochs)}" + (f"/{summary.num_epochs}" if summary.num_epochs else ""),
-            "" if summary.updated is None else f"{summary.updated.astimezone():%Y-%m-%d %H:%M}",
-        ]
-        for summary in summaries
+    """A header and a line for each run; on terminals of few columns names are cut."""
+    rows = [["run", "state", "best IoU", "epochs", "last written"]]
+    for summary in summaries:
+        iou, planned = summary.best_iou, f"/{summary.num_epochs}" if summary.num_epochs else ""
+        written = "" if summary.updated is None else f"{summary.updated.astimezone():%Y-%m-%d %H:%M}"
+        rows.append([summary.name, summary.state, "–" if iou is None else f"{iou:.4f}", f"{len(summary.epochs)}{planned}", written])
+    others = sum(max(len(row[column]) + len(GAP) for row in rows) for column in range(1, len(rows[0])))
+    width = max(MIN_NAME, columns - others)
+    header, *lines = _aligned([[_cut(row[0], width), *row[1:]] for row in rows])
+    start = header.index("state")
+    colours = [STATE_COLOURS[summary.state] for summary in summaries]
+    ends = [start + len(summary.state) for summary in summaries]
+    return [
+        header,
+        *(
+            line[:start] + painted(line[start:end], colour, sys.stdout) + line[end:]
+            for line, end, colour in zip(lines, ends, colours, strict=True)
+        ),
     ]
-    header = ["run", "state", "best IoU", "epochs", "last written"]
-    while True:
-        widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
-        others = sum(widths[1:]) + len(GAP) * (len(header) - 1)
-        widths[0] = min(widths[0], max(MIN_NAME, columns - others))
-        if widths[0] + others <= columns or len(header) <= 3:
-            break
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    lines = [_line(header, widths)]
-    for row, summary in zip(rows, summaries, strict=True):
-        plain = _line([_cut(row[0], widths[0]), *row[1:]], widths)
-        start = widths[0] + len(GAP)
-        state = painted(row[1], STATE_COLOURS[summary.state], sys.stdout)
-        lines.append(plain[:start] + state + plain[start + len(row[1]) :])
-    return lines
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    is_number = (False, False, True, True, False)
-    padded = [
-        cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(cells, widths, is_number, strict=False)
-    ]
-    return GAP.join(padded).rstrip()
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
+    for summary in summaries:
+        if summary.problems:
+            more = f" (and {len(summary.problems) - 1} more)" if len(summary.problems) > 1 else ""
+            console.warn(f"{summary.folder} is damaged; left out: {summary.problems[0]}{more}")
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ class RunWords:
     names: list[str]
     checkpoint_dir: Path
     data_dir: Path | None  # where the data are now, if it was said
+
+    def folders(self) -> list[Path]:
+        """Of the named runs; of the newest without a name. Raises UserError."""
+        names: list[str | None] = [*self.names] or [None]
+        return list(dict.fromkeys(find_named_run(name, self.checkpoint_dir) for name in names))
 
 
 def read_run_words(words: Sequence[str], script: Script, command: str, takes_data: bool = False) -> RunWords:
@@ -156,3 +162,135 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
     runs = [folder.name for folder in find_runs(checkpoint_dir)]
     there = f"holds {', '.join(runs[:NUM_NAMED])}" if runs else "holds no runs"
     raise UserError(f"no run {name}; {checkpoint_dir} {there}")
+
+
+def report(arguments: Sequence[str], script: Script) -> int:
+    parser = CommandParser(
+        "train_unet.py report", description="One page about a run: scores, curves, images, settings. Needs no network to be read."
+    )
+    help_text = "a run's name or folder (the newest if left out); where its data are now"
+    parser.add_argument("words", nargs="*", metavar="RUN | data_dir=FOLDER", help=help_text)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="without it RUN/report.html")
+    parser.add_argument("--no-pictures", action="store_true", help="without predicting validation images")
+    parser.add_argument("--device", default="auto", metavar="D", help="for the pictures: auto, cpu, cuda, cuda:N or mps")
+    given = parser.parse_intermixed_args(arguments)
+    load_config({"device": given.device})  # checks it
+    words = read_run_words(given.words, script, "report", takes_data=True)
+    if len(words.names) > 1:
+        raise UserError(
+            f"got {len(words.names)} runs ({', '.join(words.names)}); need one. python train_unet.py compare takes several"
+        )
+    (folder,) = words.folders()
+
+    from unet_trainer.reports.run_report import write_report  # with OpenCV
+
+    console = Console()
+    if not given.no_pictures:
+        console.say(f"Predicting validation images of {folder} ...")
+    try:
+        path = write_report(folder, not given.no_pictures, given.device, given.out, words.data_dir, console=console)
+    except OSError as error:
+        place = error.filename or given.out or folder
+        raise UserError(f"{place}: cannot be written ({error.strerror}); --out FILE names another place") from None
+    console.say(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    return EXIT_DONE
+
+
+def watch(arguments: Sequence[str], script: Script) -> int:
+    """The report of a run, live in a browser; several runs over each other."""
+    parser = CommandParser(
+        "train_unet.py watch",
+        description="Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more.",
+    )
+    help_text = "names or folders of runs (the newest if left out); several are compared"
+    parser.add_argument("words", nargs="*", metavar="RUN", help=help_text)
+    add_page_options(parser)
+    given = parser.parse_intermixed_args(arguments)
+    check_port(given.port)
+    folders = read_run_words(given.words, script, "watch").folders()
+
+    from unet_trainer.reports.live_server import WatchServer  # with OpenCV
+
+    console = Console()
+    server = bind(given.host, given.port, lambda address: WatchServer(address, folders))
+    for folder in folders:
+        summary = read_run_summary(folder)
+        planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
+        console.say(f"{folder}: {summary.state}, {len(summary.epochs)}{planned} epochs")
+    say_address(console, server, given.host, "see the runs and their validation images")
+    if not given.no_browser:
+        open_browser(server.url)
+    return serve(server, console)
+
+
+def compare(arguments: Sequence[str], script: Script) -> int:
+    parser = CommandParser(
+        "train_unet.py compare", description="Runs beside each other. The first is the one that the others are compared with."
+    )
+    parser.add_argument("words", nargs="*", metavar="RUN", help="names or folders of two or more runs")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
+    given = parser.parse_intermixed_args(arguments)
+    words = read_run_words(given.words, script, "compare")
+    folders = words.folders() if words.names else []
+    if len(folders) < 2:
+        raise UserError(
+            f"compare takes two or more runs, got {', '.join(words.names) or 'none'}: python train_unet.py compare RUN RUN"
+        )
+
+    from unet_trainer.reports.comparison import compare_runs, render_comparison
+
+    console = Console()
+    summaries = [read_run_summary(folder) for folder in folders]
+    for line in comparison_lines(compare_runs(summaries)):
+        console.say(line)
+    _warn_of_damage(summaries, console)
+    if given.html is not None:
+        try:
+            write_bytes_atomically(given.html, render_comparison(summaries).encode())
+        except OSError as error:
+            raise UserError(f"--html {given.html}: cannot be written ({error.strerror})") from None
+        console.say(f"\nPage: {given.html}")
+    return EXIT_DONE
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """One table, one chart, what the images are, and the settings that differ."""
+    from unet_trainer.reports.page import NONE, duration, interval, rate, score
+
+    rows = [["Run", "val IoU", "95 % interval", "Difference", "Best epoch", "Time", "Images/s", "GPU memory", "State"]]
+    for run in found.runs:
+        best, summary = run.summary.best, run.summary
+        progress = NONE if best is None else f"{best.number} of {len(summary.epochs)}"
+        difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
+        speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
+        rows.append([run.name, score(run.iou), interval(run.interval), difference, progress, *speed, summary.state])
+    lines = [*_aligned(rows), "", *_chart_lines(found), *(["", found.note] if found.note else []), ""]
+    if not found.settings:
+        return [*lines, "The runs have the same settings, as far as they are kept."]
+    cells = [[name, *(_cut(value, MAX_VALUE) for value in values)] for name, values in found.settings]
+    return [*lines, *_aligned([["Settings that differ", *found.names], *cells])]
+
+
+def _chart_lines(found: Comparison) -> list[str]:
+    """Scores and intervals on one scale, as wide as what there is to see."""
+    # From the smallest to the largest of score and interval.
+    extents = [sorted([*(run.interval or ()), *([] if run.iou is None else [run.iou])]) for run in found.runs]
+    values = [value for extent in extents for value in extent]
+    if not values:
+        return ["No run has a score yet."]
+    low, high = max(0.0, min(values) - 0.02), min(1.0, max(values) + 0.02)
+    width = max(map(len, found.names))
+
+    def place(value: float) -> int:
+        return round((value - low) / (high - low) * (CHART_WIDTH - 1))
+
+    lines = [f"{'':<{width}}  {low:<{CHART_WIDTH - 4}.2f}{high:.2f}"]
+    for run, extent in zip(found.runs, extents, strict=True):
+        cells = [" "] * CHART_WIDTH
+        if extent:
+            first, last = place(extent[0]), place(extent[-1])
+            cells[first : last + 1] = "─" * (last - first + 1)
+        if run.iou is not None:
+            cells[place(run.iou)] = "●"
+        lines.append(f"{run.name:<{width}}  {''.join(cells)}".rstrip())
+    return lines

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
@@ -41,15 +40,6 @@ ROUND_SECONDS = 0.3
 NUM_WARM_UP = 10  # on a GPU: kernels are searched, memory is allocated, CUDA graphs are recorded
 
 
-class StepTime(NamedTuple):
-    """Seconds of one step: the median of the rounds, the fastest and the slowest of them."""
-
-    seconds: float
-    fastest: float
-    slowest: float
-    peak_gib: float  # 0 on a CPU
-
-
 def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     """The step of a config without its data, on random RGB images, to be timed."""
     if config.encoder != "auto":
@@ -60,17 +50,9 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes)
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
-    fixed = dataclasses.replace(
-        config,
-        in_channels=3,
-        class_weights=None,
-        image_size=size,
-        batch_size=batch_size,
-        num_epochs=1,
-        time_budget=None,
-        compile_model=compiles,
-        encoder_weights=None if config.encoder_weights == "auto" else config.encoder_weights,
-    )
+    weights = None if config.encoder_weights == "auto" else config.encoder_weights
+    changes = {"in_channels": 3, "class_weights": None, "image_size": size, "batch_size": batch_size, "compile_model": compiles}
+    fixed = dataclasses.replace(config, **changes, num_epochs=1, time_budget=None, encoder_weights=weights)
     settings = resolve(fixed, hardware, facts)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     say_precision(settings, hardware, console)
@@ -82,7 +64,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     return components, random_batches(settings.taken, components, None)[0]
 
 
-def time_step(components: Components, batch: Batch, console: Console) -> StepTime:
+def time_step(components: Components, batch: Batch, console: Console) -> None:
     """Times forward, loss, IoU counts, backward, the check for finite numbers and the optimizer; prints images per second."""
     device, step = components.numerics.device, components.train_step
     batch = batch._replace(images=batch.images.to(device), masks=batch.masks.to(device))
@@ -105,15 +87,10 @@ def time_step(components: Components, batch: Batch, console: Console) -> StepTim
         if not is_out_of_memory(error):
             raise
         raise TrainingFailed(f"{out_of_memory_message(first_line(error), device)}. Try a smaller batch_size") from None
-    peak, _ = peak_memory_gib(device)
-    result = StepTime(median(times), min(times), max(times), peak)
-    size = batch.num_images
-    console.say(
-        f"The step alone: {size / result.seconds:.0f} images/s at batch {size} ({1000 * result.seconds:.2f} ms; "
-        f"{size / result.slowest:.0f} to {size / result.fastest:.0f} in {NUM_ROUNDS} rounds)"
-        + (f", {peak:.2f} GiB at the peak" if on_gpu else "")
-    )
-    return result
+    seconds, size = median(times), batch.num_images
+    spread = f"{size / max(times):.0f} to {size / min(times):.0f} in {NUM_ROUNDS} rounds"
+    memory = f", {peak_memory_gib(device)[0]:.2f} GiB at the peak" if on_gpu else ""
+    console.say(f"The step alone: {size / seconds:.0f} images/s at batch {size} ({1000 * seconds:.2f} ms; {spread}){memory}")
 
 
 def rounds(take_steps: Callable[[int], float], num_warm_up: int) -> list[float]:

@@ -163,7 +163,7 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
         return None
 
     def values(name: str, kind: str) -> list[float | None]:
-        return [getattr(epoch.classes.get(name), kind, None) for epoch in epochs]
+        return [epoch.score(name, kind) for epoch in epochs]
 
     names = summary.worst_classes(MAX_CLASSES)
     if len(names) == 1:
@@ -171,7 +171,9 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
         last = epochs[-1].classes[names[0]]
         title, views = f"Dice, precision and recall of {names[0]}", {}
         views[names[0]] = [_line(name, ys, index + OTHER) for index, (name, ys) in enumerate(shown.items())]
-        words = f"{names[0]} on the validation images: precision {score(last.precision)} and recall {score(last.recall)}"
+        words = (
+            f"{names[0]} on the validation images: precision {score(last.get('precision'))} and recall {score(last.get('recall'))}"
+        )
         words += " after the last epoch"
     else:
         shown = {name: values(name, "iou") for name in names}

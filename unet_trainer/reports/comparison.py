@@ -1,18 +1,106 @@
-"""Several runs beside each other: `compare`, its page, and `watch` with several runs. Imports no torch."""
+"""How certain the scores of runs are, and several runs beside each other: `compare`, its page, and `watch` with several runs.
+
+Intervals follow from the counts of the validation images. Imports no torch.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.inference.scores import Floats, interval, mean_over, resampled_sums, scores_from_counts
 from unet_trainer.reports.charts import overlay_charts
 from unet_trainer.reports.page import NONE, render_page, score
-from unet_trainer.reports.score_statistics import Difference, Interval, paired_difference, same_images, set_scores
 from unet_trainer.training.run_summary import RunSummary
+from unet_trainer.training.val_scores import ImageScore
 
+Interval = tuple[float, float]
 # Where a run lies and how it was started does not explain its score.
 NOT_COMPARED = frozenset({"run_name", "checkpoint_dir", "resume"})
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """IoU of a set of images, from the counts of all of them together; intervals of 95 %. None: undefined."""
+
+    num_images: int
+    iou: float | None
+    interval: Interval | None
+    class_intervals: dict[str, Interval | None]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """IoU of one run minus that of another on the same images, paired."""
+
+    iou: float
+    interval: Interval | None
+
+    @property
+    def verdict(self) -> str:
+        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
+            return "no clear difference"
+        return "better" if self.iou > 0 else "worse"
+
+    def __str__(self) -> str:
+        ends = "" if self.interval is None else f" ({self.interval[0]:+.3f} to {self.interval[1]:+.3f})"
+        return f"{self.iou:+.4f}{ends}"
+
+
+def set_scores(scores: Sequence[ImageScore]) -> SetScores | None:
+    """None without images. An interval needs two of them."""
+    if not scores:
+        return None
+    names = list(scores[0].classes)
+    counts = _count_array(scores)
+    ends: Floats = np.full((2, len(names) + 1), np.nan)
+    if len(scores) > 1:
+        drawn = scores_from_counts(resampled_sums([counts])[0])["iou"]
+        ends = interval(np.concatenate([drawn, mean_over(drawn, axis=-1)[:, None]], axis=1))
+    iou = float(mean_over(scores_from_counts(counts.sum(0))["iou"], axis=-1))
+    intervals = {name: _ends(ends[:, index]) for index, name in enumerate(names)}
+    return SetScores(len(scores), iou if math.isfinite(iou) else None, _ends(ends[:, -1]), intervals)
+
+
+def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> Difference | None:
+    """Of two runs that were scored on the same images; None if they were not."""
+    if not same_images(this, other):
+        return None
+    mine, theirs = (_count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
+    first, second, *draws = (
+        mean_over(scores_from_counts(one)["iou"], axis=-1) for one in (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
+    )
+    if not (np.isfinite(first) and np.isfinite(second)):
+        return None
+    return Difference(float(first - second), _ends(interval(draws[0] - draws[1])) if len(mine) > 1 else None)
+
+
+def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool:
+    """Whether two runs validated on the same files with the same classes, and counted the same pixels of them.
+
+    Files of one name in two folders with other masks have other counts in the truth.
+    """
+
+    def facts(scores: Sequence[ImageScore]) -> dict[tuple[str, str], list[tuple[str, int]]]:
+        return {(score.image, score.mask): [(name, counts.truth) for name, counts in score.classes.items()] for score in scores}
+
+    return bool(this) and facts(this) == facts(other)
+
+
+def _count_array(scores: Sequence[ImageScore]) -> NDArray[np.int64]:
+    """N,K,3: pixels in both, in truth, in prediction of each class that is reported."""
+    rows = [[(one.hits, one.truth, one.predicted) for one in image.classes.values()] for image in scores]
+    return np.array(rows, np.int64).reshape(len(rows), -1, 3)
+
+
+def _ends(values: Floats) -> Interval | None:
+    low, high = (float(value) for value in values)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 @dataclass(frozen=True)
@@ -25,14 +113,6 @@ class ComparedRun:
     @property
     def iou(self) -> float | None:
         return self.summary.best_iou
-
-    @property
-    def difference_text(self) -> str:
-        return NONE if self.difference is None else str(self.difference)
-
-    @property
-    def verdict(self) -> str:
-        return "" if self.difference is None else self.difference.verdict
 
     @property
     def memory_text(self) -> str:
@@ -50,63 +130,30 @@ class Comparison:
     def names(self) -> list[str]:
         return [run.name for run in self.runs]
 
-    @property
-    def best(self) -> ComparedRun | None:
-        """The run with the highest IoU."""
-        return max((run for run in self.runs if run.iou is not None), key=lambda run: run.iou or 0.0, default=None)
-
 
 def compare_runs(summaries: Sequence[RunSummary]) -> Comparison:
     """The first is the one that the others are compared with."""
     first = summaries[0]
     folder_names = [summary.name for summary in summaries]
-    runs = []
+    runs, others, without = [], [], []
     for summary in summaries:
         is_unique = folder_names.count(summary.name) == 1
         name = summary.name if is_unique else f"{summary.folder.absolute().parent.name}/{summary.name}"
         scores = set_scores(summary.image_scores)
         difference = None if summary is first else paired_difference(summary.image_scores, first.image_scores)
         runs.append(ComparedRun(summary, name, scores.interval if scores else None, difference))
-    return Comparison(runs, _pairing_note(runs), _different_settings(summaries))
-
-
-def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, links: bool = False) -> str:
-    """`links`: to the report of each run, below the address of this page."""
-    found = compare_runs(summaries)
-    charts = overlay_charts([(run.name, run.summary) for run in found.runs])
-    class_names = summaries[0].class_names
-    has_classes = len(class_names) > 1 and all(summary.class_names == class_names for summary in summaries)
-    per_class = [summary.per_class_iou for summary in summaries]
-    class_rows = [[name, *(score(values.get(name)) for values in per_class)] for name in class_names] if has_classes else []
-    sections = {"runs": "Runs", "curves": "Curves", "classes": "Classes", "settings": "Settings"}
-    present = {"runs": True, "curves": charts, "classes": class_rows, "settings": True}
-    return render_page(
-        "comparison.html",
-        f"{', '.join(found.names)} – comparison",
-        live,
-        subtitle=", ".join(found.names),
-        sections={key: name for key, name in sections.items() if present[key]},
-        found=found,
-        links=links,
-        charts=charts,
-        class_rows=class_rows,
-        has_memory=any(summary.peak("peak_memory_gib") for summary in summaries),
-    )
-
-
-def _pairing_note(runs: Sequence[ComparedRun]) -> str:
-    first = runs[0]
-    scores = {run.name: run.summary.image_scores for run in runs}
-    without = [name for name, found in scores.items() if not found]
-    others = [name for name, found in scores.items() if found and scores[first.name] and not same_images(found, scores[first.name])]
-    parts = []
+        if scores is None:
+            without.append(name)
+        elif first.image_scores and not same_images(summary.image_scores, first.image_scores):
+            others.append(name)
+    notes = []
     if any(run.difference is not None for run in runs):
-        parts.append(f"Differences are to {first.name}, paired image by image.")
+        notes.append(f"Differences are to {runs[0].name}, paired image by image.")
     if others:
-        parts.append(f"Not validated on the same images as {first.name}, so not comparable: {', '.join(others)}.")
+        notes.append(f"Not validated on the same images as {runs[0].name}, so not comparable: {', '.join(others)}.")
     if without:
-        parts.append(f"No scores of single images, so no interval: {', '.join(without)}.")
-    return " ".join(parts)
+        notes.append(f"No scores of single images, so no interval: {', '.join(without)}.")
+    return Comparison(runs, " ".join(notes), _different_settings(summaries))
 
 
 def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
@@ -118,3 +165,26 @@ def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list
         if len({value for value in values if value is not None}) > 1:
             found.append((name, [value or NONE for value in values]))
     return found
+
+
+def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, links: bool = False) -> str:
+    """`links`: to the report of each run, below the address of this page."""
+    found = compare_runs(summaries)
+    charts = overlay_charts([(run.name, run.summary) for run in found.runs])
+    class_names = summaries[0].class_names
+    has_classes = len(class_names) > 1 and all(summary.class_names == class_names for summary in summaries)
+    per_class = [summary.per_class_iou for summary in summaries]
+    class_rows = [[name, *(score(values.get(name)) for values in per_class)] for name in class_names] if has_classes else []
+    present = {"runs": True, "curves": charts, "classes": class_rows, "settings": True}
+    return render_page(
+        "comparison.html",
+        f"{', '.join(found.names)} – comparison",
+        live,
+        sections={key: key.capitalize() for key, is_there in present.items() if is_there},
+        found=found,
+        best=max((run for run in found.runs if run.iou is not None), key=lambda run: run.iou or 0.0, default=None),
+        links=links,
+        charts=charts,
+        class_rows=class_rows,
+        has_memory=any(summary.peak("peak_memory_gib") for summary in summaries),
+    )

@@ -11,12 +11,14 @@ import re
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from unet_trainer import __version__
+from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.system.console import counted, readable
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.local_server import digest
@@ -31,19 +33,12 @@ NUM_SHADES = 10  # of a cell of the confusion matrix
 def render_page(template: str, title: str, live: str | None = None, **values: Any) -> str:
     """`live`: the version of a page that its server refreshes."""
     made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            live=live,
-            policy=page_policy(live is not None),
-            style=Markup(_file("page.css")),
-            script=Markup(_file("page.js")),
-            num_colours=NUM_COLOURS,
-            **{"footer": f"{made}. This page is one file and asks the network for nothing.", **values},
-        )
-    )
+    shared = {
+        **{"title": title, "live": live, "policy": page_policy(live is not None), "num_colours": NUM_COLOURS},
+        **{"style": Markup(_file("page.css")), "script": Markup(_file("page.js"))},
+        "footer": f"{made}. This page is one file and asks the network for nothing.",
+    }
+    return _environment().get_template(template).render({**shared, **values})
 
 
 def page_policy(live: bool = False) -> str:
@@ -70,9 +65,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {
-        function.__name__: function for function in (score, interval, percent, duration, rate, count, moment, place, shade, counted)
-    }
+    filters = (score, interval, percent, duration, rate, count, moment, place, shade, counted, value_text)
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters["shell"] = lambda path: quote(str(path))
     return environment
 
 

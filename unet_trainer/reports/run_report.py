@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ import cv2
 import numpy as np
 
 from unet_trainer import __version__
-from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.reports.charts import distribution_chart, drawn_epochs, run_charts
+from unet_trainer.reports.comparison import SetScores, set_scores
 from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Picture, make_gallery
-from unet_trainer.reports.page import NONE, count, duration, moment, percent, rate, render_page, score
-from unet_trainer.reports.score_statistics import SetScores, set_scores
+from unet_trainer.reports.page import NONE, duration, moment, percent, rate, render_page, score
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
 from unet_trainer.training.run_summary import RunSummary, read_run_summary
@@ -42,18 +40,12 @@ SETTING_GROUPS = (
     ("demo", "As the demo has them", False, ("demo",)),
     ("decided", "Decided from the data and the machine", True, ("decided",)),
     ("default", "Defaults", False, ("default",)),
-    ("unknown", "Source not known (of an earlier version)", False, ("",)),
 )
-SOURCE_WORDS = {"config": "script", "": "not known"}
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
     **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
     **{"shrink": "Memory ran out", "warning": "Warning", "note": "Note"},
 }
-
-
-def report_command(folder: Path) -> str:
-    return f"python train_unet.py report {shlex.quote(str(folder))}"
 
 
 def write_report(
@@ -72,7 +64,7 @@ def write_report(
     if with_pictures:
         gallery = make_gallery(summary, device, data_dir, max_seconds, console)
     elif summary.best is not None:
-        gallery = Gallery(note=f"Pictures of the worst and the best images are made by: {report_command(folder)}")
+        gallery = Gallery(note="Pictures of the worst and the best images are made by the command `report`, see below.")
     path = path or folder / REPORT
     write_bytes_atomically(path, render_report(summary, gallery).encode())
     return path
@@ -84,61 +76,49 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
     events = [event for event in run.events if event.kind in EVENT_WORDS]
-    values: dict[str, Any] = {
-        **{"run": run, "scores": scores, "baseline": baseline, "doubts": _doubts(run, scores, baseline), "few_images": FEW_IMAGES},
-        **{"cards": _cards(run), "charts": run_charts(run, epochs), "num_drawn": len(epochs), "distribution": distribution},
-        **{"class_rows": _class_rows(run, scores), "confusion": _confusion(run), "gallery": gallery, "sheet": sheet},
-        **{"setting_groups": _setting_groups(run), "stage_rows": _stage_rows(run), "commands": _commands(run)},
-        **{"events": events[-MAX_EVENTS:], "num_events": len(events), "event_words": EVENT_WORDS, **_gallery_values(run, gallery)},
-        "num_interruptions": sum(event.kind in ("interrupted", "killed", "failed") for event in events),
-    }
+    class_rows, confusion, stage_rows = _class_rows(run, scores), _confusion(run), _stage_rows(run)
     present = {
-        **{"result": True, "curves": epochs, "classes": values["class_rows"], "confusion": values["confusion"]},
+        **{"result": True, "curves": epochs, "classes": class_rows, "confusion": confusion},
         **{"images": distribution or gallery.pictures or gallery.note or sheet, "data": True, "settings": run.settings},
-        **{"machine": run.machine or values["stage_rows"], "events": events, "next": True},
+        **{"machine": run.machine or stage_rows, "events": events, "next": True},
     }
-    footer = {}
-    last_written = f"Last written by the run: {moment(run.updated)}."
-    if live is not None:
-        footer["footer"] = f"U-Net trainer {__version__}; refreshed as epochs end. {last_written}"
-    elif run.updated:
-        made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}. {last_written}"
-        footer["footer"] = f"{made} This page is one file and asks the network for nothing."
+    made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
+    footer = f"U-Net trainer {__version__}; refreshed as epochs end." if live is not None else f"{made}."
+    footer += f" Last written by the run: {moment(run.updated)}."
     return render_page(
         "report.html",
         f"{run.name} – training report",
         live,
-        subtitle=_subtitle(run),
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
-        **values,
-        **footer,
-    )
-
-
-def _words(parts: Iterable[Any], between: str = ", ") -> str:
-    return between.join(str(part) for part in parts if part)
-
-
-def _subtitle(run: RunSummary) -> str:
-    data = run.data
-    has_numbers = "num_train" in data and "num_val" in data
-    return _words(
-        [
-            _words([run.model.get("architecture"), run.model.get("encoder")], " · "),
-            f"{count(data['num_train'])} training and {count(data['num_val'])} validation images" if has_numbers else "",
-            _words([run.machine.get("device"), run.machine.get("name")]),
-            f"started {moment(run.starts[0])}" if run.starts else "",
-        ],
-        " · ",
+        footer=footer + (" This page is one file and asks the network for nothing." if live is None else ""),
+        run=run,
+        scores=scores,
+        few_images=FEW_IMAGES,
+        baseline=baseline,
+        doubts=_doubts(run, scores, baseline),
+        charts=run_charts(run, epochs),
+        num_drawn=len(epochs),
+        distribution=distribution,
+        class_rows=class_rows,
+        confusion=confusion,
+        sheet=sheet,
+        setting_groups=SETTING_GROUPS,
+        stage_rows=stage_rows,
+        events=events[-MAX_EVENTS:],
+        num_events=len(events),
+        event_words=EVENT_WORDS,
+        num_interruptions=sum(event.kind in ("interrupted", "killed", "failed") for event in events),
+        can_resume=has_checkpoint(run.folder),
+        has_model=(run.folder / BEST).is_file(),
+        **_gallery_values(run, gallery),
     )
 
 
 def _baseline(run: RunSummary) -> Baseline | None:
     """Of the best epoch's validation: the best prediction that needs no model."""
-    if run.best is not None and run.best.confusion:
-        return best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
-    kept = (run.result or {}).get("baseline_iou")
-    return None if kept is None else Baseline("one class everywhere", kept)
+    if run.best is None or not run.best.confusion:
+        return None
+    return best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
 
 
 def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None) -> list[str]:
@@ -149,30 +129,17 @@ def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None
         found.append(
             f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU {score(baseline.iou)}."
         )
-    found += (run.result or {}).get("warnings", [])
+    found += run.warnings
     found += [f"Files of the run are damaged, and what they hold is left out: {problem}" for problem in run.problems[:MAX_PROBLEMS]]
-    failed = [event for event in run.events if event.kind == "failed"]
-    if run.state == "failed" and failed:
-        found.append(f"The run ended with an error: {failed[-1].text}")
+    if run.state == "failed":
+        found += [f"The run ended with an error: {event.text}" for event in run.events if event.kind == "failed"][-1:]
     return found
-
-
-def _cards(run: RunSummary) -> list[tuple[str, str, str]]:
-    """Label, value and note beside the score."""
-    done, planned, startup = len(run.epochs), run.num_epochs, run.startup_seconds
-    cards = []
-    if run.best is not None:
-        progress = f"{done} of {counted(planned, 'epoch')} done" if planned else f"{counted(done, 'epoch')} done"
-        note = progress if run.monitor == "val_iou" else f"by {run.monitor}"
-        cards = [("Dice", score(run.best.get("val_dice")), "of the best epoch"), ("Best epoch", str(run.best.number), note)]
-    in_epochs = f"in epochs; start-up {duration(startup)}" if startup else "in epochs"
-    return [*cards, ("Time", duration(run.seconds), in_epochs), ("Images/s", rate(run.images_per_second), "in training")]
 
 
 def _class_rows(run: RunSummary, scores: SetScores | None) -> list[dict[str, Any]]:
     """Scores of each class at the best epoch, with its share of the pixels."""
-    best, per_class = run.best, run.per_class_iou
-    if best is None or not per_class:
+    best = run.best
+    if best is None or not best.classes:
         return []
     shares = {entry.get("name"): entry.get("share") for entry in run.data.get("classes", [])}
     totals = [sum(row) for row in best.confusion or []]
@@ -180,9 +147,9 @@ def _class_rows(run: RunSummary, scores: SetScores | None) -> list[dict[str, Any
     return [
         {
             "name": name,
-            "iou": per_class.get(name),
+            "iou": best.score(name, "iou"),
             "interval": scores.class_intervals.get(name) if scores else None,
-            "others": [getattr(best.classes.get(name), kind, None) for kind in ("dice", "precision", "recall")],
+            "others": [best.score(name, kind) for kind in ("dice", "precision", "recall")],
             "share": shares.get(name),
             "val_share": in_val.get(name),
         }
@@ -195,39 +162,28 @@ def _confusion(run: RunSummary) -> dict[str, Any] | None:
     if run.best is None or not run.best.confusion:
         return None
     names, matrix = run.id_names, np.array(run.best.confusion)
-    in_truth, predicted, wrong = matrix.sum(1), matrix.sum(0), matrix - np.diag(matrix.diagonal())
+    wrong = matrix - np.diag(matrix.diagonal())
+    of_truth, of_predicted = (matrix / np.maximum(1, matrix.sum(axis, keepdims=True)) for axis in (1, 0))
     shown = sorted(np.argsort(-(wrong.sum(1) + wrong.sum(0)), kind="stable")[:MAX_MATRIX].tolist())
     words = "No pixel of the validation images is predicted wrongly."
     if wrong.any():
-        shares = wrong / np.maximum(1, in_truth)[:, None]
+        shares = np.where(np.eye(len(matrix), dtype=bool), 0, of_truth)
         row, column = np.unravel_index(shares.argmax(), shares.shape)
         words = f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
     if len(matrix) > len(shown):
         words += f" The {len(shown)} of {len(matrix)} classes with the most wrong pixels are shown."
 
     def cell(row: int, column: int) -> dict[str, Any]:
-        pixels = int(matrix[row, column])
-        of_truth = pixels / in_truth[row] if in_truth[row] else None
-        of_predicted = pixels / predicted[column] if predicted[column] else None
-        return {"of_truth": of_truth, "of_predicted": of_predicted, "pixels": pixels, "is_right": row == column}
+        place = row, column
+        of = {
+            "of_truth": of_truth if matrix[row].any() else None,
+            "of_predicted": of_predicted if matrix[:, column].any() else None,
+        }
+        shares = {name: None if share is None else float(share[place]) for name, share in of.items()}
+        return {**shares, "pixels": int(matrix[place]), "is_right": row == column}
 
     rows = [(names[row], [cell(row, column) for column in shown]) for row in shown]
     return {"words": words, "names": [names[column] for column in shown], "rows": rows}
-
-
-def _setting_groups(run: RunSummary) -> list[dict[str, Any]]:
-    """Every value that the run took: first those that were set or decided, then the defaults."""
-    groups = []
-    for key, title, is_open, sources in SETTING_GROUPS:
-        rows = [
-            (name, value_text(setting.value), SOURCE_WORDS.get(setting.source, setting.source), setting.reason)
-            for name, setting in run.settings.items()
-            if setting.source in sources
-        ]
-        if rows:
-            has_reasons = any(reason for *_, reason in rows)
-            groups.append({"key": key, "title": title, "is_open": is_open, "rows": rows, "has_reasons": has_reasons})
-    return groups
 
 
 def _stage_rows(run: RunSummary) -> list[list[str]]:
@@ -253,29 +209,6 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
     return rows
 
 
-def _commands(run: RunSummary) -> list[tuple[str, str]]:
-    """What to do next, and how."""
-    folder, num_test, epochs = shlex.quote(str(run.folder)), run.data.get("num_test"), len(run.epochs)
-    found = []
-    if run.state == "running":
-        found.append(("watch it", f"watch {folder}"))
-    elif has_checkpoint(run.folder):
-        is_done = run.state in ("finished", "stopped early")
-        more = f" num_epochs={max(epochs + 1, round(1.5 * epochs))}" if is_done and not run.value("time_budget") else ""
-        found.append(("train on" if is_done else "go on where the state was saved", f"--resume {folder}{more}"))
-    if (run.folder / BEST).is_file():
-        found.append(("scores at native resolution, with intervals", f"evaluate {folder}"))
-        if num_test:
-            found.append((f"scores on {counted(num_test, 'test image')}, kept from training", f"evaluate {folder} --split test"))
-        found += [
-            ("what the model makes of other images", f"predict {folder} IMAGES --out predictions"),
-            ("the same in a browser", f"try {folder}"),
-            ("a file for other programs", f"export {folder}"),
-        ]
-    found.append(("this report again, with pictures", f"report {folder}"))
-    return [(words, f"python train_unet.py {command}") for words, command in found]
-
-
 def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
     pictures = sorted(gallery.pictures, key=lambda picture: 2.0 if picture.score.iou is None else picture.score.iou)
     sizes = {name: sum(picture.group == name for picture in pictures) for name in GROUP_WORDS}
@@ -286,13 +219,12 @@ def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
     if not run.has_background and run.id_names:
         legend.append((f"not tinted: {run.id_names[0]}", None))
     kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
+    groups = [(name, f"{GROUP_WORDS[name]} ({size})") for name, size in sizes.items() if size]
     return {
+        "gallery": gallery,
         "cards_of_images": [_image_card(picture) for picture in pictures],
         "group_words": GROUP_WORDS,
-        "group_choices": [
-            ("all", f"All ({len(pictures)})"),
-            *((name, f"{GROUP_WORDS[name]} ({size})") for name, size in sizes.items() if size),
-        ],
+        "group_choices": [("all", f"All ({len(pictures)})"), *groups],
         "class_legend": legend,
         "error_legend": [(ERROR_WORDS[kind], _hex(ERROR_COLOURS[kind])) for kind in kinds],
     }

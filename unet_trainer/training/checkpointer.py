@@ -28,8 +28,7 @@ from unet_trainer.system.os_errors import advice, named_file, reason, with_advic
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.checkpoint_file import read_run, why_unusable, write_checkpoint
 from unet_trainer.training.errors import NonFinite, TrainingFailed
-from unet_trainer.training.event_log import EventLog
-from unet_trainer.training.history import Row, write_metrics, write_result
+from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
 from unet_trainer.training.resume import split_names
 from unet_trainer.training.run_folder import (
     BEST,

@@ -19,7 +19,7 @@ from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import Tile, Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import (
     Scores,

@@ -24,8 +24,7 @@ import torch
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.transfer import to_device
-from unet_trainer.loading.worker_pool import WorkerError
+from unet_trainer.loading.worker_pool import WorkerError, to_device
 from unet_trainer.model.losses import TERMS, WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.wait_advice import EpochTimes, advise
+from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.system.concurrency import ThrottledTask
@@ -26,8 +26,7 @@ from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import peak_memory_gib
 from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.event_log import EventLog
-from unet_trainer.training.history import Row, column, finite
+from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_facts import epoch_facts, val_scores_csv
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch

@@ -1,7 +1,7 @@
 """A run's folder, read for display: state, history, scores, settings, events. Imports no torch, and writes nothing.
 
-Reads runs that are going on, that were killed or that lost files: what a run does not have is empty or None. All that shows runs
-(curves, report, watch, compare, `runs`) reads them here.
+Reads runs that are going on, that were killed or that lost files: what a run does not have is empty or None. Epochs are those of
+events.jsonl. All that shows runs (curves, report, watch, compare, `runs`) reads them here.
 """
 
 from __future__ import annotations
@@ -19,41 +19,26 @@ from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import Shape, as_object, pick
 from unet_trainer.system.locks import is_locked, is_locked_here
-from unet_trainer.training.event_log import current_epochs, read_events
-from unet_trainer.training.history import COLUMNS, read_metrics
+from unet_trainer.training.history import COLUMNS, current_epochs, read_events
 from unet_trainer.training.run_folder import BEST, EVENTS, LAST, METRICS_CSV, PREVIOUS, RESULT_JSON, SETTINGS, VAL_SCORES
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 RUN_FILES = (EVENTS, LAST, PREVIOUS, BEST, METRICS_CSV, RESULT_JSON)  # a folder with one of them is a run's
 # What is read of result.json and of each setting in settings.json.
-RESULT_SHAPE: Shape = {
-    **{"epochs": int, "stopped_early": bool, "per_class_iou": dict[str, float | None], "baseline_iou": float},
-    **{"warnings": list[str], "number_format": str, "is_compiled": bool},
-}
+RESULT_SHAPE: Shape = {"warnings": list[str]}
 SETTING_SHAPE: Shape = {"value": Any, "source": str, "reason": str}
 MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
-MAX_CLASSES = 256
-SCORES = ("iou", "dice", "precision", "recall")
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """Scores of one class on the validation set; None: undefined, because the class does not occur."""
-
-    iou: float | None
-    dice: float | None
-    precision: float | None
-    recall: float | None
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch. `row`: the columns of metrics.csv that it has; the other fields are empty in runs of earlier versions."""
+    """One finished epoch. `row`: the columns of metrics.csv that it has. `classes`: of each class that is reported, by its name,
+    iou, dice, precision and recall; None: undefined, because the class does not occur."""
 
     number: int
     row: dict[str, float]
-    classes: dict[str, ClassScores] = field(default_factory=dict)
+    classes: dict[str, dict[str, float | None]] = field(default_factory=dict)
     confusion: list[list[int]] | None = None  # rows truth, columns prediction, of all ids
     stages: dict[str, float] = field(default_factory=dict)  # seconds
     time: datetime | None = None
@@ -62,6 +47,10 @@ class EpochRecord:
         """A number of the row; None if it is missing or not finite."""
         value = self.row.get(column)
         return value if value is not None and abs(value) < MAX_NUMBER else None
+
+    def score(self, name: str, kind: str) -> float | None:
+        """Of a class: iou, dice, precision or recall."""
+        return self.classes.get(name, {}).get(kind)
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ class RunSummary:
     machine: dict[str, Any]  # of the last start: device, name, cores, versions, ...
     data: dict[str, Any]  # data_dir, num_train, num_val, sizes, classes with shares, notices, ...
     model: dict[str, Any]  # architecture, encoder, parameters
-    result: dict[str, Any] | None  # result.json
+    warnings: list[str]  # about the result
     startup_seconds: float | None
     starts: list[datetime] = field(default_factory=list)
     updated: datetime | None = None  # the last sign of life
@@ -126,12 +115,7 @@ class RunSummary:
         for epoch in reversed(self.epochs):
             if epoch.classes:
                 return list(epoch.classes)
-        given, number = self.value("class_names"), self.value("num_classes")
-        if isinstance(given, list):
-            return [str(name) for name in given]
-        if isinstance(number, int) and 1 < number <= MAX_CLASSES:
-            return [f"class {index}" for index in range(number)]
-        return ["foreground"] if number == 1 else list((self.result or {}).get("per_class_iou") or ["foreground"])
+        return list(self.model.get("classes") or ["foreground"])
 
     @property
     def id_names(self) -> list[str]:
@@ -154,10 +138,7 @@ class RunSummary:
     @property
     def per_class_iou(self) -> dict[str, float | None]:
         """Of the best epoch."""
-        best = self.best
-        if best is not None and best.classes:
-            return {name: scores.iou for name, scores in best.classes.items()}
-        return dict((self.result or {}).get("per_class_iou") or {})
+        return {} if self.best is None else {name: scores.get("iou") for name, scores in self.best.classes.items()}
 
     @property
     def best_iou(self) -> float | None:
@@ -184,8 +165,7 @@ class RunSummary:
 
     def class_column(self, name: str) -> dict[int, float]:
         """IoU of a class by epoch, where there is one."""
-        found = {epoch.number: epoch.classes.get(name) for epoch in self.epochs}
-        return {number: scores.iou for number, scores in found.items() if scores is not None and scores.iou is not None}
+        return {epoch.number: value for epoch in self.epochs if (value := epoch.score(name, "iou")) is not None}
 
     def peak(self, name: str) -> float:
         return max(self.column(name).values(), default=0.0)
@@ -223,21 +203,21 @@ def read_run_summary(folder: Path) -> RunSummary:
     starts = [event for event in raw if event["kind"] == "start"]
     last_start = starts[-1] if starts else {}
     ready: dict[str, Any] = next((event for event in reversed(raw) if event["kind"] == "ready"), {})
-    result = None
+    result: dict[str, Any] = {}
     with _noting(RESULT_JSON, problems):
         result = pick(RESULT_SHAPE, read_json(folder / RESULT_JSON))
     model = last_start.get("model", {})
-    epochs, settings = _read_epochs(folder, raw, model.get("ids"), problems), _read_settings(folder, problems)
+    epochs, settings = _read_epochs(raw, model.get("ids"), problems), _read_settings(folder, problems)
     return RunSummary(
         folder=folder,
-        state=_state(folder, raw, result, len(epochs), bool(problems)),
+        state=_state(folder, raw, bool(problems)),
         epochs=epochs,
         settings=settings,
         events=list(_events(raw)),
         machine=last_start.get("machine", {}),
         data=last_start.get("data", {}),
         model=model,
-        result=result,
+        warnings=result.get("warnings", []),
         startup_seconds=ready.get("startup_seconds"),
         starts=[time for start in starts if (time := _time(start)) is not None],
         updated=_touched(folder),
@@ -258,39 +238,24 @@ def _noting(name: str, problems: list[str]) -> Iterator[None]:
         problems.append(f"{name}: {first_line(error)}")
 
 
-def _state(
-    folder: Path, raw: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, num_epochs: int, is_damaged: bool
-) -> State:
-    ends = [event for event in raw if event["kind"] in ("start", "end")]
-    ends_here = bool(ends) and ends[-1]["kind"] == "end" and is_locked_here(folder)  # the lock is released last
-    if is_locked(folder) and not ends_here:
+def _state(folder: Path, raw: Sequence[Mapping[str, Any]], is_damaged: bool) -> State:
+    last = next((event for event in reversed(raw) if event["kind"] in ("start", "end")), {"kind": "start"})
+    if is_locked(folder) and not (last["kind"] == "end" and is_locked_here(folder)):  # the lock is released last
         return "running"
-    if is_damaged:
-        return "damaged"
-    if ends:
-        how = ends[-1].get("how")  # a start without an end: the process was killed
-        return how if how in ("finished", "stopped early", "failed") else "interrupted"
-    if result is None or result.get("epochs", 0) < num_epochs:  # of an earlier version, killed or resumed since its end
-        return "interrupted"
-    return "stopped early" if result.get("stopped_early") else "finished"
+    ends: dict[str | None, State] = {"finished": "finished", "stopped early": "stopped early", "failed": "failed"}
+    return "damaged" if is_damaged else ends.get(last.get("how"), "interrupted")  # without an end it was killed
 
 
-def _read_epochs(folder: Path, raw: list[dict[str, Any]], ids: list[str] | None, problems: list[str]) -> list[EpochRecord]:
-    """From the events; epochs that they do not have, from metrics.csv."""
-    records = {}
-    with _noting(METRICS_CSV, problems):
-        records = {int(row["epoch"]): EpochRecord(int(row["epoch"]), row) for row in read_metrics(folder / METRICS_CSV)}
-    told = {number: read_epoch(event) for number, event in current_epochs(raw).items()}
-    if told:  # metrics.csv may be older, or of a state that was undone
-        records = {number: record for number, record in records.items() if number <= max(told)}
-        names = next((list(record.classes) for record in reversed(told.values()) if record.classes), [])
-        num_ids = len(ids) if ids else max(2, len(names))
-        is_known = names == [name for name in ids or names if name in names]
-        odd = [number for number, record in told.items() if not (is_known and _fits(record, names, num_ids))]
-        if odd:
-            problems.append(f"{EVENTS}: epoch {odd[0]} has other classes than the run, or no counts of their pixels")
-            told = {number: replace(record, classes={}, confusion=None) for number, record in told.items()}
-    return [record for _, record in sorted({**records, **told}.items())]
+def _read_epochs(raw: list[dict[str, Any]], ids: list[str] | None, problems: list[str]) -> list[EpochRecord]:
+    found = [read_epoch(event) for event in current_epochs(raw).values()]
+    names = next((list(record.classes) for record in reversed(found) if record.classes), [])
+    num_ids = len(ids) if ids else max(2, len(names))
+    is_known = names == [name for name in ids or names if name in names]
+    odd = [record.number for record in found if not (is_known and _fits(record, names, num_ids))]
+    if odd:
+        problems.append(f"{EVENTS}: epoch {odd[0]} has other classes than the run, or no counts of their pixels")
+        found = [replace(record, classes={}, confusion=None) for record in found]
+    return found
 
 
 def _fits(record: EpochRecord, names: list[str], num_ids: int) -> bool:
@@ -304,9 +269,8 @@ def _fits(record: EpochRecord, names: list[str], num_ids: int) -> bool:
 def read_epoch(event: Mapping[str, Any]) -> EpochRecord:
     """An epoch event as a record."""
     row = {name: event[name] for name in COLUMNS if event.get(name) is not None}
-    classes = {name: ClassScores(*(found.get(score) for score in SCORES)) for name, found in event.get("classes", {}).items()}
     stages = {name: seconds for name, seconds in event.get("stages", {}).items() if seconds is not None}
-    return EpochRecord(event["epoch"], row, classes, event.get("confusion"), stages, _time(event))
+    return EpochRecord(event["epoch"], row, event.get("classes", {}), event.get("confusion"), stages, _time(event))
 
 
 def _read_settings(folder: Path, problems: list[str]) -> dict[str, Setting]:

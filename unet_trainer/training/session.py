@@ -15,7 +15,7 @@ from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.errors import TrainingFailed
-from unet_trainer.training.event_log import EventLog
+from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_folder import has_checkpoint, resume_command
 
 

@@ -20,9 +20,9 @@ from functools import partial
 
 import torch
 
-from unet_trainer.loading.cutmix import paste_pieces
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.loader import paste_pieces
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
 from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary

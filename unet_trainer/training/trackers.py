@@ -1,7 +1,9 @@
 """Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
 Their packages are optional and imported when a run begins. TrackerQueue calls a tracker in a thread of its own, so that a service
-that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful.
+that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful. Each has `init(run)`, which begins the
+run or goes on with it and returns the id by which the service knows it, `log(epoch, scalars, picture)` and
+`finish(outcome, is_complete)`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted, first_line
-from unet_trainer.training.event_log import EventLog, read_events
+from unet_trainer.training.history import EventLog, read_events
 from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 from unet_trainer.training.run_summary import EpochRecord, RunSummary, read_run_summary
 
@@ -29,16 +31,8 @@ MAX_WAITING = 1000  # epochs that may wait for a slow service; further ones are 
 FINISH_SECONDS = 10.0  # that a service has at the end
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
 SCALARS = {
-    "train_loss": "loss/train",
-    "val_loss": "loss/val",
-    "train_iou": "iou/train",
-    "val_iou": "iou/val",
-    "val_dice": "dice/val",
-    "learning_rate": "training/learning_rate",
-    "images_per_second": "training/images_per_second",
-    "data_wait": "training/data_wait",
-    "seconds": "training/seconds",
-    "peak_memory_gib": "training/peak_memory_gib",
+    **{f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")},
+    **{name: f"training/{name}" for name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib")},
 }
 
 
@@ -50,19 +44,6 @@ class TrackedRun:
     settings: Mapping[str, Any]  # plain values
     first_epoch: int = 0  # epochs that are done: later ones are logged again
     earlier_id: str | None = None  # by which the tracker knows the run, if it was resumed
-
-
-class Tracker(Protocol):
-    """A service that shows runs."""
-
-    def init(self, run: TrackedRun) -> str | None:
-        """Begins a run, or goes on with it; returns the id by which the service knows it."""
-
-    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
-        """What an epoch came to; the picture is of this epoch or an earlier one."""
-
-    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        """`outcome`: figures of the whole run. `is_complete`: it was neither interrupted nor did it fail."""
 
 
 class TensorBoardTracker:
@@ -86,11 +67,9 @@ class TensorBoardTracker:
         self.writer.flush()
 
     def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        settings = {
-            name: value if isinstance(value, str | int | float | bool) else str(value) for name, value in self.run.settings.items()
-        }
+        plain = {name: value if isinstance(value, str | int | float) else str(value) for name, value in self.run.settings.items()}
         named = {f"hparam/{name}": value for name, value in outcome.items()}
-        self.writer.add_hparams(settings, named, run_name=".")  # in the same folder, not in one of its own
+        self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
         self.writer.close()
 
 
@@ -152,6 +131,7 @@ class MlflowTracker:
         self.module.end_run("FINISHED" if is_complete else "KILLED")
 
 
+Tracker = TensorBoardTracker | WandbTracker | MlflowTracker
 TRACKERS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": partial(WandbTracker, "wandb"),
@@ -169,7 +149,7 @@ def scalars_of(epoch: EpochRecord) -> dict[str, float]:
     """The figures of an epoch under the names that trackers show; what is undefined is left out."""
     found = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
     for name, scores in epoch.classes.items():
-        found |= {f"{score} of classes/{name}": value for score, value in vars(scores).items() if value is not None}
+        found |= {f"{score} of classes/{name}": value for score, value in scores.items() if value is not None}
     return found
 
 
@@ -186,10 +166,7 @@ class TrackerQueue:
     """Epochs wait in a queue of limited length for the thread that calls the tracker. What goes wrong is told once."""
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str], object]) -> None:
-        self.name = name
-        self.tracker = tracker
-        self.run = run
-        self.on_id = on_id
+        self.name, self.tracker, self.run, self.on_id = name, tracker, run, on_id
         self._waiting: queue.Queue[EpochRecord | None] = queue.Queue(MAX_WAITING)  # None: the run has ended
         self._error: BaseException | None = None
         self._was_told = False
@@ -231,14 +208,13 @@ class TrackerQueue:
         return f"{self.name} was too slow: {counted(num_left, 'epoch')} were not logged there" if num_left else None
 
     def _work(self) -> None:
-        if not self._try(self._init):
-            while self._waiting.get() is not None:  # it has no run to log to
-                pass
-            return
+        has_begun = self._try(self._init)
         while (epoch := self._waiting.get()) is not None:
-            self._try(partial(self._log, epoch))
-        summary = read_run_summary(self.run.folder)
-        self._try(partial(self.tracker.finish, outcome_of(summary), summary.state in ("finished", "stopped early")))
+            if has_begun:
+                self._try(partial(self._log, epoch))
+        if has_begun:
+            summary = read_run_summary(self.run.folder)
+            self._try(partial(self.tracker.finish, outcome_of(summary), summary.state in ("finished", "stopped early")))
 
     def _try(self, call: Callable[[], object]) -> bool:
         try:
@@ -261,24 +237,19 @@ class TrackerQueue:
         self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None)
 
 
-def _earlier_id(folder: Path, name: str) -> str | None:
-    """By which a tracker knows the run, if it was told of it before and the run has not begun anew since."""
-    found = None
-    for event in read_events(folder):
-        if event["kind"] == "start" and event.get("resumed_after") is None:
-            found = None
-        elif event["kind"] == "tracker" and event.get("name") == name:
-            found = event.get("id")
-    return found
-
-
 def build_trackers(
     names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_epoch: int, events: EventLog
 ) -> list[TrackerQueue]:
-    """One queue for each tracker that is switched on."""
+    """One queue for each tracker that is switched on, with the id of the run if it has not begun anew since the tracker knew it."""
+    ids: dict[str, str] = {}
+    for event in read_events(folder):
+        if event["kind"] == "start" and event.get("resumed_after") is None:
+            ids = {}
+        elif event["kind"] == "tracker" and "id" in event:
+            ids[event.get("name", "")] = event["id"]
 
     def build(name: str) -> TrackerQueue:
-        run = TrackedRun(folder, settings, first_epoch, _earlier_id(folder, name))
+        run = TrackedRun(folder, settings, first_epoch, ids.get(name))
         return TrackerQueue(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
 
     return [build(name) for name in names]
