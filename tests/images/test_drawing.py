@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import cv2
 import numpy as np
 import pytest
 
 from unet_trainer.images.drawing import (
-    BACKGROUND_COLOUR,
     CELL,
     COLOURS,
     ERROR_COLOURS,
@@ -17,7 +15,6 @@ from unet_trainer.images.drawing import (
     SAMPLE_SIDE,
     ErrorKind,
     bar_chart,
-    class_colours,
     contact_sheet,
     display_range,
     error_map,
@@ -51,13 +48,6 @@ def ids(text):
 
 def colours_in(picture):
     return {tuple(colour) for colour in np.unique(picture.reshape(-1, 3), axis=0).tolist()}
-
-
-@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 1, None]), (3, [0, 1, 2]), (5, [0, 1, 2])])
-def test_8_bit_images_of_any_number_of_channels_are_shown_as_three(channels, shown):
-    image = np.random.default_rng(0).integers(0, 256, (24, 24, channels), np.uint8)
-    for place, channel in enumerate(shown):
-        assert np.array_equal(to_display(image)[:, :, place], np.zeros((24, 24)) if channel is None else image[:, :, channel])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float64])
@@ -97,20 +87,6 @@ def test_rows_of_an_overlay_are_those_of_the_whole_without_an_outline_along_the_
     np.testing.assert_array_equal(overlay_rows(grey()[5:9], mask[5:9], mask[4:5], mask[9:10], colours), whole[5:9])
     one = overlay_rows(grey(), np.ones((24, 24), np.uint8), None, None, np.full((256, 3), 200, np.uint8))
     assert (one == 140).all()  # 0.6 · 100 + 0.4 · 200
-
-
-def test_forty_colours_are_far_from_each_other_and_from_those_of_background_and_ignored_pixels():
-    """ΔE of CIE76: 2.3 is just noticeable; halved by the tint, these are still told apart."""
-    colours = np.vstack([COLOURS, [BACKGROUND_COLOUR, IGNORED_COLOUR]]).astype(np.float32) / 255
-    lab = cv2.cvtColor(colours[None], cv2.COLOR_RGB2LAB)[0]
-    assert (np.linalg.norm(lab[:, None] - lab, axis=2) + 1000 * np.eye(len(lab))).min() > 20
-    assert class_colours(42)[1:] == (*map(tuple, COLOURS.tolist()), tuple(COLOURS[0].tolist()))
-
-
-def test_a_class_0_that_is_no_background_has_the_last_colour_and_is_drawn():
-    assert class_colours(3, has_background=False) == (tuple(COLOURS[-1].tolist()), *class_colours(3)[1:])
-    shown = overlay(grey(), square(1), has_background=False)
-    assert shown[2, 2].tolist() == (0.6 * 100 + 0.4 * COLOURS[-1]).astype(np.uint8).tolist()
 
 
 def test_a_contact_sheet_has_a_cell_for_each_pair_and_a_legend_where_names_are_known():

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.image_bytes import exif, npy_bytes, pil_bytes, tiff_bytes
+from helpers.image_bytes import exif, npy_bytes, pil_bytes
 from unet_trainer.images.image_files import decode_image
 from unet_trainer.images.image_headers import (
-    channels_with_alpha,
     displayed_size,
     has_palette,
     is_cut_off,
@@ -30,16 +29,6 @@ def palette_image():
     image = Image.fromarray(GREY // 64)
     image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
     return image
-
-
-def test_the_channels_of_a_file_with_alpha_are_counted():
-    assert [channels_with_alpha(pil_bytes(kind, COLOUR)) for kind in FORMATS] == [0] * 6
-    assert [channels_with_alpha(pil_bytes(kind, FOUR)) for kind in ("PNG", "TIFF", "WEBP")] == [4, 4, 4]
-    assert channels_with_alpha(pil_bytes("PNG", COLOUR, "LA")) == 2
-    assert channels_with_alpha(pil_bytes("WEBP", FOUR, lossless=True)) == 4
-    assert channels_with_alpha(pil_bytes("WEBP", COLOUR, lossless=True)) == 0
-    assert channels_with_alpha(tiff_bytes(FOUR, photometric="rgb", extrasamples=["unspecified"])) == 0
-    assert channels_with_alpha(npy_bytes(FOUR)) == 0
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
@@ -97,12 +86,6 @@ def test_the_size_is_read_without_the_pixels():
     for data in (b"no image", npy_bytes(COLOUR)):
         assert picture_size(data) is None
         assert displayed_size(data) is None
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 30, "exif": exif(6), "comment": b"\xff\xc0 no marker"}])
-def test_the_frame_of_a_jpeg_holds_its_size_and_components(options):
-    assert jpeg_frame(pil_bytes("JPEG", COLOUR, **options)) == (20, 30, 3)
-    assert jpeg_frame(pil_bytes("JPEG", GREY, **options)) == (20, 30, 1)
 
 
 def test_the_frame_of_a_jpeg_is_found_behind_fill_bytes_and_tables():

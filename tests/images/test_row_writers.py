@@ -108,16 +108,6 @@ def test_a_tiff_holds_the_pixels(name, is_big, monkeypatch):
     np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(data))), pixels)
 
 
-def test_a_tiff_has_its_palette_and_tags():
-    tag = (33550, 12, 3, (0.5, 0.25, 0.0), True)
-    data = written(make(TiffWriter, IDS, palette=PALETTE, tags=[tag]), IDS)
-    with tifffile.TiffFile(io.BytesIO(data)) as file:
-        np.testing.assert_array_equal(file.asarray(), IDS)
-        assert file.pages.first.tags[33550].value == (0.5, 0.25, 0.0)
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
-    np.testing.assert_array_equal(np.array(picture), np.array(PALETTE, np.uint8)[IDS])
-
-
 @pytest.mark.parametrize("shape", [(37, 23), (37, 23, 3)])
 def test_an_npy_file_holds_the_values(shape, tmp_path):
     values = RANDOM.random(shape, np.float32)

@@ -74,11 +74,6 @@ def test_the_cache_takes_half_of_what_is_free_and_leaves_the_other_pairs_to_the_
         assert len(cache) == num_ticks == num_pairs
 
 
-def test_without_a_limit_the_free_memory_of_the_container_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(pixel_cache, "free_host_memory", lambda: 2 * BLOCK)
-    assert len(build("ram", tmp_path, limit=None)[0]) == 1
-
-
 def test_the_memory_is_anonymous_and_shared_with_forked_processes(tmp_path):
     """Not in /dev/shm, which containers keep small: a file there is a SIGBUS once it is full."""
     cache, _ = build("ram", tmp_path)
@@ -140,24 +135,6 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert num_ticks == 0
     assert all(np.array_equal(cache.pair(index)[0], pixels(index)[0]) for index in range(4))
     assert len(names(tmp_path)) == 1
-
-
-def test_only_the_rows_that_are_looked_at_are_read_and_checked_once_by_all_processes(tmp_path, monkeypatch):
-    shapes = [(400, 300, 3)]
-    image, mask = pixels(0, shapes=shapes)
-    cache, _ = build("disk", tmp_path, lambda index: (image, mask), shapes=shapes, limit=10**8)
-    stored_image, stored_mask = cache.pair(0)
-    process = multiprocessing.get_context("fork").Process(target=lambda: stored_image[100:110, 20:40])
-    process.start()
-    process.join(60)
-    monkeypatch.setattr(pixel_cache.zlib, "crc32", lambda content: pytest.fail("checked again"))
-    num_bytes, real = [], os.preadv
-    monkeypatch.setattr("os.preadv", lambda handle, places, start: num_bytes.append(len(places[0])) or real(handle, places, start))
-    assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
-    assert num_bytes == [10 * 300 * 3]
-    monkeypatch.undo()
-    assert np.array_equal(stored_mask[100:110, 20:40], mask[100:110, 20:40])
-    assert stored_mask[400:500, 0:7].shape == (0, 7)
 
 
 def test_a_file_can_be_read_by_other_users_and_is_opened_for_reading_only(tmp_path):

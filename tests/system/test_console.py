@@ -16,7 +16,6 @@ from unet_trainer.system.console import (
     cause_line,
     counted,
     csv_line,
-    encodable,
     finding_lines,
     first_line,
     json_text,
@@ -260,14 +259,6 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_training_goes_on(log)
     assert stream.getvalue() == f"one\nWarning: {log} cannot be written to (Is a directory)\ntwo\n"
 
 
-def test_a_log_is_not_opened_through_a_link(log, tmp_path):
-    (tmp_path / "precious").write_text("content")
-    log.symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic link"):
-        Console(io.StringIO()).log_to(log)
-    assert (tmp_path / "precious").read_text() == "content"
-
-
 def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_nothing(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -300,10 +291,6 @@ NASTY = [" lead", "cr\rname", "nl\nname", 'qu"ote', "com,ma", "esc\x1b[31mred", 
 )
 def test_a_message_does_nothing_to_a_terminal(text, shown):
     assert readable(text) == shown
-
-
-def test_bars_keep_their_carriage_return():
-    assert encodable("\r50%\x1b[A" + os.fsdecode(b"\xe4")) == "\r50%\x1b[A\\xe4"
 
 
 def test_names_come_back_from_tables_and_json():

@@ -40,12 +40,6 @@ def test_pipes_devices_and_links_are_neither_read_nor_written_through(tmp_path):
     assert read_cache(tmp_path / "link") == read_cache(tmp_path / "zero") == {"b": 2}  # files of their own now
 
 
-def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
-    (tmp_path / "file").touch()
-    write_cache(tmp_path / "file" / "a.json", {})
-    assert read_cache(tmp_path / "file" / "a.json") == {}
-
-
 def test_drafts_of_killed_processes_are_deleted_and_those_of_others_are_not(tmp_path):
     for name, age in ((".a.json.k2j3h4_a.tmp", 7200), (".b.json.k2j3h4_a.tmp", 10)):
         (tmp_path / name).touch()

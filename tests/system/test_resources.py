@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from unet_trainer.system import resources
 from unet_trainer.system.resources import count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
 
 GIB = 2**30
@@ -69,13 +68,6 @@ def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_ro
     assert count_cores(make_root(files)) == cores
 
 
-def test_cores_where_there_is_no_affinity_are_those_of_the_host(make_root, monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    for number, cores in ((6, 6), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda number=number: number)
-        assert count_cores(make_root({})) == cores
-
-
 @pytest.mark.parametrize(
     ("files", "free", "total"),
     [
@@ -130,12 +122,6 @@ def test_memory_where_the_system_has_no_meminfo_is_a_guess(make_root, monkeypatc
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 4 * GIB // 4096, "SC_PAGE_SIZE": 4096}.get)
     root = make_root({}, host={})
     assert (free_host_memory(root), total_host_memory(root), memory_of_machine(root)) == (2 * GIB, 8 * GIB, None)
-
-
-def test_the_root_can_be_replaced_for_code_that_does_not_pass_one(make_root, monkeypatch):
-    assert 0 < free_host_memory() <= total_host_memory()
-    monkeypatch.setattr(resources, "ROOT", make_root({"proc/self/cgroup": "0::/", **memory_v2(V2, GIB, 0)}))
-    assert (total_host_memory(), free_host_memory()) == (GIB, GIB)
 
 
 def test_free_disk_is_that_of_the_folder_or_of_its_nearest_parent_that_exists(tmp_path, monkeypatch):

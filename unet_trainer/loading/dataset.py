@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from unet_trainer.images.image_files import Pixels, decode_mask, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
-from unet_trainer.loading.augmentation import Augmentation
-from unet_trainer.loading.pixel_cache import ContentDamage, PixelCache
+from unet_trainer.loading.pixel_cache import ContentDamage, MemoryCache
+
+if TYPE_CHECKING:
+    from unet_trainer.loading.augmentation import Augmentation  # imports albumentations, which prediction does without
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
@@ -82,7 +84,7 @@ class SegmentationDataset:
         self.resize_masks = resize_masks
         self.mask_sizes = self._native_mask_sizes()  # of each pair; None: masks have the size of the samples
         self._largest_mask = None if self.mask_sizes is None else _enclosing(self.mask_sizes)
-        self.cache: PixelCache | None = None
+        self.cache: MemoryCache | None = None
         # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
         self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(pairs))), np.uint8)
         self._taken = np.zeros_like(self.noticed)
@@ -144,10 +146,7 @@ class SegmentationDataset:
         pair = self.tiling.pair_index(index)
         if self.cache is not None and pair < len(self.cache):
             try:
-                image, mask = self.cache.pair(pair)
-                if isinstance(self.tiling, WholeImages):  # others take a part, and only that is read
-                    image, mask = np.asarray(image), np.asarray(mask)
-                return self.tiling.extract(image, mask, epoch, index)
+                return self.tiling.extract(*self.cache.pair(pair), epoch, index)
             except ContentDamage:  # the files are as good, and slower
                 self.noticed[pair] |= CACHE_DAMAGED
         return self.tiling.extract(*self._pixels(pair), epoch, index)

@@ -1,4 +1,5 @@
-"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere.
+"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere; and
+the copy of batches to the GPU.
 
 The life of a batch:
 
@@ -17,6 +18,7 @@ real reason; if not, it is counted in `failures` for the user to be told.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import multiprocessing
 import multiprocessing.util
@@ -42,7 +44,6 @@ import torch
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
-from unet_trainer.loading.transfer import copy_stream, pin, unpin
 from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
@@ -52,7 +53,45 @@ BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end 
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 MAX_OPEN_PIECES = 1024
 STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
-ERROR_BYTES = 512  # of a worker's error message
+PIPE_BYTES = 2**18  # asked for: the messages of MAX_OPEN_PIECES
+
+
+# Copies to the GPU, in a stream of their own: a batch is copied while the previous step still computes.
+
+
+def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it is."""
+    if device.type != "cuda":
+        return tuple(tensor.to(device) for tensor in tensors)
+    with torch.cuda.stream(copy_stream(device)):
+        moved = tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
+    computing = torch.cuda.current_stream(device)
+    computing.wait_stream(copy_stream(device))
+    for tensor in moved:
+        tensor.record_stream(computing)  # else its memory could be reused for the next copy while the step still reads it
+    return moved
+
+
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def pin(memory: torch.Tensor) -> bool:
+    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but correct."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros((), device="cuda")  # clears the error, which the next kernel would raise
+    return False
+
+
+def unpin(memory: torch.Tensor, device: torch.device) -> None:
+    copy_stream(device).synchronize()
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+# Workers.
 
 # receive a task (empty: no more tasks), send a result, the worker's number
 WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
@@ -79,14 +118,14 @@ class Result(NamedTuple):
 
     batch_id: int
     start: int
-    worker: int
     is_filled: int
     read_seconds: float
     augment_seconds: float
+    error: bytes  # why it is not filled; empty: it is not wanted any more
 
 
 TASK = struct.Struct("7q")
-RESULT = struct.Struct("4q2d")
+RESULT = struct.Struct("3q2d200s")
 
 
 class ForkBackend:
@@ -100,6 +139,9 @@ class ForkBackend:
         task_reader, self.task_writer = os.pipe()
         self.result_reader, result_writer = os.pipe()
         parent_ends = (self.task_writer, self.result_reader)
+        for file in parent_ends:
+            with contextlib.suppress(OSError):  # beyond the limit of this user
+                fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.workers: list[BaseProcess] = []
         # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
         self.close = multiprocessing.util.Finalize(self, _close, (*parent_ends, self.workers), exitpriority=100)
@@ -232,32 +274,13 @@ class SharedBuffers:
         # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
         self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
         self.in_progress[:] = -1
-        self.errors = np.frombuffer(mmap.mmap(-1, ERROR_BYTES * num_workers), np.uint8).reshape(num_workers, ERROR_BYTES)
         self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are handed back unfilled
         self.memory = torch.from_numpy(memory)
 
     def pin_for(self, device: torch.device) -> None:
         """Called after the fork: workers must not inherit registered memory."""
         if pin(self.memory):
-            weakref.finalize(self, _unpin, self.memory, device)
-
-    def write_error(self, worker: int, error: Exception) -> None:
-        """Called by the worker. An error that the training process has not read yet stays: it may be reading just now."""
-        row = self.errors[worker]
-        if not row[0]:
-            text = np.frombuffer(f"{type(error).__name__}: {error}".encode(errors="replace")[:ERROR_BYTES], np.uint8)
-            row[1 : len(text)] = text[1:]
-            row[0] = text[0]  # last: it marks the text as complete
-
-    def take_error(self, worker: int) -> str:
-        """Called by the training process; empty if there is no error that it has not read."""
-        row = self.errors[worker]
-        if not row[0]:
-            return ""
-        text = row.tobytes().rstrip(b"\0").decode(errors="replace")
-        row[1:] = 0
-        row[0] = 0  # last: the worker may write again
-        return text
+            weakref.finalize(self, unpin, self.memory, device)
 
 
 @dataclass
@@ -275,11 +298,6 @@ class PendingBatch:
     read_seconds: float = 0.0
     augment_seconds: float = 0.0
     is_wanted: bool = True
-
-
-def _unpin(memory: torch.Tensor, device: torch.device) -> None:
-    copy_stream(device).synchronize()
-    unpin(memory)
 
 
 class WorkerPool:
@@ -459,8 +477,7 @@ class WorkerPool:
             batch.augment_seconds += result.augment_seconds
             if not result.is_filled:
                 batch.failed.append(result.start)
-                reason = batch.buffers.take_error(result.worker)
-                if batch.is_wanted and reason:
+                if batch.is_wanted and (reason := result.error.rstrip(b"\0").decode(errors="ignore")):
                     self.failures.reason = reason
             if not batch.num_missing:
                 del self.incomplete[result.batch_id]
@@ -512,19 +529,21 @@ def _worker_main(
 ) -> None:
     """Worker main loop."""
     own = [assembler.clone_for_worker() for assembler in assemblers]
+    in_progress = buffers.in_progress[number]
     while message := receive():
         task = Task(*TASK.unpack(message))
-        on_start = partial(_note_position, buffers.in_progress[number], task.batch_id)
-        is_filled, seconds = 0, (0.0, 0.0)
+        result = Result(task.batch_id, task.start, 0, 0.0, 0.0, b"")
         if task.batch_id >= buffers.first_wanted[0]:
-            piece = range(task.start, task.stop)
+            on_start = partial(_note_position, in_progress, task.batch_id)
             try:
-                seconds = own[task.assembler].fill(buffers.arrays[task.buffer], task.epoch, task.batch, piece, on_start)
-                is_filled = 1
+                seconds = own[task.assembler].fill(
+                    buffers.arrays[task.buffer], task.epoch, task.batch, range(task.start, task.stop), on_start
+                )
+                result = Result(task.batch_id, task.start, 1, *seconds, b"")
             except Exception as error:  # of any kind: the training process reads the piece again and raises what it meets
-                buffers.write_error(number, error)
-        buffers.in_progress[number] = -1
-        send(RESULT.pack(*Result(task.batch_id, task.start, number, is_filled, *seconds)))
+                result = result._replace(error=f"{type(error).__name__}: {error}".encode(errors="replace"))
+        in_progress[:] = -1
+        send(RESULT.pack(*result))
 
 
 def _note_position(place: np.ndarray, batch_id: int, position: int) -> None:
