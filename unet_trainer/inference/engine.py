@@ -15,7 +15,7 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.model_files import ONNX_SUFFIX, ModelCard, Symmetry, read_model
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.segmenter import Segmenter, load_network_weights

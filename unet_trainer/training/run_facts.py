@@ -20,7 +20,7 @@ from unet_trainer.datasets.class_statistics import class_table, ignored_share
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.pairs import path_in
 from unet_trainer.loading.dataset import SegmentationDataset
-from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.history import Row
