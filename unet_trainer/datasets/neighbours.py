@@ -60,17 +60,11 @@ NAME_PATTERNS = (
     r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
 )
 LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
-LEFT_OR_RIGHT = re.compile(r"(?i)(L|R|left|right|OD|OS)\.[^./]+$")
+LEFT_OR_RIGHT = r"(?i)(L|R|left|right|OD|OS)\.[^./]+$"
 
 Floats = NDArray[np.floating[Any]]
+Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
 ShowBar = Callable[[int], AbstractContextManager[Callable[[], object]]]  # number of steps → what to call after each
-
-
-class Grouping(NamedTuple):
-    """A group_pattern, and the group that it gives to each path."""
-
-    pattern: str
-    groups: list[str]
 
 
 @dataclass(frozen=True)
@@ -90,14 +84,6 @@ class Likeness:
         return agreement >= MIN_AGREEMENT and share >= chance + MIN_DEVIATIONS * deviation
 
 
-class Neighbours(NamedTuple):
-    """Patterns that keep similar images together, the one with most groups first; and what was measured, if that was needed."""
-
-    groupings: tuple[Grouping, ...]
-    likeness: Likeness | None
-    is_sequence: bool  # images are like those before and after them in the numbering
-
-
 class Reader(NamedTuple):
     """How files are read: in so many processes, with a progress bar, and only if the cache does not know what they gave."""
 
@@ -106,35 +92,86 @@ class Reader(NamedTuple):
     cache_folder: Path | None = None
 
 
-def find_neighbours(pairs: Sequence[Pair], data_dir: Path, coding: MaskCoding | None, reader: Reader) -> Neighbours | None:
-    """The neighbours that are alike; None if there are none."""
+class Note(NamedTuple):
+    text: str
+    settings: dict[str, Any]  # that keep neighbours apart
+
+
+def find_neighbours(
+    pairs: Sequence[Pair], data_dir: Path, coding: MaskCoding | None, reader: Reader, val_fraction: float, num_folds: int | None
+) -> Note | None:
+    """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
+    that can be split, or split: blocks for a sequence."""
     if len(pairs) < MIN_PAIRS:
         return None
     paths = [pair.path_in(data_dir) for pair in pairs]
-    left_and_right = find_left_and_right(paths)
-    if left_and_right is not None:
-        return Neighbours((left_and_right,), None, False)
-    places, groupings = places_of(paths), find_groupings(paths)
-    if share_in_runs(places) < MIN_IN_RUNS and not groupings:
+    places, likeness, is_sequence = places_of(paths), None, False
+    alike = find_left_and_right(paths)
+    if not alike:
+        groupings = find_groupings(paths)
+        if share_in_runs(places) < MIN_IN_RUNS and not groupings:
+            return None
+        likeness = _measure(pairs, places, groupings, coding, reader)
+        if likeness is None:
+            return None
+        is_sequence = likeness.is_alike(likeness.by_number)
+        alike = _choose_groupings(groupings, likeness, is_sequence)
+    for pattern, groups in sorted(alike.items(), key=lambda item: -len(set(item[1]))):
+        if _can_be_split(pairs, pattern, data_dir, val_fraction, num_folds):
+            counts = Counter(groups)
+            smallest, largest = min(counts.values()), max(counts.values())
+            sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
+            example = counts.most_common(1)[0][0]
+            names = [path for path, group in zip(paths, groups, strict=True) if group == example]
+            fix = f"{len(counts)} groups {sizes} can stay together"
+            return _note(likeness, is_sequence, names[:3], fix, {"group_pattern": pattern})
+    if not is_sequence:
         return None
-    likeness = _measure(pairs, places, groupings, coding, reader)
-    if likeness is None:
-        return None
-    is_sequence = likeness.is_alike(likeness.by_number)
-    alike = [grouping for grouping in groupings if likeness.is_alike(likeness.by_group[grouping.pattern])]
+    middle = in_order(places)[len(places) // 2 :][:3]
+    fix = "blocks of the sequence can validate, with a gap"
+    return _note(likeness, is_sequence, [paths[index] for index in middle], fix, {"split": "blocks"})
+
+
+def _choose_groupings(groupings: Groupings, likeness: Likeness, is_sequence: bool) -> Groupings:
+    """Those whose groups hold images that are alike."""
+    alike = {pattern: groups for pattern, groups in groupings.items() if likeness.is_alike(likeness.by_group[pattern])}
     if not is_sequence:  # patients or scenes, and not kinds of objects, are many groups of few images each
-        counts = {grouping.pattern: len(set(grouping.groups)) for grouping in alike}
-        alike = [each for each in alike if MIN_GROUPS <= counts[each.pattern] >= len(pairs) / MAX_MEAN_SIZE]
-    if not alike and not is_sequence:
-        return None
-    most = max((likeness.by_group[grouping.pattern][0] for grouping in alike), default=0.0)
-    alike = [grouping for grouping in alike if likeness.by_group[grouping.pattern][0] >= FINE_SHARE * most]
-    return Neighbours(tuple(sorted(alike, key=lambda grouping: -len(set(grouping.groups)))), likeness, is_sequence)
+        alike = {
+            pattern: groups for pattern, groups in alike.items() if MIN_GROUPS <= len(set(groups)) >= len(groups) / MAX_MEAN_SIZE
+        }
+    most = max((likeness.by_group[pattern][0] for pattern in alike), default=0.0)
+    return {pattern: groups for pattern, groups in alike.items() if likeness.by_group[pattern][0] >= FINE_SHARE * most}
 
 
-def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: Reader) -> Likeness | None:
-    """Of a split that is given: how often the training image that is most like a validation image is its neighbour in the
-    numbering. None if that is about as often as by chance."""
+def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fraction: float, num_folds: int | None) -> bool:
+    """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
+    nothing: list[str] = [""] * len(pairs)
+    try:
+        found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, data_dir), "")
+        split = split_pairs(found, nothing, nothing, val_fraction=val_fraction, seed=0, num_folds=num_folds)
+    except DataError:
+        return False
+    wanted = 1 / num_folds if num_folds else val_fraction
+    return VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted
+
+
+def _note(likeness: Likeness | None, is_sequence: bool, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
+    names = ", ".join(Path(path).stem for path in alike)
+    if likeness is None:
+        why = f"images of one number are of the same subject by their names ({names})"
+    else:
+        share, chance = likeness.by_number if is_sequence else likeness.by_group[settings["group_pattern"]]
+        shares = f"the most similar image is a neighbour in {share:.0%} of cases (chance: {chance:.0%})"
+        why = f"images are like their neighbours {'in the numbering' if is_sequence else 'by name'} ({names}): {shares}"
+        if likeness.neighbour_iou is not None and likeness.other_iou is not None and is_sequence:
+            why += f", and copying a neighbour's mask scores IoU {likeness.neighbour_iou:.2f} (another's {likeness.other_iou:.2f})"
+    lines = "\n".join(f"  {line}" for line in setting_lines(settings))
+    return Note(f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings)
+
+
+def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: Reader) -> str | None:
+    """The note on a split that is given, if the training image that is most like a validation image is its neighbour in the
+    numbering more often than by chance."""
     pairs = [*train, *val]
     if len(pairs) < MIN_PAIRS:
         return None
@@ -162,11 +199,18 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: R
         return Likeness(len(chosen), (float(share), float(chance)))
 
     likeness = _read_and_compare([pairs[order[position]] for position in (*chosen, *others)], None, "across", compare, reader)
-    return likeness if likeness is not None and likeness.is_alike(likeness.by_number) else None
+    if likeness is None or not likeness.is_alike(likeness.by_number):
+        return None
+    share, chance = likeness.by_number
+    return (
+        "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
+        f"numbering in {share:.0%} of cases (chance: {chance:.0%}); val_iou shows how well the model knows these sequences, not "
+        "new ones"
+    )
 
 
 def _measure(
-    pairs: Sequence[Pair], places: Sequence[Place], groupings: Sequence[Grouping], coding: MaskCoding | None, reader: Reader
+    pairs: Sequence[Pair], places: Sequence[Place], groupings: Groupings, coding: MaskCoding | None, reader: Reader
 ) -> Likeness | None:
     order, sampled = in_order(places), np.arange(len(places))
     if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
@@ -174,7 +218,7 @@ def _measure(
         sampled = np.unique(starts[:, None] + np.arange(STRETCH))
     chosen = [order[position] for position in sampled]
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-    groups = {grouping.pattern: [grouping.groups[index] for index in chosen] for grouping in groupings}
+    groups = {pattern: [its[index] for index in chosen] for pattern, its in groupings.items()}
 
     def compare(images: Floats, ids: Pixels | None) -> Likeness:
         most_similar = _distances(images, images).argmin(1)
@@ -287,110 +331,33 @@ def share_in_runs(places: Sequence[Place]) -> float:
     return sum(count for count in counts.values() if count >= MIN_RUN) / max(1, len(places))
 
 
-def find_groupings(paths: Sequence[str]) -> list[Grouping]:
+def find_groupings(paths: Sequence[str]) -> Groupings:
     """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
     depth = min(path.count("/") for path in paths)
     patterns = [r"^([^/]+)/", *(rf"^(?:[^/]+/){{{level}}}([^/]+)/" for level in range(1, depth))] if depth else []
-    found: dict[tuple[str, ...], Grouping] = {}
+    found: dict[tuple[int, ...], tuple[str, list[str]]] = {}
     for pattern in (*patterns, *NAME_PATTERNS):
-        groups = groups_by(pattern, paths)
-        if groups is not None and _puts_together(groups):
-            numbering: dict[str, str] = {}
-            found.setdefault(tuple(numbering.setdefault(group, str(len(numbering))) for group in groups), Grouping(pattern, groups))
-    return list(found.values())
+        groups = _groups_by(pattern, paths)
+        counts = Counter(groups)
+        together = sum(count for count in counts.values() if count > 1)
+        if len(counts) > 1 and together >= MIN_SHARE * len(groups) and max(counts.values()) <= MAX_GROUP * len(groups):
+            numbers = {group: number for number, group in enumerate(counts)}
+            found.setdefault(tuple(numbers[group] for group in groups), (pattern, groups))
+    return dict(found.values())
 
 
-def find_left_and_right(paths: Sequence[str]) -> Grouping | None:
+def find_left_and_right(paths: Sequence[str]) -> Groupings:
     """The left and the right one of each number, such as the eyes of a person: 21_L and 21_R, Image_01L and Image_01R."""
-    groups = groups_by(LEFT_AND_RIGHT, paths)
-    if groups is None:
-        return None
+    groups, ends = _groups_by(LEFT_AND_RIGHT, paths), _groups_by(LEFT_OR_RIGHT, paths)
     sides: dict[str, set[str]] = defaultdict(set)
-    for group, path in zip(groups, paths, strict=True):
-        found = LEFT_OR_RIGHT.search(path)
-        assert found is not None  # the end of the pattern that gave the group
-        sides[group].add(found.group(1).lower())
+    for group, end in zip(groups, ends, strict=False):
+        sides[group].add(end.lower())
     num_paired = sum(len(sides[group]) == 2 for group in groups)
-    return Grouping(LEFT_AND_RIGHT, groups) if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else None
+    return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
 
 
-def groups_by(pattern: str, paths: Sequence[str]) -> list[str] | None:
-    """What the first bracket matches in each path; None if it matches nothing in one of them."""
+def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:
+    """What the first bracket matches in each path; empty if it matches nothing in one of them."""
     matches = [re.search(pattern, path) for path in paths]
     groups = [match.group(1) for match in matches if match is not None and match.group(1)]
-    return groups if len(groups) == len(paths) else None
-
-
-def _puts_together(groups: Sequence[str]) -> bool:
-    counts = Counter(groups)
-    together = sum(count for count in counts.values() if count > 1)
-    return len(counts) > 1 and together >= MIN_SHARE * len(groups) and max(counts.values()) <= MAX_GROUP * len(groups)
-
-
-# What is said about it
-
-
-class Note(NamedTuple):
-    text: str
-    settings: dict[str, Any]  # that keep neighbours apart
-
-
-def describe_neighbours(
-    neighbours: Neighbours, pairs: Sequence[Pair], data_dir: Path, val_fraction: float, num_folds: int | None
-) -> Note | None:
-    """The note with its settings: the pattern with most groups that can be split, or split: blocks for a sequence."""
-    paths = [pair.path_in(data_dir) for pair in pairs]
-    for grouping in neighbours.groupings:
-        if _can_be_split(pairs, grouping.pattern, data_dir, val_fraction, num_folds):
-            counts = Counter(grouping.groups)
-            smallest, largest = min(counts.values()), max(counts.values())
-            sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
-            example = next(group for group, count in counts.most_common())
-            alike = [Path(path).stem for path, group in zip(paths, grouping.groups, strict=True) if group == example][:3]
-            fix = f"{len(counts)} groups {sizes} can stay together"
-            return _note(neighbours, alike, fix, {"group_pattern": grouping.pattern})
-    if not neighbours.is_sequence:
-        return None
-    order = in_order(places_of(paths))
-    middle = len(order) // 2
-    alike = [Path(paths[index]).stem for index in order[middle : middle + 3]]
-    return _note(neighbours, alike, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
-
-
-def _note(neighbours: Neighbours, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
-    names, likeness = ", ".join(alike), neighbours.likeness
-    if likeness is None:
-        why = f"images of one number are of the same subject by their names ({names})"
-    else:
-        share, chance = likeness.by_number if neighbours.is_sequence else likeness.by_group[settings["group_pattern"]]
-        what = "in the numbering" if neighbours.is_sequence else "by name"
-        shares = f"the most similar image is a neighbour in {share:.0%} of cases (chance: {chance:.0%})"
-        why = f"images are like their neighbours {what} ({names}): {shares}"
-        if likeness.neighbour_iou is not None and likeness.other_iou is not None and neighbours.is_sequence:
-            why += f", and copying a neighbour's mask scores IoU {likeness.neighbour_iou:.2f} (another's {likeness.other_iou:.2f})"
-    lines = "\n".join(f"  {line}" for line in setting_lines(settings))
-    return Note(f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings)
-
-
-def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fraction: float, num_folds: int | None) -> bool:
-    """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
-    no_labels: list[set[int]] = [set() for _ in pairs]
-    no_digests = [""] * len(pairs)
-    try:
-        grouped = add_groups([replace(pair, group="") for pair in pairs], pattern, data_dir)
-        split = split_pairs(FoundPairs(grouped, ""), no_labels, no_digests, val_fraction=val_fraction, seed=0, num_folds=num_folds)
-    except DataError:
-        return False
-    wanted = 1 / num_folds if num_folds else val_fraction
-    low, high = VAL_SHARES
-    return low * wanted <= len(split.val) / len(pairs) <= high * wanted
-
-
-def describe_neighbours_across(likeness: Likeness) -> str:
-    """The note for a split that the data gives."""
-    share, chance = likeness.by_number
-    often = f"in {share:.0%} of cases (chance: {chance:.0%})"
-    return (
-        "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
-        f"numbering {often}; val_iou shows how well the model knows these sequences, not new ones"
-    )
+    return groups if len(groups) == len(paths) else []
