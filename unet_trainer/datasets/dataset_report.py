@@ -444,8 +444,7 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
         across = find_neighbours_across(split.train, split.val, reader)
         report.notices += [across] if across else []
         return
-    data_dir = Path(config.data_dir)
-    note = find_neighbours(report.pairs, data_dir, report.coding, reader, config.val_fraction, config.num_folds)
+    note = find_neighbours(report.pairs, Path(config.data_dir), reader, config.val_fraction, config.num_folds)
     if note is not None:
         report.notices.append(note.text)
         report.advised = note.settings
