@@ -54,13 +54,6 @@ def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path, shard):
             read_bytes(path)
 
 
-def test_an_empty_file_is_told_wherever_it_lies(tmp_path, shard):
-    (tmp_path / "empty.png").write_bytes(b"")
-    for path in (tmp_path / "empty.png", shard / "k.mask.png"):
-        with pytest.raises(ReadError, match=r"^the file is empty$"):
-            read_bytes(path)
-
-
 def test_a_damaged_shard_is_told_as_a_file_that_cannot_be_read(shard):
     data = bytearray(shard.read_bytes())
     data[512] ^= 1

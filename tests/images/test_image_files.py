@@ -27,7 +27,6 @@ from unet_trainer.images.image_files import (
     read_image,
     read_mask,
     refuse_bomb,
-    to_channels,
     write_image,
 )
 from unet_trainer.images.image_headers import channels_with_alpha, is_turned
@@ -83,22 +82,6 @@ def reason(read, source):
 
 
 # Images
-
-
-@pytest.mark.parametrize("extension", [".png", ".bmp", ".tif", ".tiff"])
-def test_lossless_formats_are_read_as_they_were_written(tmp_path, extension):
-    write_image(tmp_path / f"a{extension}", picture())
-    assert np.array_equal(read_image(tmp_path / f"a{extension}"), picture())
-
-
-def test_grey_has_one_channel_until_more_are_asked_for(tmp_path):
-    grey = picture()[:, :, 0]
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    read = read_image(tmp_path / "a.png")
-    assert same(read, grey[:, :, None])
-    assert np.array_equal(to_channels(read, 3), np.dstack([grey] * 3))
-    assert to_channels(read, 1) is read
-    assert to_channels(picture(), 5).shape == (40, 60, 3)  # only grey can be repeated
 
 
 @pytest.mark.parametrize(
@@ -158,13 +141,6 @@ def test_alpha_of_a_webp_is_dropped(lossless):
     assert read.shape == (40, 60, 3)
     assert np.abs(read.astype(int) - picture()).mean() < (0.01 if lossless else 6)
     assert channels_with_alpha(data)
-
-
-def test_a_cmyk_jpeg_is_read_in_its_colours():
-    colour = Image.fromarray(np.full((40, 60, 3), (200, 50, 20), np.uint8)).convert("CMYK")
-    read = decode_image(pil_bytes("JPEG", colour, quality=95))
-    assert read.shape == (40, 60, 3)
-    assert np.abs(read.astype(int) - [200, 50, 20]).max() < 4
 
 
 # Arrays
@@ -287,16 +263,6 @@ def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
             assert reason(read, tmp_path / name) == "a pipe, a socket or a device; need a file"
 
 
-def test_memory_that_runs_out_in_decoding_is_a_reason(monkeypatch):
-    def out_of_memory(*arguments):
-        raise MemoryError
-
-    monkeypatch.setattr("cv2.imdecode", out_of_memory)
-    data = encode_image(picture(), ".png")
-    for decode in (decode_image, decode_mask):
-        assert reason(decode, data) == "there is not enough memory to decode it"
-
-
 # Masks
 
 
@@ -334,11 +300,6 @@ def test_alpha_is_no_mask_where_the_colour_varies_or_all_can_be_seen():
     coloured = pil_bytes("PNG", np.dstack([DISC, DISC, DISC, 255 - DISC]))
     assert decode_mask_or_alpha(coloured).is_alpha is False
     assert np.array_equal(decode_mask(coloured), DISC)
-
-
-def test_a_16_bit_colour_mask_is_refused(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
-    assert reason(read_mask, tmp_path / "a.png") == "a colour mask of uint16; need 8 bit"
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])

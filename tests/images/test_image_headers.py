@@ -14,7 +14,6 @@ from unet_trainer.images.image_headers import (
     is_cut_off,
     is_lossy,
     is_turned,
-    jpeg_frame,
     palette_colours,
     picture_size,
 )
@@ -86,13 +85,3 @@ def test_the_size_is_read_without_the_pixels():
     for data in (b"no image", npy_bytes(COLOUR)):
         assert picture_size(data) is None
         assert displayed_size(data) is None
-
-
-def test_the_frame_of_a_jpeg_is_found_behind_fill_bytes_and_tables():
-    data = pil_bytes("JPEG", COLOUR)
-    table, frame = data.index(b"\xff\xc4"), data.index(b"\xff\xc0")
-    length = 2 + int.from_bytes(data[table + 2 : table + 4], "big")
-    for before in (b"\xff\xff\xff", data[table : table + length]):
-        assert jpeg_frame(data[:frame] + before + data[frame:]) == (20, 30, 3)
-    for broken in (b"", b"\xff\xd8\xff", data[: frame + 8], pil_bytes("PNG", COLOUR), b"\xff\xd8\xff\xe0\x00\x04ab" + bytes(20)):
-        assert jpeg_frame(broken) is None

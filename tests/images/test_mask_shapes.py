@@ -42,12 +42,6 @@ def test_an_object_in_a_hole_is_one_of_its_own():
     assert [polygon.num_pixels for polygon in (outer, inner)] == [24, 8]
 
 
-def test_pixels_that_touch_at_a_corner_are_two_objects():
-    for rows in (("10", "01"), ("01", "10")):
-        polygons = outline(mask(*rows), 1)
-        assert [len(polygon.outer) for polygon in polygons] == [4, 4]
-
-
 def test_a_ring_never_touches_itself():
     (polygon,) = outline(mask("1111", "1011", "1101", "1111"), 1)  # two holes that touch at a corner
     assert [len(hole) for hole in polygon.holes] == [4, 4]
@@ -167,16 +161,3 @@ def test_pixels_close_to_another_value_are_the_border():
     mask[:, 19:22] = 2
     found = measure(mask)
     assert found == MaskStructure(0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20)
-
-
-def test_colours_that_differ_by_one_are_different_values():
-    mask = np.full((10, 40), COLOUR + 0xFFFFFE, np.int32)
-    mask[:, 20:] = COLOUR + 0xFFFFFF
-    mask[:2] = 0
-    found = measure(mask)
-    assert found.border == 2 * 40 + 2 * 40 + 6 * 4  # two rows on each side, and two columns on each side below them
-
-
-def test_edges_between_the_others_are_told_from_those_of_the_highest_value():
-    mask = np.array([[0, 0, 1], [0, 2, 1], [0, 2, 2]], np.uint8)
-    assert (measure(mask).edges, measure(mask).edges_of_last) == (1 + 2 + 1 + 2, 5)

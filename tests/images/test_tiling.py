@@ -15,7 +15,6 @@ from unet_trainer.images.tiling import (
     nearest_positions,
     resize_image,
     resize_mask,
-    resize_pair,
     tile_images,
 )
 
@@ -130,13 +129,6 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= (
             4 if dtype == np.uint8 else 1e-3
         )  # OpenCV rounds them differently
-
-
-def test_pixels_are_averaged_where_both_sides_shrink():
-    image = np.array([[0, 100], [200, 100]], np.float32)[:, :, None]
-    resized, ids = resize_pair(np.tile(image, (4, 4, 1)), np.zeros((8, 8), np.uint8), (4, 4))
-    assert (resized == 100).all()
-    assert ids.shape == (4, 4)
 
 
 @pytest.mark.parametrize("new_length", [1, 64, 333])

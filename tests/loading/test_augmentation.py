@@ -136,18 +136,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert mask.tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_list_of_colour_transforms_is_refused_for_images_that_are_not_rgb():
-    message = refusal({"HueSaturationValue": {"p": 1.0}}, size=(64, 64), image_spec=DEEP["small"])
-    assert message.startswith("augmentation: the pipeline fails on a 64×64 image: ")
-    message = refusal({"ToRGB": {"p": 1.0}}, size=(64, 64), image_spec=ImageSpec(1, "uint8", (0.0,), (1.0,), 0.0, 255.0))
-    assert message == "augmentation: the pipeline returns uint8 (64, 64, 3); need uint8 images as they came in"
-
-
-def test_none_and_an_empty_list_are_no_augmentation():
-    assert build("none") is None
-    assert build([]) is None
-
-
 # Lists from the config
 
 

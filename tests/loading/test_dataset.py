@@ -77,24 +77,6 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
     assert len({part.tobytes() for part, _ in samples.values()}) == 18
 
 
-def test_the_tiles_of_an_image_share_one_reading(tmp_path, monkeypatch):
-    image = noise(100, 150, 3)
-    (tmp_path / "other").mkdir()
-    pairs = [write_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
-    tiling = tile_images([(100, 150)] * 2, (64, 64))
-    dataset = make_dataset(pairs, BINARY, tiling)
-    paths = []
-    original = dataset_module.read_with_stamp
-    monkeypatch.setattr(dataset_module, "read_with_stamp", lambda path: paths.append(path) or original(path))
-    samples = [dataset[0, index] for index in range(len(dataset))]
-    assert len(samples) == 12
-    assert paths == [path for pair in pairs for path in (pair.image, pair.mask)]
-    num_counted = sum(int((ids != IGNORED).sum()) for _, ids in samples)
-    assert num_counted == 2 * 100 * 150
-    for tile, (part, _) in zip(tiling.tiles, samples, strict=True):
-        assert np.array_equal(part, image[tile.top : tile.top + 64, tile.left : tile.left + 64])
-
-
 def test_a_crop_in_the_users_list_is_resized_to_the_size_of_the_batch(tmp_path):
     pair = write_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
     crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], (64, 64), RGB_8BIT)
@@ -160,19 +142,6 @@ def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, ma
     if mask_changes:
         write_image(pair.mask, image[:, :, 0] // 128)
     assert_refused(dataset, pair.mask if mask_changes else pair.image)
-
-
-def test_a_large_jpeg_is_decoded_at_a_fraction_and_accepted(tmp_path, monkeypatch):
-    image = np.full((256, 512, 3), 90, np.uint8)
-    pair = write_pair(tmp_path, image, image[:, :, 0] * 0, ".jpg")
-    dataset = make_dataset([pair], BINARY, WholeImages((32, 32), 1))
-    shapes = []
-    resize_pair = WholeImages.extract
-    monkeypatch.setattr(
-        WholeImages, "extract", lambda self, image, *more: shapes.append(image.shape) or resize_pair(self, image, *more)
-    )
-    assert (np.abs(dataset[0, 0][0].astype(int) - 90) <= 2).all()
-    assert shapes == [(64, 128, 3)]  # a quarter: twice the 32 of the batch
 
 
 # Batches
@@ -267,13 +236,6 @@ def test_processes_divide_each_step_of_the_seeds_order(num_parts):
     for epoch in range(3):
         for batch in range(len(one)):
             assert one.keys(epoch, batch) == two[0].keys(epoch, batch) + two[1].keys(epoch, batch)
-
-
-def test_processes_validate_every_image_once_without_padding():
-    ranks = [EpochBatches(5, 2, seed=0, shuffle=False, own=[index for index in range(5) if index % 2 == rank]) for rank in range(2)]
-    assert [len(batches) for batches in ranks] == [2, 1]
-    seen = [index for batches in ranks for batch in range(len(batches)) for _, index in batches.keys(0, batch)]
-    assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
 # Shards

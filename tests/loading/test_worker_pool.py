@@ -292,21 +292,6 @@ def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, mo
     assert sorted(loader.pool.free) == list(range(len(loader.pool.buffers.arrays)))
 
 
-def test_a_worker_that_cannot_be_killed_does_not_block_the_exit(tiny_data, monkeypatch):
-    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True)
-    monkeypatch.setattr(SegmentationDataset, "timed_sample", lambda self, key: time.sleep(3600))
-    loader.prepare(0)
-    (worker,) = loader.pool.backend.workers
-    pid = worker.pid
-    wait_until(lambda: loader.pool.buffers.in_progress[0, 0] >= 0)
-    monkeypatch.setattr(type(worker), "kill", lambda self: None)
-    monkeypatch.setattr(worker_pool, "JOIN_SECONDS", 0.1)
-    loader.pool.close()
-    assert worker not in multiprocessing.active_children()  # the interpreter would join it when it exits
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
 def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, capfd):
     """The worker has this process's handler until it ignores signals."""
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(prctl=lambda *given: os.kill(os.getpid(), signal.SIGTERM)))

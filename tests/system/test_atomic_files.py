@@ -29,11 +29,6 @@ def assert_only(file, content):
     assert list(file.parent.iterdir()) == [file], "a temporary file was left behind"
 
 
-def test_a_file_name_that_is_not_utf8_is_written_as_the_bytes_that_it_is(file):
-    write_text_atomically(file, "caf\udce9.png\n")
-    assert file.read_bytes() == b"caf\xe9.png\n"
-
-
 @pytest.mark.parametrize("written", [b"n" * 1_000_000])
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
 def test_old_content_survives_a_writer_that_fails(written, error, file):
@@ -83,15 +78,6 @@ def test_a_draft_that_fails_verification_replaces_nothing(file):
     with pytest.raises(ValueError, match="bad"):
         write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=file.with_name("previous.pt"))
     assert_only(file, b"old")
-
-
-def test_the_old_content_is_kept_on_a_disk_without_hard_links(file, monkeypatch):
-    def no_links(path, target):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(Path, "hardlink_to", no_links)
-    write_atomically(file, lambda draft: draft.write(b"new"), previous=file.with_name("previous.pt"))
-    assert (file.read_bytes(), file.with_name("previous.pt").read_bytes()) == (b"new", b"old")
 
 
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):

@@ -132,15 +132,6 @@ def test_children_ignore_the_signals_that_the_parent_handles():
 
 
 @needs_fork
-def test_children_end_when_the_consumer_stops_early(children):
-    outcomes = forked_map(lambda item, read_stderr: item or time.sleep(60), [1, 0, 0], 3)
-    assert next(outcomes) == (0, 1)
-    assert len(children()) == 3
-    outcomes.close()
-    assert children() == []
-
-
-@needs_fork
 def test_children_end_when_the_parent_is_killed():
     script = (
         "import os, time; from unet_trainer.system.concurrency import forked_map\n"
@@ -169,13 +160,6 @@ def test_threads_do_the_work_where_processes_cannot_be_forked(monkeypatch):
 
 
 # call_with_timeout
-
-
-def test_the_outcome_or_the_error_of_a_call_in_a_thread_arrives():
-    assert call_with_timeout(threading.get_ident, None) != threading.get_ident()
-    for error in (ZeroDivisionError, TimeoutError):
-        with pytest.raises(error):
-            call_with_timeout(lambda error=error: (_ for _ in ()).throw(error()).__next__(), 60)
 
 
 @pytest.mark.parametrize(("timeout", "is_stopping"), [(0.2, False), (None, True)], ids=["time limit", "signal"])
@@ -218,16 +202,6 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn(ru
     with contextlib.closing(run(work, range(9))) as outcomes:
         taken += [next(outcomes), next(outcomes), next(outcomes)]
     assert taken == [0, 10, 20]
-
-
-@pytest.mark.parametrize("num_ahead", [1, 3])
-def test_no_more_items_are_taken_ahead_than_asked_for(num_ahead):
-    taken = []
-    before = threading.active_count()
-    items = (taken.append(item) or item for item in range(20))
-    for position, _ in enumerate(ordered_map(lambda item: item, items, 2, num_ahead)):
-        assert len(taken) <= position + num_ahead
-    assert (len(taken), threading.active_count()) == (20, before)
 
 
 def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
@@ -336,16 +310,6 @@ def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(d
     writer.start({**unwritten, "best": disk.job("best")})  # there is room again
     writer.wait()
     assert disk.written == ["metrics", "config", "best", "samples", "last"]
-
-
-def test_an_error_that_is_not_of_the_disk_is_reported_and_its_jobs_are_not_tried_again(disk, writer):
-    def fail():
-        raise ValueError("not finite")
-
-    writer.start({"best": Job(fail), "last": disk.job("last", requires="best"), "samples": Job(fail_to_write)})
-    writer.wait()
-    unwritten, error = writer.collect()
-    assert (list(unwritten), str(error), disk.written) == (["samples"], "not finite", [])
 
 
 def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):

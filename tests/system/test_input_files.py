@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from unet_trainer.system.input_files import NOT_A_FILE, UNSIZED_BYTES, open_file, open_handle, read_bytes, read_json, read_text
+from unet_trainer.system.input_files import NOT_A_FILE, open_file, open_handle, read_bytes, read_json, read_text
 
 
 def reason(call):
@@ -60,13 +60,6 @@ def test_a_file_of_more_bytes_than_its_reader_takes_is_refused_with_both_numbers
     path.write_bytes(bytes(1500))
     assert reason(lambda: read_bytes(path, 1400)) == "1.46 KiB; need at most 1.37 KiB"
     assert reason(lambda: read_bytes(path, 1)) == "1.46 KiB; need at most 1 bytes"
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="needs Linux")  # noqa: PTH110
-def test_a_file_that_tells_no_size_is_read_up_to_a_limit():
-    """Those of /proc. The largest of them is as long as the address space."""
-    assert b"MemTotal" in read_bytes("/proc/meminfo")
-    assert len(read_bytes("/proc/self/pagemap")) <= 2 * UNSIZED_BYTES
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[" * 200_000, b"1" * 5000, b""])

@@ -34,19 +34,6 @@ def test_a_second_sigint_is_raised_at_once():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_handlers_of_the_caller_are_restored():
-    def mine(number, frame):
-        pass
-
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with Signals():
-            assert signal.getsignal(signal.SIGTERM) is not mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 EXIT = """
 import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.signals import exit_process

@@ -85,24 +85,21 @@ class Loader:
                 yield found
                 del found  # while the next one is read
             return
-        begun = self.pool.begin(self.number, epoch, first_batch)
-        if begun is None:
-            return
-        num_left = len(self) - first_batch
+        begun, batch = self.pool.begin(self.number, epoch, first_batch), first_batch
         try:
-            while num_left:
+            while batch < len(self):
                 pending = self.pool.take(begun, is_stopping, self.timeout)
                 if pending is None:
                     return
-                num_left -= 1  # before the yield: after the last batch the generator need not be resumed
                 images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
-                seconds = pending.read_seconds, pending.augment_seconds
+                found = self._batch(images, masks, epoch, batch, (pending.read_seconds, pending.augment_seconds))
+                batch += 1  # before the yield: after the last batch the generator need not be resumed
                 try:
-                    yield self._batch(images, masks, epoch, pending.batch, seconds)
+                    yield found
                 finally:
                     self.pool.release(pending)
         finally:
-            if num_left:
+            if batch < len(self):
                 self.pool.abandon(begun)
 
     def read(

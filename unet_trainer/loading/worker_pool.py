@@ -3,7 +3,7 @@ the copy of batches to the GPU.
 
 The life of a batch:
 
-    planned    its epoch is in `plans`
+    planned    its key is in `planned`
     assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
     filled     no piece is missing any more
     taken      `take` has handed it to the training loop, which reads it from the buffer
@@ -238,20 +238,12 @@ class ThreadBackend:
 WorkerBackend = ForkBackend | ThreadBackend
 
 
-@dataclass
-class EpochPlan:
-    """The batches of an epoch that are to be filled, from one of them to the last."""
+class BatchKey(NamedTuple):
+    """A batch of an epoch, of the assembler of this number."""
 
     assembler: int
     epoch: int
-    first: int
-    unassigned: deque[int]  # batch numbers
-    num_to_take: int
-    is_begun: bool = False
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        return self.assembler, self.epoch, self.first
+    batch: int
 
 
 @dataclass
@@ -288,9 +280,7 @@ class PendingBatch:
     """A batch that is assigned to the workers."""
 
     batch_id: int
-    assembler: int
-    epoch: int
-    batch: int
+    key: BatchKey
     buffers: SharedBuffers
     buffer: int
     num_missing: int  # pieces
@@ -317,8 +307,9 @@ class WorkerPool:
         self.buffers: SharedBuffers | None = None
         self.free: deque[int] = deque()
         self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
-        self.plans: deque[EpochPlan] = deque()
+        self.planned: deque[BatchKey] = deque()  # in the order in which they are taken, behind those that are pending
         self.pending: deque[PendingBatch] = deque()  # in the order in which they are taken
+        self.begun: object = None  # stands for the epoch that batches are taken from
         self.incomplete: dict[int, PendingBatch] = {}  # by batch id: pieces are missing, wanted or not
         self.next_batch_id = 0
 
@@ -340,29 +331,29 @@ class WorkerPool:
         self._started()
 
     def plan(self, assembler: int, epoch: int, first: int = 0) -> None:
-        """Adds an epoch behind those that are planned already."""
-        batches = range(first, len(self.assemblers[assembler].batches))
-        if batches and (assembler, epoch, first) not in [plan.key for plan in self.plans]:
-            self.plans.append(EpochPlan(assembler, epoch, first, deque(batches), len(batches)))
+        """Adds the batches of an epoch, from `first` on, behind those that are planned already; not a second time."""
+        keys = [BatchKey(assembler, epoch, batch) for batch in range(first, len(self.assemblers[assembler].batches))]
+        if keys and keys[-1] not in (*self.planned, *(batch.key for batch in self.pending)):
+            self.planned.extend(keys)
             self._assign()
 
-    def begin(self, assembler: int, epoch: int, first: int) -> EpochPlan | None:
-        """Starts taking from this epoch; other plans before it are dropped. None if it has no batch."""
-        if self.plans and (self.plans[0].key != (assembler, epoch, first) or self.plans[0].is_begun):
+    def begin(self, assembler: int, epoch: int, first: int) -> object:
+        """Starts taking from this epoch; other plans before it are dropped. Returns what `take` and `abandon` are to be given."""
+        following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
+        if following != (assembler, epoch, first):
             self.drop_plans()
-        self.plan(assembler, epoch, first)
-        if self.plans:
-            self.plans[0].is_begun = True
-        return self.plans[0] if self.plans else None
+            self.plan(assembler, epoch, first)
+        self.begun = object()
+        return self.begun
 
-    def abandon(self, begun: EpochPlan) -> None:
-        """Drops the rest of an epoch, and all plans behind it."""
-        if any(plan is begun for plan in self.plans):  # else another epoch was begun since
+    def abandon(self, begun: object) -> None:
+        """Drops the rest of an epoch, and all plans behind it, unless another was begun since."""
+        if self.begun is begun:
             self.drop_plans()
 
     def drop_plans(self) -> None:
         """Workers hand back unfilled what they have not begun."""
-        self.plans.clear()
+        self.planned.clear()
         if self.buffers is not None:
             self.buffers.first_wanted[0] = self.next_batch_id
         for batch in self.pending:
@@ -371,9 +362,9 @@ class WorkerPool:
                 self.free.append(batch.buffer)
         self.pending.clear()
 
-    def take(self, begun: EpochPlan, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
+    def take(self, begun: object, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
         """The next batch, filled; `release` must follow. None when the run is asked to stop while waiting."""
-        if not self.plans or self.plans[0] is not begun:
+        if self.begun is not begun:
             raise RuntimeError("another epoch was begun before this one was over")
         asked = time.monotonic()
         backend = self._assign()
@@ -397,15 +388,12 @@ class WorkerPool:
                     f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading {reading}"
                 )
         batch = self.pending.popleft()
-        self.plans[0].num_to_take -= 1
-        if not self.plans[0].num_to_take:
-            self.plans.popleft()
         self._fill_failed_pieces(batch, is_stopping, timeout)
         return batch
 
     def view(self, batch: PendingBatch) -> tuple[Pixels, Pixels]:
         """Images and masks, as they lie in the buffer."""
-        return self.assemblers[batch.assembler].views(batch.buffers.arrays[batch.buffer])
+        return self.assemblers[batch.key.assembler].views(batch.buffers.arrays[batch.buffer])
 
     def release(self, batch: PendingBatch) -> None:
         """Gives the buffer back, once the copy to the GPU has ended."""
@@ -441,23 +429,20 @@ class WorkerPool:
     def _assign(self) -> WorkerBackend:
         """Gives the workers as many planned batches as there are free buffers."""
         backend, buffers = self._started()
-        while (plan := next((plan for plan in self.plans if plan.unassigned), None)) is not None:
-            pieces = self.assemblers[plan.assembler].pieces(self.num_workers)
+        while self.planned:
+            pieces = self.assemblers[self.planned[0].assembler].pieces(self.num_workers)
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
             if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, backend.capacity):
                 break  # two full pipes would block both ends for ever
             buffer = self._free_buffer()
             if buffer is None:
                 break
-            batch = PendingBatch(
-                self.next_batch_id, plan.assembler, plan.epoch, plan.unassigned.popleft(), buffers, buffer, len(pieces)
-            )
+            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, buffer, len(pieces))
             self.next_batch_id += 1
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                task = Task(batch.batch_id, batch.assembler, batch.epoch, batch.batch, buffer, piece.start, piece.stop)
-                backend.send(TASK.pack(*task))
+                backend.send(TASK.pack(*Task(batch.batch_id, *batch.key, buffer, piece.start, piece.stop)))
         return backend
 
     def _free_buffer(self) -> int | None:
@@ -486,15 +471,16 @@ class WorkerPool:
         return bool(messages)
 
     def _fill_failed_pieces(self, batch: PendingBatch, is_stopping: Callable[[], bool], timeout: float | None) -> None:
-        assembler = self.assemblers[batch.assembler]
+        number, *place = batch.key
+        assembler = self.assemblers[number]
         try:
             for piece in assembler.pieces(self.num_workers):
                 if piece.start in batch.failed:
-                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
+                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], *place, piece)
                     call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
                     self.failures.num_pieces += 1
         except ReadTimeout:
-            files = assembler.files(batch.epoch, batch.batch)
+            files = assembler.files(*place)
             self.close()  # and what the thread may still write into is not used again
             raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:
@@ -506,14 +492,14 @@ class WorkerPool:
         if self.buffers is None or not (self.pending or self.incomplete):
             return "nothing"
         wanted = self.pending[0] if self.pending else next(iter(self.incomplete.values()))
-        in_progress = self.buffers.in_progress
+        in_progress = self.buffers.in_progress.tolist()
         files = []
-        for batch_id, position in in_progress.tolist() if number is None else [in_progress[number].tolist()]:
+        for batch_id, position in in_progress if number is None else [in_progress[number]]:
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
-                files.append(self.assemblers[batch.assembler].file(batch.epoch, batch.batch, position))
-        files = files or self.assemblers[wanted.assembler].files(wanted.epoch, wanted.batch)
-        return _first_files(files)
+                assembler, epoch, of_batch = batch.key
+                files.append(self.assemblers[assembler].file(epoch, of_batch, position))
+        return _first_files(files or self.assemblers[wanted.key.assembler].files(wanted.key.epoch, wanted.key.batch))
 
 
 def _first_files(files: Sequence[Path]) -> str:

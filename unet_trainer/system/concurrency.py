@@ -340,9 +340,12 @@ class ReadAhead(Generic[Item, Outcome]):
     def __iter__(self) -> Iterator[tuple[Item, Outcome]]:
         for index, item in enumerate(self.items):
             future = self.outcomes.setdefault(index, Future())
-            if not wait([future], self.timeout).done:
-                raise ReadTimeout
-            outcome, num_bytes = future.result()
+            try:
+                outcome, num_bytes = future.result(self.timeout)
+            except TimeoutError:
+                if future.done():  # the function itself raised it
+                    raise
+                raise ReadTimeout from None
             del self.outcomes[index], future
             with self.room:
                 self.num_taken += 1
