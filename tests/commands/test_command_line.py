@@ -318,10 +318,16 @@ def test_an_error_of_our_own_is_not_hidden(bug, monkeypatch):
         main([])
 
 
+def in_job(monkeypatch, **launch):
+    """This process as one of a job."""
+    job = type("InJob", (Job,), {"launch": Launch(**launch, is_torchrun=True), "report_failure": lambda *_: True})()
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
+    monkeypatch.setattr("unet_trainer.commands.command_line.current", lambda: job)
+    monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
+
+
 def test_commands_are_not_for_several_processes(monkeypatch, capsys):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(Job, "report_failure", lambda self, text, exit_code: True)
+    in_job(monkeypatch, rank=0, world_size=2, local_rank=0, local_world_size=2, node=0)
     assert main(["check"]) == 2
     assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err
 
@@ -329,11 +335,7 @@ def test_commands_are_not_for_several_processes(monkeypatch, capsys):
 @pytest.mark.parametrize(("rank", "failed", "said"), [(0, 3, "Error: rank 3: no data\n"), (0, 1, ""), (2, 3, ""), (0, None, "")])
 def test_rank_0_tells_what_a_process_of_another_machine_says_there(rank, failed, said, monkeypatch, capsys):
     """Two machines of two processes each."""
-    launch = Launch(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, node=rank // 2, is_torchrun=True)
-    job = type("InJob", (Job,), {"launch": launch})()
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
-    monkeypatch.setattr("unet_trainer.commands.command_line.current", lambda: job)
-    monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
+    in_job(monkeypatch, rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, node=rank // 2)
 
     def train(config):
         raise PeerFailed("rank 3: no data", 2, failed)
