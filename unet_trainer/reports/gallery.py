@@ -191,10 +191,10 @@ def draw_picture(
     def drawn(side: int, quality: int) -> Picture:
         factor = min(1.0, side / max(height, width))
         shown = max(1, round(height * factor)), max(1, round(width * factor))
-        layers = [class_layer(resize_mask(mask, shown), spec.id_colours) for mask in (truth, ids)]
+        in_truth, in_prediction = (class_layer(resize_mask(mask, shown), spec.id_colours) for mask in (truth, ids))
         errors = error_layer(error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1))
         photo, kind = encode_photo(fit_image(display, shown), quality)
-        return Picture(score, group, (height, width), shown, photo, kind, *layers, errors)
+        return Picture(score, group, (height, width), shown, photo, kind, in_truth, in_prediction, errors)
 
     for size in SIZES:
         picture = drawn(*size)
