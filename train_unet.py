@@ -126,7 +126,7 @@ def train_one_epoch(run: Run) -> Row:
             for index in group:
                 batch = epoch.next_batch(index)
                 if index == group.start:
-                    run.begin_step(index)
+                    run.begin_step()
                     step.begin_group(len(group), epoch.first_batch + index)
                 step(batch, state.metrics)
                 if index == group[-1]:

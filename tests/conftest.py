@@ -100,9 +100,8 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
 def no_shards_open() -> Iterator[None]:
     """Shards that a test opened are closed for the next."""
     yield
-    for module, table in (("unet_trainer.images.file_bytes", "open_stores"), ("unet_trainer.datasets.shards", "_opened")):
-        if module in sys.modules:
-            getattr(sys.modules[module], table).clear()
+    if (module := sys.modules.get("unet_trainer.images.file_bytes")) is not None:
+        module.open_stores.clear()
 
 
 @pytest.fixture(autouse=True)

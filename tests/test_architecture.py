@@ -127,6 +127,7 @@ MAY_OPEN = {
     "unet_trainer.system.atomic_files": "opens to write, and folders",
     "unet_trainer.system.locks": "opens to write, without following links",
     "unet_trainer.datasets.shard_store": "opens to write, without following links",
+    "unet_trainer.loading.pixel_cache": "opens to write",
     "unet_trainer.datasets.demo": "a folder",
     "unet_trainer.commands.bench": "opens to write",
     "unet_trainer.images.image_files": "maps an array into memory, after open_file",

@@ -18,14 +18,17 @@ import cv2
 import numpy as np
 import pytest
 
-from helpers.image_bytes import empty_png, point_back, shared_strip_tiff, tiff_bytes
+from helpers.image_bytes import empty_png
 from helpers.killed_runs import wait_until
 from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.signals import Interrupted
+from unet_trainer.training import build
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -87,25 +90,17 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     assert said.count("changed since the run began") == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "reason"),
-    [
-        (lambda: empty_png(20_000, 20_000), "image", "20000×20000 pixels: a decompression bomb"),
-        (lambda: shared_strip_tiff(9000, 9000, 60), "mask", "on 60 pages: a decompression bomb"),
-        (lambda: point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")), "image", "point back at each other"),
-    ],
-)
-def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(make, name, reason, config, data):
+def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(config, data):
     victims = []
 
     def swap(row):
-        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][name == "mask"])
-        victims[0].write_bytes(make())
+        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
+        victims[0].write_bytes(empty_png(20_000, 20_000))
 
     with pytest.raises(UserError) as caught:
         train(config, on_epoch=swap, num_epochs=3)
     assert str(caught.value).startswith(f"{victims[0]}: ")
-    assert reason in str(caught.value)
+    assert "20000×20000 pixels: a decompression bomb" in str(caught.value)
     assert "to go on: python train_unet.py --resume" in str(caught.value)
 
 
@@ -125,8 +120,9 @@ def test_a_pipe_in_the_place_of_an_image_is_named_and_not_waited_for(config, dat
 
 @pytest.fixture
 def dead_disk(monkeypatch):
-    """Calls make every further reading of a pair wait until the test is over."""
-    is_over, is_dead = threading.Event(), threading.Event()
+    """Calls make every further reading of a pair wait until the test is over; loaders wait for one second from then on. Not from the
+    start: on a busy machine the first reading may take longer."""
+    is_over, is_dead, loaders = threading.Event(), threading.Event(), []
     real = SegmentationDataset._read
 
     def read(self, index):
@@ -134,8 +130,19 @@ def dead_disk(monkeypatch):
             is_over.wait()
         return real(self, index)
 
+    def make_loader(*arguments, **options):
+        loaders.append(Loader(*arguments, **options))
+        return loaders[-1]
+
+    def die(row=None):
+        is_dead.set()
+        for loader in loaders:
+            loader.timeout = 1
+
     monkeypatch.setattr(SegmentationDataset, "_read", read)
-    yield is_dead.set
+    monkeypatch.setattr(build, "Loader", make_loader)
+    die.loaders = loaders
+    yield die
     is_over.set()
 
 
@@ -143,35 +150,31 @@ def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, 
     with pytest.raises(
         TrainingFailed, match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; .*whole"
     ):
-        train(config, on_epoch=lambda row: dead_disk(), num_epochs=3, worker_timeout=1, accumulation_steps=2)
+        train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)
 
 
 def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_disk):
     def terminate():
-        time.sleep(0.5)
+        time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def die(row):
         dead_disk()
+        for loader in dead_disk.loaders:
+            loader.timeout = None
         threading.Thread(target=terminate).start()
 
     with pytest.raises(Interrupted):
-        train(config, on_epoch=die, num_epochs=3, worker_timeout=None)
+        train(config, on_epoch=die, num_epochs=3)
     assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
 
 
-def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk):
+def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
+    monkeypatch.setattr(build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2}))
     dead_disk()
     for place in ("ram", "disk"):
-        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 1 s \(worker_timeout\); is the disk there\?$"):
-            train(config, cache=place, worker_timeout=1)
-
-
-def test_a_tiff_whose_directory_points_back_is_named_by_check(config, data, capsys):
-    (data / "images/cells_000.jpg").unlink()
-    (data / "images/cells_000.tif").write_bytes(point_back(tiff_bytes(np.zeros((64, 64, 3), np.uint8), photometric="rgb")))
-    assert main(["check", *words(config)]) == 2
-    assert "cells_000.tif: cannot be decoded (its directories point back at each other)" in capsys.readouterr().out
+        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
+            train(config, cache=place)
 
 
 # Names

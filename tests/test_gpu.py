@@ -22,8 +22,8 @@ from train_unet import train
 from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
 from unet_trainer.system.signals import Interrupted

@@ -3,19 +3,13 @@ and then, after kills, and with a run that moves from one to the other."""
 
 from __future__ import annotations
 
-import random
-import signal
-import time
-
 import pytest
 
 from helpers.jobs import ForkedJob
-from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
 from unet_trainer.datasets import shard_files
-from unet_trainer.datasets import shards as module
 from unet_trainer.images.file_bytes import open_stores
 from unet_trainer.inference.evaluation_data import find_validation_pairs
 
@@ -70,7 +64,7 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
 
 
 def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, monkeypatch):
-    monkeypatch.setattr(shard_files.RemoteFiles.__init__, "__defaults__", ((0.01,) * 6, None, None))
+    monkeypatch.setattr(shard_files, "WAITS", (0.01,) * 6)
     server.faults.extend([503, "cut", "garbage", 0.3, "hang up", "whole", 500])
     assert_same(run("files", num_workers=2), run("remote", data_dir=server.url, num_workers=2))
     assert not server.faults
@@ -78,7 +72,7 @@ def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, m
 
 def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
     run("first", data_dir=server.url)
-    module._opened.clear()
+    open_stores.clear()
     before = server.num_bytes
     run("second", data_dir=server.url)
     assert server.num_bytes - before == (server.folder / "shards.json").stat().st_size + 1  # a byte, to see that it gives parts
@@ -87,12 +81,12 @@ def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
 def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, shards, tmp_path, monkeypatch):
     from unet_trainer.config.errors import UserError
 
-    monkeypatch.setattr(shard_files.RemoteFiles.__init__, "__defaults__", ((0.01,), None, None))
+    monkeypatch.setattr(shard_files, "WAITS", (0.01,))
     server.every = (1, 404)
     with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
         run("gone", data_dir=server.url)
     server.every = (1, "garbage")
-    module._opened.clear()
+    open_stores.clear()
     with pytest.raises(UserError, match=r"data-00000\d.tar/.*: its content differs from the index"):
         run("changed", data_dir=server.url)
 
@@ -120,33 +114,6 @@ def test_two_processes_train_from_shards_to_the_same_bits_as_from_files(tiny_con
     assert_same(tmp_path / "checkpoints/files", tmp_path / "checkpoints/shards")
 
 
-def test_kills_at_random_moments_change_no_bit_of_a_run_on_shards(tiny_config, shards, tmp_path):
-    settings = {
-        **tiny_config,
-        "data_dir": str(shards),
-        "num_workers": 2,
-        "num_epochs": 3,
-        "checkpoint_minutes": 1e-6,
-        "resume": "auto",
-    }
-    log = tmp_path / "log"
-
-    def finish(process):
-        process.join(HANG_SECONDS)
-        return process.exitcode
-
-    assert finish(start(train_once, {**settings, "run_name": "straight"}, log)) == 0, log.read_text()
-    chooser = random.Random(3)
-    for _ in range(3):
-        process = start(train_once, {**settings, "run_name": "killed"}, log)
-        time.sleep(chooser.uniform(0.3, 2.0))
-        process.kill()  # it may have ended
-        assert finish(process) in (-signal.SIGKILL, 0)
-    assert finish(start(train_once, {**settings, "run_name": "killed"}, log)) == 0, log.read_text()
-    folder = tmp_path / "checkpoints"
-    assert_same(folder / "straight", folder / "killed")
-
-
 @pytest.mark.real_network
 def test_evaluate_and_report_take_shards(run, shards, capsys, monkeypatch):
     folder = run("run", data_dir=str(shards), num_epochs=1)
@@ -166,13 +133,6 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_and_their_tables_predi
     open_stores.clear()
     assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, capsys.readouterr()
     assert len(list((tmp_path / "out").rglob("*.png"))) == 12
-
-
-def test_check_takes_shards(shards, tmp_path, capsys):
-    assert main(["check", f"data_dir={shards}", f"checkpoint_dir={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert "Ready to train with these settings" in said
-    assert f"data_dir: {shards}" in said
 
 
 def test_validation_images_are_found_in_shards_wherever_they_lie_now(run, shards, monkeypatch):

@@ -72,13 +72,15 @@ def test_two_processes_of_batch_2_train_as_one_of_batch_4(config, tmp_path):
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-3)
 
 
-def test_numbers_that_are_not_finite_on_one_process_skip_the_step_on_all(config, tmp_path):
-    job = ForkedJob(config, tmp_path / "job", faults={1: "nan@3"})
+def test_what_goes_wrong_in_one_process_is_handled_by_all(config, tmp_path):
+    """Rank 1 has numbers that are not finite in step 3, and rank 0 runs out of memory in step 6."""
+    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={0: "memory@6", 1: "nan@3"})
     assert job.finish() == [0, 0], job.said()
     first, second = job.records(0), job.records(1)
     assert [one["digest"] for one in first] == [one["digest"] for one in second]
     events = [event for event in read_events(folder_of(config)) if event["kind"] == "epoch"]
     assert [(event["skipped_steps"], event["nan_steps"]) for event in events] == [(1, 1), (0, 0)]
+    assert job.said().count("goes through the model in 2 parts") == 1
 
 
 @pytest.mark.soak
@@ -91,21 +93,22 @@ def test_a_process_that_stays_not_finite_takes_all_back_and_its_images_are_named
     assert "Traceback" not in job.said()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_the_others_and_is_named(rank, config, tmp_path):
+def test_a_killed_process_ends_the_others_and_is_named(config, tmp_path):
     job = ForkedJob({**config, "num_epochs": 500}, tmp_path / "job")
     wait_until(lambda: "Epoch 1/500" in job.log(0))
-    job.kill(rank)
-    codes = job.finish()
-    assert codes[rank] == -signal.SIGKILL
-    assert codes[1 - rank] == 3
+    job.kill(1)
+    assert job.finish() == [3, -signal.SIGKILL]
     (line,) = re.findall("^Error: (.*)", job.said(), re.M)
-    # Without torchrun the store lies in rank 0: when that is gone, nobody can be named.
-    assert line.startswith(
-        f"rank 1 (process {job.processes[1].pid} on " if rank else "the first machine of the job cannot be reached"
-    )
+    assert line.startswith(f"rank 1 (process {job.processes[1].pid} on ")
     assert "to go on: torchrun --standalone --nproc-per-node=2 train_unet.py --resume " in line
     assert "Traceback" not in job.said()
+
+
+def test_data_that_one_machine_alone_cannot_read_are_told_by_its_process(config, tmp_path):
+    job = ForkedJob(config, tmp_path / "job", data_dirs={1: "/nowhere"})
+    assert job.finish() == [2, 2], job.said()
+    assert job.log(0).count("Error: ") == 0
+    assert len(re.findall("^Error: data_dir: ", job.log(1), re.M)) == 1, job.said()
 
 
 def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(config, tmp_path):
@@ -119,16 +122,9 @@ def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(conf
     assert (1, 0) <= (content["epoch"], content["batch"]) <= (1, 1)  # the step under way is not in it
 
 
-def test_memory_that_runs_out_in_one_process_makes_all_take_smaller_parts(config, tmp_path):
-    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory@3"})
-    assert job.finish() == [0, 0], job.said()
-    assert job.said().count("goes through the model in 2 parts") == 1
-    first, second = job.records(0), job.records(1)
-    assert [one["digest"] for one in first] == [one["digest"] for one in second]
-
-
+@pytest.mark.soak
 def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
-    job = ForkedJob({**config, "process_timeout": 5}, tmp_path / "job", faults={1: "hang@3"})
+    job = ForkedJob({**config, "process_timeout": 30}, tmp_path / "job", faults={1: "hang@3"})
     job.processes[0].join(100)
     assert job.processes[0].exitcode == 3, job.said()
     assert f"rank 1 (process {job.processes[1].pid} on " in job.log(0)
@@ -161,19 +157,6 @@ def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, t
     assert "Resuming after batch 6 of epoch 1" in alone.log(0)  # 12 samples: 3 batches of 4, or 6 of 2
     rows = (folder_of(config) / "metrics.csv").read_text().splitlines()
     assert len(rows) == 3
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("fault", ["stop@2", "bug@2"])
-def test_a_job_that_agrees_before_every_other_step_only_ends_together_too(fault, config, tmp_path):
-    """As one of 65 processes and more: rank 1 fails in the second of two steps that it has agreed to."""
-    job = ForkedJob({**config, "num_epochs": 3}, tmp_path / "job", faults={1: fault}, ranks_per_vote=1)
-    assert job.finish() == ([143, 143] if fault == "stop@2" else [1, 1]), job.said()
-    content = read_run(folder_of(config), print)
-    assert (content["epoch"], content["batch"]) == ((0, 2) if fault == "stop@2" else (0, 0))
-    again = ForkedJob({**config, "num_epochs": 3}, tmp_path / "again", ranks_per_vote=1)
-    assert again.finish() == [0, 0], again.said()
-    assert [one["digest"] for one in again.records(0)] == [one["digest"] for one in again.records(1)]
 
 
 @pytest.mark.soak
@@ -213,6 +196,7 @@ def wait_for_epoch(folder, number):
     wait_until(lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch"))
 
 
+@pytest.mark.soak
 def test_sigterm_to_torchrun_saves_and_exits(config, tmp_path):
     log = tmp_path / "job.log"
     job = torchrun({**config, "num_epochs": 500}, "--nproc-per-node=2", f"--master-port={free_port()}", log=log)

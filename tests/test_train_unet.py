@@ -26,15 +26,13 @@ import train_unet
 from helpers.killed_runs import start, train_without_compiler
 from helpers.project import ROOT
 from helpers.runs import stop_after, timeless_rows, weights_digest, words
-from helpers.steps import KnownCosts, SmallNetwork, make_spec
-from train_unet import TrainingFailed, main, train
+from helpers.steps import KnownCosts, SmallNetwork
+from train_unet import main, train
 from unet_trainer.config import choices
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.model.network import build_network
 from unet_trainer.training.checkpoint_file import read_last, write_checkpoint
 from unet_trainer.training.history import COLUMNS, read_metrics
 from unet_trainer.training.time_budget import TimeBudget
@@ -113,7 +111,7 @@ def test_a_run_whose_earlier_rows_lack_columns_goes_on_to_its_end(tiny_config):
 
 @pytest.mark.real_network
 def test_training_learns(tiny_config):
-    result = train(tiny_config, num_epochs=20, learning_rate=0.01, augmentation="none", image_size=64, batch_size=5)
+    result = train(tiny_config, num_epochs=12, learning_rate=0.01, augmentation="none", image_size=64, batch_size=5)
     assert result.best_val_iou > 0.6
     assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
 
@@ -194,24 +192,28 @@ def test_an_epoch_that_the_time_ends_is_validated_saved_and_trained_on(tiny_conf
     assert longer.history[0] == result.history[0]
 
 
-@pytest.mark.parametrize("extra", [EVERYTHING, {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}])
-@pytest.mark.real_network
-def test_resumed_run_equals_uninterrupted_run(tiny_config, extra):
-    config = {**tiny_config, "num_epochs": 4, **extra}
+def assert_resumed_equals_straight(config):
+    """A run of two epochs that was stopped after the first."""
     straight = train(config, run_name="straight")
     with pytest.raises(KeyboardInterrupt):
-        train(config, run_name="broken", on_epoch=stop_after(2))
+        train(config, run_name="broken", on_epoch=stop_after(1))
     broken = straight.run_dir.parent / "broken"
     assert weights_digest(broken) != weights_digest(straight.run_dir)
     resumed = train(config, resume=str(broken), run_name="broken")
     assert resumed.run_dir == broken
     assert weights_digest(broken) == weights_digest(straight.run_dir)
     assert weights_digest(broken, "best.pt") == weights_digest(straight.run_dir, "best.pt")
-    timeless = [name for name in COLUMNS if name not in ("seconds", "images_per_second", "data_wait")]
-    assert [[row[name] for name in timeless] for row in resumed.history] == [
-        [row[name] for name in timeless] for row in straight.history
-    ]
+    assert timeless_rows(broken) == timeless_rows(straight.run_dir)
     assert resumed.best_epoch == straight.best_epoch
+
+
+@pytest.mark.real_network
+def test_resumed_run_equals_uninterrupted_run(tiny_config):
+    assert_resumed_equals_straight({**tiny_config, **EVERYTHING})
+
+
+def test_a_plateau_goes_on_where_it_was(tiny_config):
+    assert_resumed_equals_straight({**tiny_config, "scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9})
 
 
 def test_two_and_two_epochs_equal_four(tiny_config):
@@ -221,21 +223,6 @@ def test_two_and_two_epochs_equal_four(tiny_config):
     assert main(["--resume", str(two.run_dir), "num_epochs=4"]) == 0
     assert weights_digest(two.run_dir) == weights_digest(four.run_dir)
     assert len((two.run_dir / "metrics.csv").read_text().splitlines()) == 5
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"num_classes": 2}, "num_classes: 1 in the checkpoint, 2 now"),
-        ({"image_size": 64}, "image_size: 32 in the checkpoint, 64 now"),
-    ],
-)
-def test_a_meaningless_change_on_resume_is_refused_by_name(tiny_config, change, named, capsys):
-    run = train(tiny_config, num_epochs=1)
-    before = weights_digest(run.run_dir)
-    assert main([*words({**tiny_config, "num_epochs": 2, **change}), "--resume", str(run.run_dir)]) == 2
-    assert named in capsys.readouterr().err
-    assert weights_digest(run.run_dir) == before
 
 
 def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys):
@@ -309,27 +296,6 @@ def test_val_loss_can_be_monitored(tiny_config):
     assert result.best_epoch == losses.index(min(losses)) + 1
 
 
-@pytest.mark.real_network
-def test_numbers_that_blow_up_end_with_one_sentence_and_the_last_good_state(tiny_config, capsys):
-    good = train(tiny_config, num_epochs=1, scheduler="constant")
-    before = weights_digest(good.run_dir)
-    settings = ["num_epochs=3", "learning_rate=1e30", "scheduler=constant"]
-    assert main(["--resume", str(good.run_dir), *settings]) == 3
-    said = capsys.readouterr()
-    error = said.err
-    assert "the validation loss is not finite in epoch 2: the first layer whose output is not finite is " in said.out
-    assert "Going back to epoch 1, with 0.1 of the learning rate" in said.out
-    assert "the validation loss is not finite in epoch 2" in error
-    assert f"{good.run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {good.run_dir}" in error
-    assert "Try a lower learning_rate, grad_clip=1.0;" in error
-    assert "Traceback" not in error
-    assert weights_digest(good.run_dir) == before
-    assert "Error: the validation loss is not finite" in (good.run_dir / "train.log").read_text()
-    assert load_config(good.run_dir / "config.yaml").learning_rate == 1e-3  # settings that failed are not kept
-    with pytest.raises(TrainingFailed):
-        train(tiny_config, learning_rate=1e30)
-
-
 def test_a_full_disk_ends_with_one_sentence_and_the_earlier_epoch_whole(tiny_config, monkeypatch, capsys):
     run = train(tiny_config, num_epochs=1)
     before = weights_digest(run.run_dir)
@@ -392,6 +358,7 @@ def test_bfloat16_trains_on_a_cpu(tiny_config, capsys):
     assert load_config(result.run_dir / "config.yaml").use_amp is True
 
 
+@pytest.mark.soak
 def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config, tmp_path):
     """Without a C++ compiler the compiled step cannot be built on a CPU."""
     log = tmp_path / "log"
@@ -432,33 +399,6 @@ def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monke
     assert main([str(file), "--resume"]) == 0
     assert json.loads((tmp_path / "mine/job/result.json").read_text())["epochs"] == 2
     assert json.loads((tmp_path / "checkpoints/other/result.json").read_text())["epochs"] == 1
-
-
-@pytest.mark.real_network
-def test_a_resumed_run_needs_no_encoder_weights(tiny_config, tmp_path):
-    weights = tmp_path / "encoder.pt"
-    model = build_network(make_spec(encoder=tiny_config["encoder"], decoder_channels=tiny_config["decoder_channels"]), None)
-    torch.save(model.get_submodule("encoder").state_dict(), weights)
-    run = train(tiny_config, encoder_weights=str(weights), num_epochs=1)
-    weights.unlink()
-    assert train(tiny_config, encoder_weights=str(weights), resume=str(run.run_dir)).epochs == 2
-    assert load_config(run.run_dir / "config.yaml").encoder_weights == str(weights)
-
-
-def test_fewer_epochs_than_the_run_has_are_refused(tiny_config):
-    run = train(tiny_config)
-    with pytest.raises(UserError, match="num_epochs: 1 is less than the 2 epochs that"):
-        train(tiny_config, resume=str(run.run_dir), num_epochs=1)
-    assert load_config(run.run_dir / "config.yaml").num_epochs == 2
-
-
-@pytest.mark.real_network
-def test_what_the_model_cannot_run_is_told_before_the_run_has_a_folder(tiny_config, tmp_path):
-    with pytest.raises(
-        UserError, match=r"the model cannot run with architecture: .*batch_size: 1, image_size: 32: Expected more than 1"
-    ):
-        train(tiny_config, batch_size=1)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".scan"]
 
 
 def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, capsys):

@@ -9,13 +9,11 @@ import shutil
 import numpy as np
 import pytest
 
-from helpers.evaluated_models import BrightnessEngine, train_tiny, write_cells
+from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
-from unet_trainer.commands.evaluate import DATA_KEYS, check_options, read_arguments
-from unet_trainer.config.errors import UserError
+from unet_trainer.commands.evaluate import DATA_KEYS
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.images.image_files import write_image
-from unet_trainer.system.console import Console
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +158,6 @@ def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
     shown = capsys.readouterr().err
     assert re.match(f"Error: (1 problem in the config:\n  )?({message})", shown), shown
     assert "Traceback" not in shown
-
-
-def test_what_does_not_fit_the_model_is_refused_or_said(capsys):
-    three = BrightnessEngine(num_classes=3)
-    with pytest.raises(
-        UserError, match=r"^--threshold: for a model of two class ids; this one has 3 \(class 0, class 1, class 2\)"
-    ):
-        check_options(read_arguments(["one", "--threshold", "0.5"]), three.card.spec, three, Console())
-    resized = BrightnessEngine(fit="resize")
-    check_options(read_arguments(["one", "--tile", "as-trained", "--tta"]), resized.card.spec, resized, Console())
-    said = capsys.readouterr().out
-    assert "--tile: the model sees whole images" in said
-    assert "--tta: training mirrored and turned nothing" in said
 
 
 def test_a_bad_file_among_the_images_is_named_before_anything_is_written(runs, place, tmp_path, capsys):

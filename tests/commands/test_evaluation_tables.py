@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -25,28 +23,25 @@ def evaluated(num_images, num_classes, seed=0, columns=9, absent=()):
     return EvaluatedSet(counts, confusion, np.zeros(num_images, int), np.ones(num_images, int), [])
 
 
-@pytest.mark.parametrize("num_classes", [1, 2, 7, 8, 40, 60])
+@pytest.mark.parametrize("num_classes", [1, 7, 41])
 def test_no_line_is_longer_than_100_columns(num_classes):
     names = [f"a class with a very long name {number}" for number in range(num_classes)]
-    found = evaluated(1000, num_classes)
-    summary = summarise(found, names)
-    ids = names if num_classes > 1 else ["background", *names]
-    lines = summary_lines(summary, ids) + comparison_lines(compare(found, evaluated(1000, num_classes, 1)), summary, "x")
+    found = evaluated(20, num_classes)
+    summary = summarise(found, names, names if num_classes > 1 else ["background", *names])
+    lines = summary_lines(summary) + comparison_lines(compare(found, evaluated(20, num_classes, 1), names), 20, "x")
     assert max(len(line) for line in lines) <= 100
     assert any("clDice" in line for line in lines)
 
 
 def test_up_to_40_classes_have_a_row_and_the_mean_is_last():
     names = [f"class {number}" for number in range(41)]
-    summary = summarise(evaluated(3, 41), names)
-    lines = summary_lines(summary, names)
+    lines = summary_lines(summarise(evaluated(3, 41), names, names))
     table = lines[2 : lines.index("")]
     assert [line.split("  ")[1] for line in table[:3]] == ["class 0", "class 1", "class 2"]
     assert len(table) == 42
     assert table[-2].strip() == "… 1 more"
     assert table[-1].split()[0] == "mean"
-    shown = summary_lines(summarise(evaluated(3, 40), names[:40]), names[:40])
-    assert "more" not in "\n".join(shown)
+    assert "more" not in "\n".join(summary_lines(summarise(evaluated(3, 40), names[:40], names[:40])))
 
 
 def test_of_many_classes_the_largest_confusions_are_named():
@@ -60,7 +55,7 @@ def test_of_many_classes_the_largest_confusions_are_named():
 def test_a_comparison_says_how_sure_it_is():
     this, other = evaluated(50, 1), evaluated(50, 1)
     other.counts[..., 0] //= 2
-    lines = comparison_lines(compare(this, other), summarise(this, ["cell"]), "runs/b/best.pt")
+    lines = comparison_lines(compare(this, other, ["cell"]), 50, "runs/b/best.pt")
     assert lines[0] == "Whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"
     assert [line[2:20].strip() for line in lines[2:8]] == [
         "cell: IoU", "cell: Dice", "cell: precision", "cell: recall", "cell: boundary IoU", "cell: clDice",
@@ -68,15 +63,11 @@ def test_a_comparison_says_how_sure_it_is():
     assert lines[2].split()[-1] == "100.0%"
     assert lines[2].split()[4].startswith("+")
     assert lines[-1].startswith("  This model is better by 0.")
-    same = comparison_lines(compare(this, this), summarise(this, ["cell"]), "itself")
+    same = comparison_lines(compare(this, this, ["cell"]), 50, "itself")
     assert same[-1] == "  The interval holds 0: these images do not tell which model has the better IoU."
 
 
 def test_the_verdict_follows_the_interval():
-    assert "holds 0" in verdict(0.01, np.array([-0.01, 0.03]), "IoU")
-    assert "holds 0" in verdict(0.01, np.array([0.0, 0.03]), "IoU")
-    assert (
-        verdict(-0.02, np.array([-0.03, -0.01]), "IoU")
-        == "  The other model is better by 0.0200 IoU; the interval does not hold 0."
-    )
-    assert "nothing can be said" in verdict(0.1, np.array([math.nan, math.nan]), "IoU")
+    assert "holds 0" in verdict(0.01, [0.0, 0.03])
+    assert verdict(-0.02, [-0.03, -0.01]) == "  The other model is better by 0.0200 IoU; the interval does not hold 0."
+    assert "nothing can be said" in verdict(0.1, None)

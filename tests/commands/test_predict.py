@@ -180,7 +180,6 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(here):
         (["binary", "images", "--batch-size", "0"], "--batch-size: got 0; need 1 or more"),
         (["binary", "nothing.png"], "nothing.png: no such file or folder"),
         (["unknown", "images"], "no run unknown; checkpoints holds binary"),
-        (["model.onnx", "images", "--raw"], "--raw: an exported file has one set of weights"),
         (["images/a.png", "images"], "images/a.png is not a checkpoint"),
         (["binary", "images", "--device", "cuda:99"], "device: cuda:99 "),
     ],

@@ -28,14 +28,6 @@ def test_it_writes_shards_and_says_how_to_train_from_them(shard, tmp_path, capsy
     assert len(list((tmp_path / "shards").glob("data-00000?.tar"))) > 1
 
 
-def test_what_is_there_is_not_overwritten(shard, tmp_path, capsys):
-    assert shard() == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
-    assert shard() == 2
-    assert "--out: there are shards in" in capsys.readouterr().err
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
-
-
 def test_data_that_cannot_be_trained_on_is_not_sharded(tiny_data, tmp_path, capsys):
     shutil.copytree(tiny_data, tmp_path / "bad")
     broken = next((tmp_path / "bad/images").iterdir())

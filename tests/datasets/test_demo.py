@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
+from helpers.samples import find_pairs
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
-from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.mask_evidence import MaskEvidence
 from unet_trainer.datasets.mask_reading import choose_classes
 from unet_trainer.datasets.scan import scan_pairs

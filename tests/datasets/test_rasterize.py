@@ -9,16 +9,15 @@ from unet_trainer.datasets import rasterize
 from unet_trainer.datasets.rasterize import (
     EMPTY,
     Canvas,
-    box_corners,
+    box_outline,
     crop,
     decompress_runs,
     draw_line,
-    fill_ellipse,
+    ellipse_outline,
     fill_polygon,
     join,
     paste,
     unroll,
-    without,
 )
 from unet_trainer.images.file_bytes import DataError
 
@@ -75,7 +74,7 @@ def test_what_lies_beyond_the_border_is_cut_off():
         assert fill_polygon(outside, 4, 4).pixels.sum() == 0
 
 
-def test_a_long_outline_is_drawn_in_parts_with_the_same_pixels(monkeypatch):
+def test_an_endless_outline_is_refused(monkeypatch):
     points = np.random.default_rng(1).uniform(-5, 45, (300, 2))
     monkeypatch.setattr(rasterize, "MAX_CROSSINGS", 1000)
     with pytest.raises(DataError, match=r"an outline of 300 points that crosses .* rows; need a simpler one"):
@@ -119,26 +118,22 @@ def test_pycocotools_agrees_to_within_a_pixel_of_the_border():
         assert not ((ours != theirs) & (whole_image(outline, 100, 120) == 0)).any()
 
 
+def ellipse(*shape):
+    return on_image(fill_polygon(ellipse_outline(*shape), 7, 7), 7, 7)
+
+
 def test_a_circle_has_the_centres_within_its_radius():
     """Centre (2, 2), radius 1.6: centres are half pixels away, so that 0.5² + 1.5² = 2.5 ≤ 2.56 is in and 4.5 is out."""
-    assert on_image(fill_ellipse((2, 2), (1.6, 1.6), 4, 5), 4, 5) == [".##..", "####.", "####.", ".##.."]
-    assert fill_ellipse((2, 2), (0, 0), 4, 4) is EMPTY
-    assert fill_ellipse((20, 2), (3, 3), 4, 4) is EMPTY
+    assert ellipse(2, 2, 1.6, 1.6)[:5] == [".##....", "####...", "####...", ".##....", "......."]
+    assert fill_polygon(ellipse_outline(2, 2, 0, 0), 4, 4).pixels.sum() == 0
 
 
-def test_an_ellipse_turns_clockwise():
-    flat = on_image(fill_ellipse((3.5, 3.5), (3, 0.6), 7, 7), 7, 7)
-    assert flat[3] == "#######"
-    assert sum(row.count("#") for row in flat) == 7
-    upright = on_image(fill_ellipse((3.5, 3.5), (3, 0.6), 7, 7, degrees=90), 7, 7)
+def test_ellipses_and_boxes_turn_clockwise():
+    flat, upright, slanted = (ellipse(3.5, 3.5, 3, 0.6, degrees) for degrees in (0, 90, 45))
+    assert (flat[3], sum(row.count("#") for row in flat)) == ("#######", 7)
     assert ["".join(row) for row in zip(*upright, strict=True)] == flat
-    slanted = on_image(fill_ellipse((3.5, 3.5), (3, 0.6), 7, 7, degrees=45), 7, 7)
     assert (slanted[2][2], slanted[4][4], slanted[2][4]) == ("#", "#", ".")  # down to the right
-
-
-def test_a_box_turns_clockwise_around_its_centre():
-    assert box_corners(0, 0, 4, 2).tolist() == [[0, 0], [4, 0], [4, 2], [0, 2]]
-    assert box_corners(0, 0, 4, 2, degrees=90).round(9).tolist() == [[3, -1], [3, 3], [1, 3], [1, -1]]
+    assert box_outline(0, 0, 4, 2, 90).round(9).tolist() == [[3, -1], [3, 3], [1, 3], [1, -1]]
 
 
 def test_a_line_has_the_centres_within_half_of_its_width():
@@ -158,18 +153,14 @@ def test_a_bitmap_is_pasted_and_cut_at_every_border():
     assert paste(full, -3, 0, 3, 3) is EMPTY
 
 
-def test_parts_are_joined_and_holes_are_cut_out():
-    first, second = fill_polygon(box_corners(0, 0, 2, 2), 5, 5), fill_polygon(box_corners(3, 3, 5, 5), 5, 5)
+def test_parts_are_joined():
+    first, second = fill_polygon(box_outline(0, 0, 2, 2), 5, 5), fill_polygon(box_outline(3, 3, 5, 5), 5, 5)
     assert on_image(join([first, EMPTY, second]), 5, 5) == ["##...", "##...", ".....", "...##", "...##"]
     assert join([]) is EMPTY
-    whole, hole = fill_polygon(box_corners(1, 1, 5, 5), 5, 5), fill_polygon(box_corners(0, 2, 3, 4), 5, 5)
-    assert on_image(without(whole, [hole]), 5, 5) == [".....", ".####", "...##", "...##", ".####"]
-    assert whole.pixels.all()  # it is not changed
-    assert without(whole, []).pixels.all()
 
 
 def box(x0, y0, x1, y1):
-    return fill_polygon(box_corners(x0, y0, x1, y1), 4, 4)
+    return fill_polygon(box_outline(x0, y0, x1, y1), 4, 4)
 
 
 LARGE, SMALL = box(0, 0, 4, 4), box(1, 1, 3, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.shard_server import serving
 from unet_trainer.datasets import shard_files
-from unet_trainer.datasets.shard_files import MissingFile, RemoteFiles, is_url
+from unet_trainer.datasets.shard_files import Files, MissingFile
 from unet_trainer.images.file_bytes import ShardError
 
 CONTENT = bytes(range(200))
@@ -48,15 +48,10 @@ def slept(monkeypatch):
 
 def troubled(*troubles):
     system = Troubled(*troubles)
-    return system, RemoteFiles("memory://bucket", (0.5, 1.0, 2.0), connect=lambda protocol: system)
+    return system, Files("memory://bucket", (0.5, 1.0, 2.0), connect=lambda protocol: system)
 
 
-def test_urls_are_told_from_paths():
-    assert all(map(is_url, ["s3://bucket/x", "https://host/a", "GS://b"]))
-    assert not any(map(is_url, ["data/mine", "/data", "C:\\data", "C:/data", "a:b", "s3:/bucket"]))
-
-
-@pytest.mark.parametrize("trouble", [OSError("reset"), TimeoutError(), Status(503), Status(429), RuntimeError("odd"), b"short"])
+@pytest.mark.parametrize("trouble", [OSError("reset"), Status(429), RuntimeError("odd"), b"short"])
 def test_what_may_pass_is_tried_again_with_growing_waits(trouble, slept):
     system, files = troubled(trouble, trouble)
     assert files.read("a.tar", 10, 20) == CONTENT[10:20]
@@ -96,10 +91,10 @@ def test_a_server_that_gives_the_whole_file_is_understood_and_one_that_tells_no_
         files.open_file("a.tar")
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "simplecache://x", "local://x"])
+@pytest.mark.parametrize("url", ["ftp://host/x", "local://x"])
 def test_other_protocols_load_nothing(url):
     with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
-        RemoteFiles(url, ()).read("a")
+        Files(url, ()).read("a")
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://b", "s3fs"), ("https://h", "aiohttp")])
@@ -109,14 +104,14 @@ def test_a_missing_package_is_named(url, package, monkeypatch):
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
     with pytest.raises(ShardError, match=f"needs the package {package}: pip install {package}"):
-        RemoteFiles(url, ()).read("a.tar")
+        Files(url, ()).read("a.tar")
 
 
 def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_path):
     for name, age in ((".upload.k2j3h4_a.tmp", 7200), (".upload.k2j3h4_b.tmp", 5)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, 2 * (time.time() - age,))
-    files = RemoteFiles(f"memory://{tmp_path.name}/", (), tmp_path)
+    files = Files(f"memory://{tmp_path.name}/", (), tmp_path)
     assert not files.exists("x/a.tar")
     for name in ("x/a.tar", "b.tar"):
         files.write(name, lambda file: file.write(CONTENT))
@@ -138,7 +133,7 @@ def test_a_forked_process_makes_its_own_connection():
         made.append(os.getpid())
         return Troubled()
 
-    files = RemoteFiles("memory://bucket", (), connect=connect)
+    files = Files("memory://bucket", (), connect=connect)
     assert files.read("a", 0, 5) == files.read("a", 0, 5) == CONTENT[:5]
     assert made == [os.getpid()]
     child = os.fork()
@@ -158,7 +153,7 @@ def server(tmp_path):
 
 
 def test_a_web_server_that_misbehaves_for_a_while_is_outlasted(server):
-    files = RemoteFiles(server.url, (0.01,) * 3)
+    files = Files(server.url, (0.01,) * 3)
     for faults in ([503, 500], ["cut"], ["hang up", "hang up"], ["whole"], [0.2]):
         server.faults.extend(faults)
         assert files.read("a.tar", 5, 105) == CONTENT[5:105]
@@ -169,7 +164,7 @@ def test_a_web_server_that_misbehaves_for_a_while_is_outlasted(server):
 
 
 def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_when_it_is_gone(server):
-    files = RemoteFiles(server.url, (0.01,))
+    files = Files(server.url, (0.01,))
     assert files.find() == ["a.tar"]
     assert files.has_ranges("a.tar")
     server.faults.append("whole")
@@ -178,7 +173,7 @@ def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_whe
         files.read("b.tar", 0, 5)
     server.faults.append(403)
     with pytest.raises(ShardError, match="403"):
-        RemoteFiles(server.url, (60.0,)).read("a.tar", 0, 5)
+        Files(server.url, (60.0,)).read("a.tar", 0, 5)
     server.head_faults.extend([403] * 9)
     with pytest.raises(ShardError, match="403") as raised:
         files.size_and_version("a.tar")
@@ -186,4 +181,4 @@ def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_whe
     server.shutdown()
     server.server_close()
     with pytest.raises(ShardError, match=r"cannot be read .*2 tries"):
-        RemoteFiles(server.url, (0.01,)).read("a.tar", 0, 5)
+        Files(server.url, (0.01,)).read("a.tar", 0, 5)

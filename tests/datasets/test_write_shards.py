@@ -12,10 +12,10 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import write_shards as module
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
-from unet_trainer.datasets.shard_files import LocalFiles
+from unet_trainer.datasets.shard_files import Files
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, index_from_json, index_to_json
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.write_shards import ScannedPair, destination, refuse_full_disk, refuse_other_files, write_shards
+from unet_trainer.datasets.write_shards import ScannedPair, refuse_other_files, write_shards
 from unet_trainer.images.file_bytes import DataError, read_bytes
 
 
@@ -40,7 +40,7 @@ def contents(folder):
 
 def test_the_files_are_written_byte_for_byte_with_their_facts(tmp_path, pairs):
     ticks = []
-    place = LocalFiles(str(tmp_path / "out"))
+    place = Files(str(tmp_path / "out"))
     index = write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "my data!", place, 10**9, lambda: ticks.append(1))
     suffix = pairs[0].image.suffix
     assert contents(tmp_path / "out") == {
@@ -57,21 +57,21 @@ def test_the_files_are_written_byte_for_byte_with_their_facts(tmp_path, pairs):
 
 
 def test_shards_are_no_larger_than_asked_for(tmp_path, pairs):
-    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", LocalFiles(str(tmp_path)), 25_000, lambda: None)
+    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", Files(str(tmp_path)), 25_000, lambda: None)
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
     assert len(sizes) > 1
     assert max(sizes) <= 25_000 + 10_240
     assert sorted(path.name for path in tmp_path.glob("*.tar"))[:2] == ["x-000000.tar", "x-000001.tar"]
     names = [name.rpartition("/")[2].partition(".")[0] for name in contents(tmp_path)]
     assert list(dict.fromkeys(names)) == [pair.name for pair in pairs]
-    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "y", LocalFiles(str(tmp_path)), 1, lambda: None)
+    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "y", Files(str(tmp_path)), 1, lambda: None)
     assert len(list(tmp_path.glob("y-*.tar"))) == 12  # a pair larger than a shard has one of its own
 
 
 def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
     parts = ["train", "train", "val", "test"]
     some = [Pair(pair.name, pair.image, pair.mask, part, f"g{part}") for pair, part in zip(pairs, parts, strict=False)]
-    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", LocalFiles(str(tmp_path)), 10**9, lambda: None)
+    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path)), 10**9, lambda: None)
     assert [shard.name for shard in index.shards] == ["x-train-000000.tar", "x-val-000000.tar", "x-test-000000.tar"]
     assert [(sample.part, sample.group) for shard in index.shards for sample in shard.samples] == [
         (part, f"g{part}") for part in parts
@@ -81,7 +81,7 @@ def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
 def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
     names = ["a.b", "a_b", "seq.1/c", "a-b"]
     some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
-    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", LocalFiles(str(tmp_path)), 10**9, lambda: None)
+    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path)), 10**9, lambda: None)
     suffix = pairs[0].image.suffix
     assert [sample.image.name.removesuffix(suffix) for sample in index.shards[0].samples] == ["a_b", "a_b-2", "seq_1/c", "a-b"]
     assert [sample.name for sample in index.shards[0].samples] == names
@@ -90,7 +90,7 @@ def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
 def test_names_of_any_bytes_survive(tmp_path, pairs):
     names = ["a b", "line\nbreak", os.fsdecode(b"\xff\xfe"), "é", "e\u0301", "x" * 240, "%41", "quote'\"", "{0..9}"]
     some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
-    write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", LocalFiles(str(tmp_path / "out")), 10**9, lambda: None)
+    write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path / "out")), 10**9, lambda: None)
     found = find_in_shards(Config(data_dir=str(tmp_path / "out"), checkpoint_dir=str(tmp_path / "runs")))
     assert [pair.name for pair in found.pairs] == names
     assert [read_bytes(pair.image) for pair in found.pairs] == [pair.image.read_bytes() for pair in some]
@@ -105,21 +105,21 @@ def test_a_file_that_changes_meanwhile_is_told(tmp_path, pairs):
     some = scanned([Pair("a", copy, pairs[0].mask)])
     copy.write_bytes(pairs[1].image.read_bytes())
     with pytest.raises(DataError, match=r"a.png: changed while the shards were written; start again"):
-        write_shards(FoundPairs((), ""), some, "x", LocalFiles(str(tmp_path / "out")), 10**9, lambda: None)
+        write_shards(FoundPairs((), ""), some, "x", Files(str(tmp_path / "out")), 10**9, lambda: None)
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
 def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pairs, monkeypatch):
-    place = LocalFiles(str(tmp_path / "out"))
+    place = Files(str(tmp_path / "out"))
     refuse_other_files(place)
-    write = LocalFiles.write
+    write = Files.write
 
     def interrupted(self, name, fill):
         if name == "x-000002.tar":
             raise KeyboardInterrupt
         write(self, name, fill)
 
-    monkeypatch.setattr(LocalFiles, "write", interrupted)
+    monkeypatch.setattr(Files, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", place, 25_000, lambda: None)
     monkeypatch.undo()
@@ -133,28 +133,22 @@ def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pai
         refuse_other_files(place)
 
 
-def test_shards_of_others_are_not_overwritten(tmp_path):
-    (tmp_path / "mine.tar").write_bytes(b"precious")
-    with pytest.raises(DataError, match=r"there are shards in .* \(mine.tar\); name another place"):
-        refuse_other_files(LocalFiles(str(tmp_path)))
-
-
 def test_a_disk_that_is_too_small_is_told_before(tmp_path, pairs, monkeypatch):
     monkeypatch.setattr(module, "free_disk", lambda folder: 1000)
     with pytest.raises(DataError, match=r"needs .* GB, and 1e-06 GB are free there"):
-        refuse_full_disk(LocalFiles(str(tmp_path)), scanned(pairs[:1]))
+        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", Files(str(tmp_path)), 10**9, lambda: None)
 
 
 def test_what_cannot_be_written_is_told(tmp_path, pairs):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"--out: .*file.* cannot be written"):
-        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", LocalFiles(str(tmp_path / "file/sub")), 10**9, lambda: None)
+        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", Files(str(tmp_path / "file/sub")), 10**9, lambda: None)
     with pytest.raises(UserError, match=r"--out: .*file.* cannot be read"):
-        refuse_other_files(LocalFiles(str(tmp_path / "file")))
+        refuse_other_files(Files(str(tmp_path / "file")))
 
 
 def test_shards_are_uploaded_whole(tmp_path, pairs):
-    remote, local = destination(f"memory://{tmp_path.name}/out/", tmp_path / "work"), LocalFiles(str(tmp_path / "local"))
+    remote, local = Files(f"memory://{tmp_path.name}/out/", workspace=tmp_path / "work"), Files(str(tmp_path / "local"))
     for place in (remote, local):
         refuse_other_files(place)
         write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", place, 25_000, lambda: None)
@@ -166,7 +160,7 @@ def test_shards_are_uploaded_whole(tmp_path, pairs):
 
 
 def test_two_commands_do_not_write_to_one_place(tmp_path, pairs):
-    place = LocalFiles(str(tmp_path))
+    place = Files(str(tmp_path))
 
     def other_command():
         with pytest.raises(DataError, match="another shard command is writing to"):

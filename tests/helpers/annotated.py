@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.annotation_formats import find_annotations
+from unet_trainer.datasets.annotations import find_annotations
 from unet_trainer.images.image_files import read_mask
 
 

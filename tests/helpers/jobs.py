@@ -21,9 +21,9 @@ TORCHRUN_SECONDS = 30  # that torchrun allows the others to end in
 
 
 class ForkedJob:
-    """`faults`: rank → fault, as `install` takes them. Each process writes rankN.log and rankN.json into the folder."""
+    """`faults`: rank → fault, as `install` takes them; `data_dirs`: of ranks that have another. Each process writes rankN.log and rankN.json into the folder."""
 
-    def __init__(self, settings, folder, world_size=2, faults=None, network="small", ranks_per_vote=64):
+    def __init__(self, settings, folder, world_size=2, faults=None, network="small", data_dirs=None):
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         port = str(free_port())
@@ -33,7 +33,8 @@ class ForkedJob:
             environment = {name: str(value) for name, value in numbers.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             fault = (faults or {}).get(rank)
-            self.processes.append(start(train_rank, settings, str(self.folder), environment, fault, network, ranks_per_vote))
+            own = {"data_dir": data_dirs[rank]} if rank in (data_dirs or {}) else {}
+            self.processes.append(start(train_rank, {**settings, **own}, str(self.folder), environment, fault, network))
 
     def has_started(self):
         """From now on each process finds out by itself that another is gone; before, torchrun ends those that wait for it."""
@@ -75,17 +76,15 @@ class ForkedJob:
         return [json.loads(line) for line in (self.folder / f"rank{rank}.json").read_text().splitlines()]
 
 
-def train_rank(settings, folder, environment, fault, network, ranks_per_vote):
+def train_rank(settings, folder, environment, fault, network):
     os.environ.update(environment)
     rank = environment["RANK"]
     be_quiet(f"{folder}/rank{rank}.log")
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
     from unet_trainer.system import distributed
-    from unet_trainer.training import step
 
-    step.RANKS_PER_VOTE = ranks_per_vote
-    distributed.START_SECONDS, distributed.SILENT_SECONDS = 40, 20  # nobody ends the others, as torchrun would
+    distributed.START_SECONDS = 40  # nobody ends the others, as torchrun would
     from unet_trainer.system.signals import exit_process
 
     exit_process(main(words(settings)))

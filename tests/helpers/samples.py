@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from unet_trainer.datasets.folder_pairs import find_pairs
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, read_mask
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_coding import MaskCoding
@@ -13,6 +15,15 @@ from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import WorkerPool
+
+
+def find_pairs(images, masks, mask_suffix=""):
+    """The pairs of two folders; raises DataError where files are left unpaired."""
+    folders = {"data_dir": str(images.parent), "image_dir": str(images.absolute()), "mask_dir": str(masks.absolute())}
+    found = find_dataset(load_config({**folders, "mask_suffix": mask_suffix}))
+    if found.blocking_message:
+        raise DataError(found.blocking_message)
+    return [*found.pairs]
 
 
 def pair_sizes(pairs):

@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.shard_files import RemoteFiles
+from unet_trainer.datasets.shard_files import Files
 from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
 from unet_trainer.datasets.shard_store import ShardStore, open_store
 
@@ -51,7 +51,7 @@ def pairs_on_a_dead_remote(folder, names):
     index = write_index_of(folder, dead=dict.fromkeys(names, (b"image", b"mask")))
     log = folder / "asked"
     log.touch()
-    store = open_store(ShardStore(RemoteFiles("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index))
+    store = open_store(ShardStore(Files("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index))
     pairs = []
     for name in names:
         members = f"{name}.png", f"{name}.mask.png"

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import cv2
 import numpy as np
 import pytest
 
 from unet_trainer.images.drawing import (
-    BACKGROUND_COLOUR,
-    CELL,
     COLOURS,
     ERROR_COLOURS,
     GAP,
-    IGNORED_COLOUR,
     LINE_HEIGHT,
     SAMPLE_SIDE,
     ErrorKind,
     bar_chart,
-    class_colours,
-    contact_sheet,
     display_range,
     error_map,
     error_picture,
-    legend,
     overlay,
     overlay_rows,
     sample_sheet,
@@ -51,13 +44,6 @@ def ids(text):
 
 def colours_in(picture):
     return {tuple(colour) for colour in np.unique(picture.reshape(-1, 3), axis=0).tolist()}
-
-
-@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 1, None]), (3, [0, 1, 2]), (5, [0, 1, 2])])
-def test_8_bit_images_of_any_number_of_channels_are_shown_as_three(channels, shown):
-    image = np.random.default_rng(0).integers(0, 256, (24, 24, channels), np.uint8)
-    for place, channel in enumerate(shown):
-        assert np.array_equal(to_display(image)[:, :, place], np.zeros((24, 24)) if channel is None else image[:, :, channel])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float16, np.float64])
@@ -97,45 +83,6 @@ def test_rows_of_an_overlay_are_those_of_the_whole_without_an_outline_along_the_
     np.testing.assert_array_equal(overlay_rows(grey()[5:9], mask[5:9], mask[4:5], mask[9:10], colours), whole[5:9])
     one = overlay_rows(grey(), np.ones((24, 24), np.uint8), None, None, np.full((256, 3), 200, np.uint8))
     assert (one == 140).all()  # 0.6 · 100 + 0.4 · 200
-
-
-def test_forty_colours_are_far_from_each_other_and_from_those_of_background_and_ignored_pixels():
-    """ΔE of CIE76: 2.3 is just noticeable; halved by the tint, these are still told apart."""
-    colours = np.vstack([COLOURS, [BACKGROUND_COLOUR, IGNORED_COLOUR]]).astype(np.float32) / 255
-    lab = cv2.cvtColor(colours[None], cv2.COLOR_RGB2LAB)[0]
-    assert (np.linalg.norm(lab[:, None] - lab, axis=2) + 1000 * np.eye(len(lab))).min() > 20
-    assert class_colours(42)[1:] == (*map(tuple, COLOURS.tolist()), tuple(COLOURS[0].tolist()))
-
-
-def test_a_class_0_that_is_no_background_has_the_last_colour_and_is_drawn():
-    assert class_colours(3, has_background=False) == (tuple(COLOURS[-1].tolist()), *class_colours(3)[1:])
-    shown = overlay(grey(), square(1), has_background=False)
-    assert shown[2, 2].tolist() == (0.6 * 100 + 0.4 * COLOURS[-1]).astype(np.uint8).tolist()
-
-
-def test_a_contact_sheet_has_a_cell_for_each_pair_and_a_legend_where_names_are_known():
-    pictures = [(grey(50, 100, 40 * index), square(1, 50, 100)) for index in range(1, 6)]
-    sheet = contact_sheet(pictures, ["a" * 300 + "größe"] * 5, columns=2, names=NAMES)
-    width, height = 2 * CELL + GAP, CELL // 2 + LINE_HEIGHT
-    assert sheet.shape == (3 * height + 2 * 2 * GAP + LINE_HEIGHT, 2 * width + 3 * GAP, 3)
-    for index in range(5):
-        top, left = (index // 2) * (height + 2 * GAP), (index % 2) * (width + 3 * GAP)
-        caption, pair = sheet[top:, left:][:LINE_HEIGHT], sheet[top + LINE_HEIGHT :, left:]
-        assert (caption < 150).any()
-        assert pair[99, 100].tolist() == [40 * (index + 1)] * 3  # 100×50 is shown at 200×100
-        assert pair[24, CELL + GAP + 24].tolist() != pair[24, 24].tolist()  # tinted
-    assert tuple(COLOURS[0].tolist()) in colours_in(sheet[-LINE_HEIGHT:])
-    shapes = [(1, 1), (1, 500), (500, 1), (700, 650)]
-    odd = contact_sheet([(grey(*shape), np.ones(shape, np.uint8)) for shape in shapes], ["x"] * 4, columns=5)
-    assert odd.shape == (CELL + LINE_HEIGHT, 4 * (2 * CELL + GAP) + 3 * 3 * GAP, 3)
-
-
-def test_a_legend_has_the_classes_that_are_drawn_in_as_many_rows_as_they_need():
-    rows = legend([square(IGNORED)], [f"class {index}" for index in range(40)], False, 400)
-    assert rows.shape[0] >= 5 * LINE_HEIGHT
-    assert {*map(tuple, COLOURS.tolist()), IGNORED_COLOUR} <= colours_in(rows)
-    assert tuple(COLOURS[-1].tolist()) not in colours_in(legend([square(1)], ["background", "road"], True, 400))
-    assert legend([square(1)], [], True, 400).shape == (0, 400, 3)
 
 
 def test_wrong_pixels_have_the_colour_of_their_error():

@@ -27,11 +27,9 @@ from unet_trainer.images.image_files import (
     read_image,
     read_mask,
     refuse_bomb,
-    to_channels,
     write_image,
 )
 from unet_trainer.images.image_headers import channels_with_alpha, is_turned
-from unet_trainer.images.tiling import resize_pair
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
 PALETTE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]  # black, red, green, blue
@@ -86,33 +84,6 @@ def reason(read, source):
 # Images
 
 
-@pytest.mark.parametrize("extension", [".png", ".bmp", ".tif", ".tiff"])
-def test_lossless_formats_are_read_as_they_were_written(tmp_path, extension):
-    write_image(tmp_path / f"a{extension}", picture())
-    assert np.array_equal(read_image(tmp_path / f"a{extension}"), picture())
-
-
-def test_alpha_is_dropped(tmp_path):
-    alpha = np.full((40, 60, 1), 7, np.uint8)
-    Image.fromarray(np.concatenate([picture(), alpha], 2), "RGBA").save(tmp_path / "a.png")
-    assert np.array_equal(read_image(tmp_path / "a.png"), picture())
-
-
-def test_grey_has_one_channel_until_more_are_asked_for(tmp_path):
-    grey = picture()[:, :, 0]
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    read = read_image(tmp_path / "a.png")
-    assert same(read, grey[:, :, None])
-    assert np.array_equal(to_channels(read, 3), np.dstack([grey] * 3))
-    assert to_channels(read, 1) is read
-    assert to_channels(picture(), 5).shape == (40, 60, 3)  # only grey can be repeated
-
-
-def test_the_format_is_told_by_the_content_and_not_by_the_extension(tmp_path):
-    Image.fromarray(picture()).save(tmp_path / "a.jpg", format="PNG")
-    assert np.array_equal(read_image(tmp_path / "a.jpg"), picture())
-
-
 @pytest.mark.parametrize(
     ("kind", "orientation"), [("JPEG", 6), ("JPEG", 4), ("PNG", 8), ("PNG", 2), ("WEBP", 3), ("WEBP", 5), ("WEBP", 7)]
 )
@@ -134,73 +105,16 @@ def test_a_mask_is_rotated_as_an_image_is():
     assert np.array_equal(decode_image(data)[:, :, 0], ids[::-1, ::-1])
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_a_tiff_is_rotated_by_its_orientation_tag(orientation):
-    grey = values(np.uint16, 4, 6)
-    data = tiff(grey, extratags=[(274, 3, 1, orientation, True)])
-    expected = {1: grey, 3: grey[::-1, ::-1], 6: np.rot90(grey, -1)}[orientation]
-    assert np.array_equal(decode_image(data)[:, :, 0], expected)
-    assert is_turned(data) == (orientation != 1)
-
-
-def test_a_16_bit_png_keeps_its_values(tmp_path):
-    grey = values(np.uint16, 30, 40)
-    cv2.imwrite(str(tmp_path / "a.png"), grey)
-    assert same(read_image(tmp_path / "a.png"), grey[:, :, None])
-    assert cv2.imread(str(tmp_path / "a.png")).dtype == np.uint8  # OpenCV's default loses bits silently
-
-
 @pytest.mark.parametrize("extension", [".png", ".tif"])
 def test_16_bit_colours_keep_values_and_order(extension):
     colours = values(np.uint16, 30, 40, 3)
     assert same(decode_image(encode_image(colours, extension)), colours)
 
 
-def test_the_alpha_of_a_16_bit_png_is_dropped():
-    four = values(np.uint16, 30, 40, 4)
-    data = cv2_bytes(".png", four)  # blue, green, red, alpha
-    assert same(decode_image(data), np.ascontiguousarray(four[:, :, 2::-1]))
-    assert channels_with_alpha(data)
-
-
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int8, np.float16])
-@pytest.mark.parametrize("layout", ["contig", "separate", "pages", "unlabelled"])
-def test_three_channels_of_any_depth_and_layout_keep_values_and_order(dtype, layout):
-    """OpenCV mixes up 16-bit channels that are stored plane by plane, and reads one of three that are no colours."""
-    colours = values(dtype, 20, 30, 3)
-    planes = np.ascontiguousarray(np.moveaxis(colours, 2, 0))
-    data = {
-        "contig": lambda: tiff(colours, photometric="rgb"),
-        "separate": lambda: tiff(planes, photometric="rgb", planarconfig="separate"),
-        "pages": lambda: tiff(planes),
-        "unlabelled": lambda: tiff(colours, planarconfig="contig"),
-    }[layout]()
-    assert same(decode_image(data), colours)
-
-
-@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 2), (np.uint16, 4), (np.float32, 9)])
-@pytest.mark.parametrize(
-    "options", [{}, {"planarconfig": "contig"}, {"bigtiff": True}, {"byteorder": ">"}, {"compression": "zlib"}]
-)
-def test_a_tiff_of_many_channels_keeps_all_channels(dtype, channels, options):
-    """Without options tifffile writes each row as a page."""
-    image = values(dtype, 20, 30, channels)
-    assert same(decode_image(tiff(image, **options)), image)
-    assert not channels_with_alpha(tiff(image, **options))
-
-
 # Alpha
-
-
-@pytest.mark.parametrize("sample", ["unassalpha", "assocalpha"])
-def test_alpha_of_a_tiff_is_dropped(sample):
-    four = values(np.uint8, 20, 30, 4)
-    data = tiff(four, photometric="rgb", extrasamples=[sample])
-    assert np.array_equal(decode_image(data), four[:, :, :3])
-    assert channels_with_alpha(data)
 
 
 def test_a_fourth_band_that_is_no_alpha_stays():
@@ -229,13 +143,6 @@ def test_alpha_of_a_webp_is_dropped(lossless):
     assert channels_with_alpha(data)
 
 
-def test_a_cmyk_jpeg_is_read_in_its_colours():
-    colour = Image.fromarray(np.full((40, 60, 3), (200, 50, 20), np.uint8)).convert("CMYK")
-    read = decode_image(pil_bytes("JPEG", colour, quality=95))
-    assert read.shape == (40, 60, 3)
-    assert np.abs(read.astype(int) - [200, 50, 20]).max() < 4
-
-
 # Arrays
 
 
@@ -262,12 +169,6 @@ def test_an_array_of_an_ambiguous_shape_is_refused(shape):
     )
 
 
-@pytest.mark.parametrize("array", [np.zeros((4, 5), complex), np.full((4, 5), "a"), np.zeros((0, 5))])
-def test_an_array_without_numbers_is_refused(array):
-    for decode in (decode_image, decode_mask):
-        assert reason(decode, npy_bytes(array)) == f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels"
-
-
 class RunsCode:
     """Unpickling it runs code."""
 
@@ -285,12 +186,6 @@ def test_an_array_of_python_objects_is_refused_and_no_code_is_run():
     np.load(io.BytesIO(data), allow_pickle=True)  # the file does run code when it is unpickled
     assert builtins.code_was_run
     del builtins.code_was_run
-
-
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.99])
-def test_a_truncated_array_is_refused(share):
-    data = npy_bytes(values(np.float32, 40, 50))
-    assert reason(decode_image, data[: int(len(data) * share)]).startswith("cannot be decoded (")
 
 
 @pytest.mark.parametrize("shape", ["(1000000, 1000000000)", "(99999999999999999999, 9)", "(40, 50", "(-4, 5)"])
@@ -319,14 +214,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(huge_png):
 # Files that are no images
 
 
-def test_a_truncated_jpeg_is_refused(tmp_path):
-    path = tmp_path / "a.jpg"
-    write_image(path, np.dstack([noise()] * 3))
-    path.write_bytes(path.read_bytes()[:2000])
-    assert reason(read_image, path) == "the file is cut off"
-    assert reason(read_mask, path) == "the file is cut off"
-
-
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
 def test_a_truncated_png_is_refused(tmp_path, share):
     path = tmp_path / "a.png"
@@ -334,41 +221,6 @@ def test_a_truncated_png_is_refused(tmp_path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert reason(read_image, path) == "the file is cut off"
     assert reason(read_mask, path) == "the file is cut off"
-
-
-def test_a_palette_mask_with_damaged_pixels_is_refused(tmp_path):
-    path = palette_png(tmp_path / "a.png", noise(high=4))
-    data = bytearray(path.read_bytes())
-    middle = data.index(b"IDAT") + 200
-    data[middle : middle + 20] = bytes(20)
-    path.write_bytes(data)
-    assert reason(read_mask, path).startswith("cannot be decoded (")
-
-
-@pytest.mark.parametrize(
-    ("extension", "why"),
-    [(".bmp", "not an image that can be decoded"), (".tif", "the file is cut off"), (".webp", "not an image that can be decoded")],
-)
-def test_other_formats_are_refused_when_truncated(tmp_path, extension, why):
-    path = tmp_path / f"a{extension}"
-    write_image(path, np.dstack([noise()] * 3))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert reason(read_image, path) == why
-    assert reason(read_mask, path) == why
-
-
-@pytest.mark.parametrize(
-    ("channels", "options"), [(1, {}), (4, {"planarconfig": "contig"}), (5, {"compression": "zlib", "planarconfig": "contig"})]
-)
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.95])
-def test_a_truncated_tiff_is_refused(channels, share, options):
-    """The tags may come before the pixels: then the header is complete and only pixels are missing."""
-    image = values(np.uint16, 60, 70, channels)
-    options = options if channels > 1 else {name: value for name, value in options.items() if name != "planarconfig"}
-    data = tiff(image[:, :, 0] if channels == 1 else image, **options)
-    assert reason(decode_image, data[: int(len(data) * share)]).startswith(
-        ("the file is cut off", "cannot be decoded (", "not an image that can be decoded")
-    )
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -402,19 +254,6 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
     assert all(refusals)
 
 
-@pytest.mark.parametrize("read", [read_image, read_mask])
-def test_an_empty_file_is_refused(tmp_path, read):
-    (tmp_path / "a.png").touch()
-    assert reason(read, tmp_path / "a.png") == "the file is empty"
-
-
-@pytest.mark.parametrize("read", [read_image, read_mask])
-def test_a_missing_file_and_a_folder_are_refused(tmp_path, read):
-    assert reason(read, tmp_path / "none.png") == "No such file or directory"
-    (tmp_path / "folder.png").mkdir()
-    assert reason(read, tmp_path / "folder.png") == "Is a directory"
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
@@ -424,22 +263,7 @@ def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
             assert reason(read, tmp_path / name) == "a pipe, a socket or a device; need a file"
 
 
-def test_memory_that_runs_out_in_decoding_is_a_reason(monkeypatch):
-    def out_of_memory(*arguments):
-        raise MemoryError
-
-    monkeypatch.setattr("cv2.imdecode", out_of_memory)
-    data = encode_image(picture(), ".png")
-    for decode in (decode_image, decode_mask):
-        assert reason(decode, data) == "there is not enough memory to decode it"
-
-
 # Masks
-
-
-def test_a_palette_mask_of_4_bits_is_read_by_index_too(tmp_path):
-    palette_image(IDS).save(tmp_path / "a.png", bits=4)
-    assert read_mask(tmp_path / "a.png").tolist() == IDS.tolist()
 
 
 DISC = np.kron(np.array([[0, 255, 255, 0], [0, 255, 0, 0]], np.uint8), np.ones((6, 5), np.uint8))  # 12 high, 20 wide
@@ -469,13 +293,6 @@ def test_of_a_picture_in_one_colour_the_alpha_channel_is_the_mask(data):
     assert np.array_equal(decode_mask(data), DISC)
 
 
-def test_nothing_that_can_be_seen_is_an_empty_mask():
-    """White on transparent, in an image without objects."""
-    data = in_alpha("PNG", alpha=np.zeros_like(DISC))
-    assert decode_mask_or_alpha(data).is_alpha
-    assert np.array_equal(decode_mask(data), np.zeros_like(DISC))
-
-
 def test_alpha_is_no_mask_where_the_colour_varies_or_all_can_be_seen():
     opaque = in_alpha("PNG", alpha=np.full_like(DISC, 255))
     assert decode_mask_or_alpha(opaque).is_alpha is False
@@ -483,17 +300,6 @@ def test_alpha_is_no_mask_where_the_colour_varies_or_all_can_be_seen():
     coloured = pil_bytes("PNG", np.dstack([DISC, DISC, DISC, 255 - DISC]))
     assert decode_mask_or_alpha(coloured).is_alpha is False
     assert np.array_equal(decode_mask(coloured), DISC)
-
-
-def test_a_mask_in_the_alpha_channel_is_rotated_as_an_image_is():
-    data = in_alpha("PNG", exif=exif(6))
-    assert np.array_equal(decode_mask(data), np.rot90(DISC, -1))
-    assert decode_image(data).shape == (20, 12, 3)
-
-
-def test_a_16_bit_colour_mask_is_refused(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), picture().astype(np.uint16))
-    assert reason(read_mask, tmp_path / "a.png") == "a colour mask of uint16; need 8 bit"
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -505,22 +311,12 @@ def test_masks_of_few_bits_keep_their_values(bits):
     assert decode_mask(grey_png(ids.shape[1], 8, bits, zlib.compress(rows))).tolist() == (ids * (255 if bits == 1 else 1)).tolist()
 
 
-def test_a_mask_with_negative_values_is_refused(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.tif"), IDS.astype(np.int16) - 1)
-    assert reason(read_mask, tmp_path / "a.tif") == "int16 values from -1 to 2; need whole numbers from 0 to 65535"
-
-
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_a_palette_mask_of_any_format_is_read_by_index(kind):
     ids = noise(high=4)
     data = pil_bytes(kind, palette_image(ids))
     assert same(decode_mask(data), ids)
     assert decode_image(data)[0, 0].tolist() == np.array(PALETTE).reshape(4, 3)[ids[0, 0]].tolist()
-
-
-def test_a_grey_bmp_mask_keeps_its_values():
-    """It has a palette as well: of greys in their order."""
-    assert same(decode_mask(pil_bytes("BMP", noise())), noise())
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64])
@@ -592,17 +388,6 @@ def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(t
     with_size, size = decode_image_and_size((tmp_path / "a.jpg").read_bytes(), min_side)
     assert np.array_equal(with_size, reduced)
     assert size == (height, width)
-
-
-@pytest.mark.parametrize("width", [512, 514, 517, 513])
-def test_an_image_decoded_at_a_fraction_is_aligned_with_its_mask(width, tmp_path):
-    """With a side rounded up the image would be stretched, and an edge far from the corner would move."""
-    image = np.zeros((512, width, 3), np.uint8)
-    image[:, width * 7 // 8 :] = 255
-    Image.fromarray(image).save(tmp_path / "a.jpg", quality=100)
-    mask = np.zeros((512, width), np.uint8)
-    (small, _), (full, _) = (resize_pair(read_image(tmp_path / "a.jpg", side), mask, (32, 32)) for side in (64, None))
-    assert np.abs(small.astype(int) - full).max() < 12
 
 
 # Writing

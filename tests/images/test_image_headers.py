@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.image_bytes import exif, npy_bytes, pil_bytes, tiff_bytes
+from helpers.image_bytes import exif, npy_bytes, pil_bytes
 from unet_trainer.images.image_files import decode_image
 from unet_trainer.images.image_headers import (
-    channels_with_alpha,
     displayed_size,
     has_palette,
     is_cut_off,
     is_lossy,
     is_turned,
-    jpeg_frame,
     palette_colours,
     picture_size,
 )
@@ -30,16 +28,6 @@ def palette_image():
     image = Image.fromarray(GREY // 64)
     image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
     return image
-
-
-def test_the_channels_of_a_file_with_alpha_are_counted():
-    assert [channels_with_alpha(pil_bytes(kind, COLOUR)) for kind in FORMATS] == [0] * 6
-    assert [channels_with_alpha(pil_bytes(kind, FOUR)) for kind in ("PNG", "TIFF", "WEBP")] == [4, 4, 4]
-    assert channels_with_alpha(pil_bytes("PNG", COLOUR, "LA")) == 2
-    assert channels_with_alpha(pil_bytes("WEBP", FOUR, lossless=True)) == 4
-    assert channels_with_alpha(pil_bytes("WEBP", COLOUR, lossless=True)) == 0
-    assert channels_with_alpha(tiff_bytes(FOUR, photometric="rgb", extrasamples=["unspecified"])) == 0
-    assert channels_with_alpha(npy_bytes(FOUR)) == 0
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
@@ -97,19 +85,3 @@ def test_the_size_is_read_without_the_pixels():
     for data in (b"no image", npy_bytes(COLOUR)):
         assert picture_size(data) is None
         assert displayed_size(data) is None
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 30, "exif": exif(6), "comment": b"\xff\xc0 no marker"}])
-def test_the_frame_of_a_jpeg_holds_its_size_and_components(options):
-    assert jpeg_frame(pil_bytes("JPEG", COLOUR, **options)) == (20, 30, 3)
-    assert jpeg_frame(pil_bytes("JPEG", GREY, **options)) == (20, 30, 1)
-
-
-def test_the_frame_of_a_jpeg_is_found_behind_fill_bytes_and_tables():
-    data = pil_bytes("JPEG", COLOUR)
-    table, frame = data.index(b"\xff\xc4"), data.index(b"\xff\xc0")
-    length = 2 + int.from_bytes(data[table + 2 : table + 4], "big")
-    for before in (b"\xff\xff\xff", data[table : table + length]):
-        assert jpeg_frame(data[:frame] + before + data[frame:]) == (20, 30, 3)
-    for broken in (b"", b"\xff\xd8\xff", data[: frame + 8], pil_bytes("PNG", COLOUR), b"\xff\xd8\xff\xe0\x00\x04ab" + bytes(20)):
-        assert jpeg_frame(broken) is None

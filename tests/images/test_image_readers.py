@@ -11,7 +11,6 @@ from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_files import read_image
 from unet_trainer.images.image_readers import ImageReader, average_rows, open_reader, read_small
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.tiling import fit_image
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (61, 83, 3), np.uint8)
@@ -58,11 +57,6 @@ def test_a_tiff_is_read_as_it_is_displayed(orientation, tmp_path):
         np.testing.assert_array_equal(reader.read(slice(7, 20), slice(3, 50)), whole[7:20, 3:50])
 
 
-def test_an_array_file_is_mapped_and_not_read(tmp_path):
-    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS)), RGB_8BIT) as reader:
-        assert isinstance(reader.source, np.memmap)
-
-
 @pytest.mark.parametrize(
     ("size", "dtype"), [((20, 30), np.uint8), ((7, 83), np.uint16), ((60, 82), np.float32), ((200, 10), np.uint8)]
 )
@@ -81,31 +75,6 @@ def exact_average(pixels, axis, length):
     rows = np.moveaxis(pixels, axis, 0)
     fine = np.repeat(rows, length, 0)  # every row in `length` parts, of which a new row takes as many as there were rows
     return np.moveaxis(fine.reshape(length, len(rows), *rows.shape[1:]).mean(1), 0, axis)
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
-def test_the_highest_whole_numbers_stay_what_they_are(dtype):
-    """As float32 they are rounded to a number that the dtype does not have; what becomes of it differs between processors."""
-    highest = np.full((40, 40, 1), np.iinfo(dtype).max, dtype)
-    found = average_rows(ImageReader(highest).read, (40, 40), (7, 7))
-    np.testing.assert_allclose(found, np.float64(np.iinfo(dtype).max), rtol=1e-6)
-
-
-def test_large_files_are_resized_while_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_readers, "ROWS_AT_ONCE", 16)
-    with open_reader(write(tmp_path, "a.tif", tiff_bytes(PIXELS)), RGB_8BIT) as tiff:
-        blocks = tiff.read_resized((20, 30))
-    with open_reader(write(tmp_path, "a.npy", npy_bytes(PIXELS)), RGB_8BIT) as array:
-        mapped = array.read_resized((20, 30))
-    for found in (blocks, mapped):
-        assert np.abs(found.astype(int) - fit_image(PIXELS, (20, 30))).max() <= 1
-
-
-def test_a_small_image_is_read_whole_with_its_size(tmp_path):
-    path = write(tmp_path, "a.png", cv2_bytes(".png", PIXELS))
-    image, size, _ = read_small(path, RGB_8BIT)
-    np.testing.assert_array_equal(image, read_image(path))
-    assert size == (61, 83)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,6 @@ from helpers.image_bytes import tiff_bytes
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec, extreme_value, find_missing
 
 
-def test_8_bit_pixels_stay_uint8_and_grey_is_repeated():
-    grey = np.array([[[7], [9]]], np.uint8)
-    pixels = RGB_8BIT.to_batch(grey)
-    assert (pixels.dtype, pixels.tolist()) == (np.uint8, [[[7, 7, 7], [9, 9, 9]]])
-    colour = np.array([[[1, 2, 3]]], np.uint8)
-    assert RGB_8BIT.to_batch(colour) is colour
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
 def test_other_depths_become_float32_with_their_values(dtype):
     spec = ImageSpec(2, np.dtype(dtype).name, (0.0, 0.0), (1.0, 1.0), 0.0, 65535.0)
@@ -39,13 +31,6 @@ def test_floats_are_missing_value_by_value(dtype):
     assert find_missing(image, [-777.0]).tolist() == [[[False, True], [True, False], [True, False]]]
     assert find_missing(image[:, 2:]) is None
     assert (find_missing(np.full((2, 2, 1), np.finfo(dtype).max / 2, dtype)) is None) == (dtype == np.float16)
-
-
-def test_a_mark_is_compared_in_the_depth_of_the_image():
-    image = np.array([[[-9999.9], [-1e20], [3.0]]], np.float32)
-    assert find_missing(image, [-9999.9]).ravel().tolist() == [True, False, False]
-    assert find_missing(image[:, :1], [-9999.9]).all()
-    assert find_missing(image, [-1.8e308, 1e39]) is None
 
 
 def test_whole_numbers_are_missing_where_all_channels_hold_the_mark():

@@ -42,13 +42,6 @@ def test_given_values_are_used_as_they_are(mask_values, values, expected):
         assert coding.encode(np.array(values, np.uint8)).tolist() == expected
 
 
-def test_ignored_values_are_ignored_in_every_kind_of_coding():
-    for mask_values in ((2, 1), "nonzero", "above 0"):  # a trimap: 1 inside, 2 outside, 3 border
-        coding = given_coding(mask_values, 3)
-        assert coding.encode(np.array([[1, 3]], np.uint8)).tolist() == [[1, IGNORED]]
-        assert coding.encode(np.array([[1, 3]], np.uint16)).tolist() == [[1, IGNORED]]
-
-
 def test_several_values_and_colours_may_be_ignored():
     for mask_values in ((0, 1), "nonzero"):
         coding = given_coding(mask_values, (10, (255, 0, 0), 11))
@@ -58,12 +51,6 @@ def test_several_values_and_colours_may_be_ignored():
         assert coding.written_ignore_value == (10, (255, 0, 0), 11)
     assert given_coding((0, 1), (255, 0, 0)).ignore_value == RED
     assert given_coding((0, 1)).ignored == ()
-
-
-def test_values_of_no_class_are_unknown_or_count_nowhere():
-    values = np.array([0, 1, 2, RED])
-    assert given_coding((0, 1)).encode(values).tolist() == [0, 1, UNKNOWN, UNKNOWN]
-    assert given_coding((0, 1), ignores_unknown=True).encode(values).tolist() == [0, 1, IGNORED, IGNORED]
 
 
 def test_with_a_tolerance_values_close_to_those_of_a_class_are_of_it_and_others_count_nowhere():

@@ -13,7 +13,7 @@ from PIL import Image
 
 from unet_trainer.images import row_writers
 from unet_trainer.images.image_files import decode_mask
-from unet_trainer.images.row_writers import NpyWriter, PngWriter, TiffWriter, was_written_here
+from unet_trainer.images.row_writers import PngWriter, TiffWriter, was_written_here
 
 PALETTE = ((0, 0, 0), (0, 200, 120), (255, 130, 0))
 RANDOM = np.random.default_rng(0)
@@ -106,20 +106,3 @@ def test_a_tiff_holds_the_pixels(name, is_big, monkeypatch):
     read = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     np.testing.assert_array_equal(read[:, :, ::-1] if read.ndim == 3 else read, pixels)
     np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(data))), pixels)
-
-
-def test_a_tiff_has_its_palette_and_tags():
-    tag = (33550, 12, 3, (0.5, 0.25, 0.0), True)
-    data = written(make(TiffWriter, IDS, palette=PALETTE, tags=[tag]), IDS)
-    with tifffile.TiffFile(io.BytesIO(data)) as file:
-        np.testing.assert_array_equal(file.asarray(), IDS)
-        assert file.pages.first.tags[33550].value == (0.5, 0.25, 0.0)
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
-    np.testing.assert_array_equal(np.array(picture), np.array(PALETTE, np.uint8)[IDS])
-
-
-@pytest.mark.parametrize("shape", [(37, 23), (37, 23, 3)])
-def test_an_npy_file_holds_the_values(shape, tmp_path):
-    values = RANDOM.random(shape, np.float32)
-    data = written(lambda file: NpyWriter(file, shape, np.float32), values)
-    np.testing.assert_array_equal(np.load(io.BytesIO(data)), values)

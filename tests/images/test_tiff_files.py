@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import struct
 import tracemalloc
 
@@ -172,21 +170,6 @@ def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(option
     refuse_bomb(data)  # says nothing: decoding tells what is wrong
 
 
-def test_an_inner_directory_that_points_at_its_page_does_no_harm():
-    data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(65000, 4, 1, 0xABCD, True)])
-    first = struct.unpack_from("<I", data, 4)[0]
-    data = data.replace(struct.pack("<HHII", 65000, 4, 1, 0xABCD), struct.pack("<HHII", 330, 4, 1, first))
-    with contextlib.suppress(ReadError):
-        np.testing.assert_array_equal(decode_image(data), COLOUR)
-
-
-def test_directories_are_followed_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(tiff_files, "MAX_PAGES", 3)
-    decode_image(tiff_bytes(np.zeros((3, 4, 5), np.uint8), photometric="minisblack"))
-    with pytest.raises(ReadError, match="more than 3 directories"):
-        decode_image(tiff_bytes(np.zeros((4, 4, 5), np.uint8), photometric="minisblack"))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -257,18 +240,6 @@ def test_pages_that_share_one_strip_are_a_bomb_by_their_sum_before_any_is_decode
         decode_image(change_tag(shared_strip_tiff(9_000, 9_000, num_pages=1), 277, value=64))
 
 
-def test_a_disk_that_fails_is_told_as_a_file_that_cannot_be_read(tmp_path):
-    with opened(write(tmp_path, COLOUR, **TILES)) as image:
-        image.file = FailingFile()
-        with pytest.raises(ReadError, match="Input/output error"):
-            image[0:32, 0:90]
-
-
-class FailingFile(io.BytesIO):
-    def read(self, size=-1):
-        raise OSError(errno.EIO, "Input/output error")
-
-
 # Values without data, and georeferences
 
 
@@ -280,11 +251,6 @@ def test_the_value_without_data_is_read_from_the_tag_of_gdal(text, value):
     data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(42113, "s", 0, text, True)])
     assert headers.nodata_of(data) == value
     decode_image(data)
-
-
-def test_files_without_the_tag_of_gdal_have_no_value_for_missing_data():
-    for data in (tiff_bytes(COLOUR), tiff_bytes(COLOUR)[:40], b"not a TIFF", pil_bytes("PNG", COLOUR)):
-        assert headers.nodata_of(data) is None
 
 
 SCALE = (33550, 12, 3, (0.5, 0.25, 0.0), True)  # of a pixel, in x and y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 
 import cv2
@@ -12,12 +11,10 @@ import pytest
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.tiling import (
     RandomCrops,
-    WholeImages,
     crop_pair,
     nearest_positions,
     resize_image,
     resize_mask,
-    resize_pair,
     tile_images,
 )
 
@@ -57,40 +54,6 @@ def test_a_pixel_counts_in_the_tile_whose_centre_is_nearest(length):
         owner = next(tile for tile in tiles if tile.rows[0] <= row < tile.rows[1])
         assert owner.top <= row < owner.top + size
         assert distances[owner.top] == min(distances.values())
-
-
-@pytest.mark.parametrize("size", [(64, 64), (32, 96)])
-@pytest.mark.parametrize("image_size", SIZES)
-def test_a_tile_is_cut_from_the_mask_of_its_image_with_the_other_pixels_ignored(image_size, size):
-    """By the definition: the whole mask with the pixels of other tiles ignored, cropped."""
-    image = numbered(*image_size)
-    mask = np.random.default_rng(0).integers(0, 3, image_size, np.uint8)
-    tiles = tile_images([image_size], size)
-    for index, tile in enumerate(tiles.tiles):
-        whole = np.full(image_size, IGNORED, np.uint8)
-        whole[slice(*tile.rows), slice(*tile.columns)] = mask[slice(*tile.rows), slice(*tile.columns)]
-        expected_image, expected_ids = crop_pair(image, whole, tile.top, tile.left, size)
-        part, ids = tiles.extract(image, mask, 0, index)
-        assert np.array_equal(part, expected_image)
-        assert np.array_equal(ids, expected_ids)
-
-
-def test_a_tile_takes_memory_of_its_own_size_and_not_of_the_image():
-    """A slide of 10,000 × 10,000 has hundreds of tiles; copying it for each would take most of the validation."""
-    side, tile = 4096, 64
-    image = np.broadcast_to(np.uint8(7), (side, side, 3))  # take no memory themselves
-    mask = np.broadcast_to(np.uint8(1), (side, side))
-    tiles = tile_images([(side, side)], (tile, tile))
-    tracemalloc.start()
-    try:
-        for index in (0, len(tiles) // 2, len(tiles) - 1):
-            part, ids = tiles.extract(image, mask, 0, index)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (part == 7).all()
-    assert set(np.unique(ids)) == {1, IGNORED}
-    assert peak < 20 * tile * tile  # bytes; the whole mask has 16 million
 
 
 # Padding
@@ -151,12 +114,6 @@ def test_a_share_of_crops_is_centred_on_a_rare_class():
     assert len(hits) - centred < 20  # others meet it by chance: 32 × 48 of 369 × 353 places
 
 
-def test_a_rare_class_that_resizing_removed_is_no_error():
-    tiling = crops(rare_ids=((5,),), rare_share=1.0)
-    _, ids = tiling.extract(numbered(100, 130), np.zeros((100, 130), np.uint8), 0, 0)
-    assert (ids == 0).all()
-
-
 # Resizing
 
 
@@ -172,43 +129,6 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= (
             4 if dtype == np.uint8 else 1e-3
         )  # OpenCV rounds them differently
-
-
-def test_pixels_are_averaged_where_both_sides_shrink():
-    image = np.array([[0, 100], [200, 100]], np.float32)[:, :, None]
-    resized, ids = resize_pair(np.tile(image, (4, 4, 1)), np.zeros((8, 8), np.uint8), (4, 4))
-    assert (resized == 100).all()
-    assert ids.shape == (4, 4)
-
-
-def test_image_and_mask_stay_aligned_when_resized():
-    """A square that fills the left half fills the left half afterwards, in both."""
-    image = np.zeros((64, 64, 3), np.uint8)
-    image[:, :32] = 255
-    mask = (image[:, :, 0] > 0).astype(np.uint8)
-    for size in ((32, 32), (128, 128)):
-        resized, ids = resize_pair(image, mask, size)
-        assert np.array_equal(resized[:, :, 0] > 127, ids == 1)
-
-
-def test_repeats_give_a_pair_that_many_samples_in_an_epoch():
-    tiling = WholeImages((32, 48), num_pairs=3, repeats=4)
-    assert len(tiling) == 12
-    assert [tiling.pair_index(sample) for sample in range(12)] == [0, 1, 2] * 4
-    image, mask = numbered(64, 64, 3), np.random.default_rng(0).integers(0, 3, (64, 64), np.uint8)
-    first, last = (tiling.extract(image, mask, 0, sample) for sample in (1, 10))  # augmentation makes them different
-    assert np.array_equal(first[0], last[0])
-    assert np.array_equal(first[1], last[1])
-
-
-@pytest.mark.parametrize("image_size", SIZES)
-def test_a_native_mask_keeps_its_size_beside_a_resized_image(image_size):
-    image, mask = numbered(*image_size, 3), np.random.default_rng(0).integers(0, 3, image_size, np.uint8)
-    resized, ids = WholeImages((48, 40), 1, native_masks=True).extract(image, mask, 0, 0)
-    expected, small = WholeImages((48, 40), 1).extract(image, mask, 0, 0)
-    assert ids is mask
-    assert np.array_equal(resized, expected)
-    assert small.shape == (48, 40)
 
 
 @pytest.mark.parametrize("new_length", [1, 64, 333])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
-from unet_trainer.datasets.folder_pairs import find_pairs
+from helpers.samples import find_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
@@ -47,8 +47,8 @@ def test_counts_of_every_image_by_hand(tmp_path):
     assert evaluated.confusion.tolist() == [[450 + 64 + 500, 50], [50, 150]]
     assert evaluated.num_wrong.tolist() == [100, 0, 0]
     assert evaluated.num_counted.tolist() == [600, 64, 600]
-    assert [one.index for one in evaluated.worst] == [0, 2, 1]  # without an IoU the empty one comes last
-    assert (evaluated.worst[0].ids == found).all()
+    assert [index for index, _ in evaluated.worst] == [0, 2, 1]  # without an IoU the empty one comes last
+    assert (evaluated.worst[0][1] == found).all()
 
 
 def test_images_of_one_size_go_through_the_network_together_and_results_keep_their_places(tmp_path):

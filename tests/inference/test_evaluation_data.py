@@ -96,7 +96,9 @@ def test_a_folder_that_is_divided_is_evaluated_on_val(tmp_path):
     assert len(load(tmp_path / "model.pt", **where).pairs) == 2
     assert len(load(tmp_path / "model.pt", "train", **where).pairs) == 3
     assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 5
-    with pytest.raises(UserError, match=r"^--split: .*data has no test images with masks; need test/images and test/masks"):
+    with pytest.raises(
+        UserError, match=r"^--split: .*data has no test images with masks; it has train, val .*; need test/images and test/masks"
+    ):
         load(tmp_path / "model.pt", "test", **where)
 
 
@@ -126,7 +128,9 @@ def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
 
 def test_a_split_that_the_data_do_not_have_is_refused(tmp_path):
     write_data(tmp_path / "data")
-    with pytest.raises(UserError, match=r"^--split: .*data has no val; it has pairs that are not divided \(--split all\)"):
+    with pytest.raises(
+        UserError, match=r"^--split: .*data has no val images with masks; it has pairs that are not divided \(--split all\)"
+    ):
         load(tmp_path / "model.pt", "val", data_dir=str(tmp_path / "data"))
 
 

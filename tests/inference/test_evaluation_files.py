@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
+from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Pair
@@ -22,6 +24,7 @@ from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import EvaluatedSet, summarise
 
 NAMES = ("background", "cell")
+SPEC = dataclasses.replace(make_spec(), id_names=NAMES)
 
 
 def band(height, columns=20, rows=20):
@@ -42,9 +45,9 @@ def evaluated_pairs(tmp_path_factory):
     return evaluated, EvaluationData(source, "all", "by hand", pairs, [], [], coding)
 
 
-def write(folder, evaluated, data, comparison=None, **description):
+def write(folder, evaluated, data, **description):
     make_folder(folder, is_named=True)
-    write_evaluation(folder, description, summarise(evaluated, NAMES[1:]), comparison, evaluated, data, NAMES)
+    write_evaluation(folder, {**description, **summarise(evaluated, NAMES[1:], NAMES)}, evaluated, data, SPEC)
 
 
 def contents(folder):
@@ -91,7 +94,6 @@ def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_p
     assert content["mean"]["dataset"]["iou"]["value"] == cell["dataset"]["iou"]["value"]
     assert content["confusion"] == {"ids": list(NAMES), "rows_are_truth": evaluated.confusion.tolist()}
     assert content["bootstrap"] == {"over": "images", "level": 0.95, "draws": 2000, "seed": 0}
-    assert content["comparison"] is None
     assert content["worst"][0] == {"image": "images/1.png", "iou": 0.1, "picture": "worst/01_1.png"}
 
 

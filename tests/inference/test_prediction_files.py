@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import threading
 from itertools import pairwise
 
 import numpy as np
@@ -55,11 +54,10 @@ def probabilities(num_stored, dtype):
 
 
 def write(folder, given, ids=IDS, shares=None, **options):
-    files = ImageFiles(folder, given, ids.shape, **options)
-    for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
-        files.write(Rows(ids[rows], None if shares is None else shares[:, rows]))
-    files.finish()
-    return files
+    with ImageFiles(folder, given, ids.shape, **options) as files:
+        for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
+            files.write(Rows(ids[rows], None if shares is None else shares[:, rows]))
+        files.finish()
 
 
 def files_in(folder):
@@ -133,10 +131,10 @@ def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True))
     drawn = []
     for heights in ([40], [1] * 40, [7, 13, 20]):
-        files = ImageFiles(folder, image, IDS.shape)
-        for start, height in zip(np.cumsum([0, *heights]), heights, strict=False):
-            files.write(Rows(IDS[start : start + height], None))
-        files.finish()
+        with ImageFiles(folder, image, IDS.shape) as files:
+            for start, height in zip(np.cumsum([0, *heights]), heights, strict=False):
+                files.write(Rows(IDS[start : start + height], None))
+            files.finish()
         drawn.append(read_image(tmp_path / "out/overlays/sub/a.png"))
     np.testing.assert_array_equal(drawn[0], drawn[1])
     np.testing.assert_array_equal(drawn[0], drawn[2])
@@ -167,15 +165,15 @@ def test_an_image_that_is_gone_leaves_no_file(tmp_path):
 def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):
     """So that an image with a mask has all its files."""
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True))
-    files = ImageFiles(folder, image, IDS.shape)
-    files.write(Rows(IDS, None))
 
     def fail():
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.drafts[0], "keep", fail)
-    with pytest.raises(OSError, match="No space"):
-        files.finish()
+    with ImageFiles(folder, image, IDS.shape) as files:
+        files.write(Rows(IDS, None))
+        monkeypatch.setattr(files.drafts[0], "keep", fail)
+        with pytest.raises(OSError, match="No space"):
+            files.finish()
     assert files_in(tmp_path / "out") == []
 
 
@@ -237,10 +235,10 @@ PLACE = Georeference((), (0.5, 0.0, 100.0, 0.0, -0.5, 200.0), 32633)
 
 
 def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp_path):
-    coco = CocoFile(tmp_path / "polygons.json", SPEC, 2)
-    coco.add(0, "sub/a.jpg", RINGS.shape, RINGS)
-    coco.add(1, "b.jpg", (3, 4), np.zeros((3, 4), np.uint8))
-    coco.finish()
+    with contextlib.closing(CocoFile(tmp_path / "polygons.json", SPEC)) as coco:
+        coco.add(0, "sub/a.jpg", RINGS)
+        coco.add(1, "b.jpg", np.zeros((3, 4), np.uint8))
+        coco.finish()
     content = json.loads((tmp_path / "polygons.json").read_text())
     assert content["categories"] == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]
     assert content["images"] == [
@@ -262,9 +260,9 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools with numpy 2
 def test_the_coco_tools_read_the_masks_with_their_holes(tmp_path):
     tools = pytest.importorskip("pycocotools.coco", reason="compares with the COCO tools")
-    coco = CocoFile(tmp_path / "polygons.json", SPEC, 1)
-    coco.add(0, "a.jpg", RINGS.shape, RINGS)
-    coco.finish()
+    with contextlib.closing(CocoFile(tmp_path / "polygons.json", SPEC)) as coco:
+        coco.add(0, "a.jpg", RINGS)
+        coco.finish()
     with contextlib.redirect_stdout(io.StringIO()):
         read = tools.COCO(str(tmp_path / "polygons.json"))
     masks = np.zeros_like(RINGS)
@@ -275,17 +273,11 @@ def test_the_coco_tools_read_the_masks_with_their_holes(tmp_path):
 
 def test_the_file_has_the_order_of_the_inputs_whichever_is_done_first(tmp_path):
     texts = []
-    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
-        coco = CocoFile(tmp_path / "polygons.json", SPEC, 4)
-        threads = [
-            threading.Thread(target=coco.leave_out, args=(2,)) if index == 2
-            else threading.Thread(target=coco.add, args=(index, f"{index}.jpg", RINGS.shape, np.roll(RINGS, index)))
-            for index in order
-        ]  # fmt: skip
-        for thread in threads:
-            thread.start()
-            thread.join()
-        coco.finish()
+    for order in ((0, 1, 3), (3, 1, 0)):
+        with contextlib.closing(CocoFile(tmp_path / "polygons.json", SPEC)) as coco:
+            for index in order:  # the third has a file of its own
+                coco.add(index, f"{index}.jpg", np.roll(RINGS, index))
+            coco.finish()
         texts.append((tmp_path / "polygons.json").read_text())
     assert texts[0] == texts[1]
     assert [image["id"] for image in json.loads(texts[0])["images"]] == [1, 2, 4]

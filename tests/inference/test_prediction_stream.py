@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import signal
@@ -28,23 +28,9 @@ from unet_trainer.inference.prediction_timing import measure_rates
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.console import Console
 
 SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
-
-
-class Progress:
-    """Counts."""
-
-    def __init__(self):
-        self.num_done, self.tiles = 0, []
-
-    def images_done(self, number):
-        self.num_done += number
-
-    @contextlib.contextmanager
-    def large_image(self, path, num_tiles):
-        self.tiles.append((path.name, num_tiles))
-        yield lambda number: None
 
 
 @pytest.fixture
@@ -67,7 +53,7 @@ def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_s
     engine = engine or BrightnessEngine(spec or make_spec(fit="crop", image_size=(8, 8), tile=(64, 64)))
     folder = PredictionFolder(tmp_path / out, engine.card.spec, kinds or Kinds())
     folder.out.mkdir(exist_ok=True)
-    return PredictionStream(Predictor(engine, **predictor), folder, Progress(), threshold, batch_size, processes)
+    return PredictionStream(Predictor(engine, **predictor), folder, Console(io.StringIO()), threshold, batch_size, processes)
 
 
 def mask(tmp_path, name):
@@ -82,7 +68,7 @@ def test_every_image_gets_its_own_mask(tmp_path, images):
     predicting = stream(tmp_path)
     outcome = predicting.run(inputs_of(tmp_path, images))
     assert (outcome.num_written, outcome.failed) == (7, [])
-    assert predicting.progress.num_done == 7
+    assert predicting.bar.num_done == 7
     for name, pixels in images.items():
         np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
     assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
@@ -175,8 +161,6 @@ def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
     assert (mask(tmp_path, "a") == expected).mean() > (0.999 if fit == "crop" else 0.98)
     assert mask(tmp_path, "b").mean() == pytest.approx(1 - mask(tmp_path, "a").mean(), abs=0.05)
     assert files_in(tmp_path / "out") == ["a.png", "b.png", "overlays/a.png", "overlays/b.png"]
-    if fit == "crop":
-        assert predicting.progress.tiles == [("a.tif", 4 * 4), ("b.tif", 4 * 4)]
 
 
 def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
@@ -346,7 +330,7 @@ def test_processes_write_the_bytes_that_threads_write(tmp_path, with_geotiff, ki
     assert stream(tmp_path, kinds, out="threads").run(with_geotiff).num_written == 7
     with WriterProcesses(2) as processes:
         predicting = stream(tmp_path, kinds, out="processes", processes=processes)
-        assert (predicting.run(with_geotiff).num_written, predicting.progress.num_done) == (7, 7)
+        assert predicting.run(with_geotiff).num_written == 7
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
     assert {"0.png", "sub/1.png", "4.png", "4.tif"} <= set(files_in(tmp_path / "threads"))
     assert not any(worker.is_alive() for worker in processes.workers)

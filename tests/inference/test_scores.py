@@ -217,37 +217,39 @@ def evaluated(rows):
 TWO_CLASSES = [[(5, 10, 5), (0, 4, 0)], [(10, 10, 10), (0, 0, 0)], [(0, 0, 5), (0, 0, 0)]]
 
 
+def summary_of(rows):
+    names = ["road", "tree"][: len(rows[0])]
+    return summarise(evaluated(rows), names, names)
+
+
+def values(row, kind="value"):
+    return {score: found[kind] for score, found in row["dataset"].items()}
+
+
 def test_scores_of_the_whole_set_by_hand():
-    summary = summarise(evaluated(TWO_CLASSES), ["road", "tree"])
-    assert summary.row_names == ["road", "tree", "mean"]
-    assert summary.dataset["iou"].tolist() == [15 / 25, 0.0, 0.3]
-    assert summary.dataset["precision"][0] == 15 / 20
-    assert math.isnan(summary.dataset["precision"][1])
-    assert summary.dataset["precision"][2] == 15 / 20  # the mean over the classes that have one
-
-
-def test_empty_truths_and_predictions_are_counted():
-    summary = summarise(evaluated(TWO_CLASSES), ["road", "tree"])
-    assert summary.num_images == 3
-    assert summary.num_scored.tolist() == [3, 1]
-    assert summary.empty_truths.tolist() == [1, 2]
-    assert summary.empty_predictions.tolist() == [0, 3]
+    summary = summary_of(TWO_CLASSES)
+    road, tree, mean = *summary["classes"], summary["mean"]
+    assert [row["name"] for row in (road, tree, mean)] == ["road", "tree", "mean"]
+    assert [values(row)["iou"] for row in (road, tree, mean)] == [15 / 25, 0.0, 0.3]
+    assert [values(row)["precision"] for row in (road, tree, mean)] == [15 / 20, None, 15 / 20]  # of the classes that have one
+    assert summary["num_images"] == 3
+    assert [(row["images_with_a_score"], row["empty_truths"], row["empty_predictions"]) for row in (road, tree)] == [
+        (3, 1, 0),
+        (1, 2, 3),
+    ]
 
 
 def test_a_single_image_has_no_interval():
-    assert np.isnan(summarise(evaluated([[(1, 2, 1)]]), ["cell"]).intervals["iou"]).all()
+    assert values(summary_of([[(1, 2, 1)]])["mean"], "interval")["iou"] is None
 
 
 def test_a_difference_is_this_model_minus_the_other_and_paired():
     """The other finds one pixel less of each image: images differ much, the difference hardly."""
     this = evaluated([[(hits, 40, 40)] for hits in range(5, 40, 3)])
     other = evaluated([[(hits - 1, 40, 40)] for hits in range(5, 40, 3)])
-    comparison = compare(this, other)
-    assert comparison.differences["recall"].tolist() == pytest.approx([1 / 40] * 2)
-    assert comparison.others["recall"][0] == pytest.approx(summarise(this, ["cell"]).dataset["recall"][0] - 1 / 40)
-    low, high = comparison.intervals["recall"][:, -1]
-    assert low == pytest.approx(1 / 40)
-    assert high == pytest.approx(1 / 40)
-    assert comparison.shares_above["recall"].tolist() == [1.0, 1.0]
-    assert compare(other, this).differences["recall"][0] == pytest.approx(-1 / 40)
-    assert compare(other, this).shares_above["recall"][0] == 0.0
+    recall = compare(this, other, ["cell"])["mean"]["dataset"]["recall"]
+    assert recall["difference"] == pytest.approx(1 / 40) == recall["this"] - recall["other"]
+    assert recall["interval"] == pytest.approx([1 / 40] * 2)
+    assert recall["share_of_draws_above_0"] == 1.0
+    back = compare(other, this, ["cell"])["mean"]["dataset"]["recall"]
+    assert (back["difference"], back["share_of_draws_above_0"]) == (pytest.approx(-1 / 40), 0.0)

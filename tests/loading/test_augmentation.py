@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 import albumentations as A
 import numpy as np
 import pytest
 
-from helpers.project import ROOT
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
@@ -72,25 +69,6 @@ def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
         assert again[1].tobytes() == expected[index][1].tobytes()
 
 
-def test_the_global_random_state_is_neither_used_nor_changed():
-    image, mask = pair()
-    augment = build("strong")
-    first = augment(image, mask, (0, 3, 0, 0))[0]
-    np.random.seed(1)
-    state = np.random.get_state()[1].copy()
-    assert np.array_equal(augment(image, mask, (0, 3, 0, 0))[0], first)
-    assert np.array_equal(np.random.get_state()[1], state)
-
-
-def test_groups_follow_the_key_too():
-    spec = [{"OneOf": {"transforms": FLIPS, "p": 1.0}}, {"SomeOf": {"transforms": ["Transpose", "RandomRotate90"], "n": 1}}]
-    image, mask = pair()
-    first, second = build(spec), build(spec)
-    for index in range(8):
-        assert np.array_equal(first(image, mask, (1, index))[0], second(image, mask, (1, index))[0])
-    assert len({first(image, mask, (1, index))[0].tobytes() for index in range(20)}) > 3
-
-
 # Named pipelines
 
 
@@ -128,22 +106,6 @@ def deep_pair(image_spec, side=64):
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])
-@pytest.mark.parametrize("channels", [1, 4, 9])
-def test_8_bit_images_of_any_number_of_channels_are_augmented(name, channels):
-    image_spec = ImageSpec(channels, "uint8", (128.0,) * channels, (70.0,) * channels, 0.0, 255.0)
-    augment = build(name, image_spec=image_spec)
-    image = np.random.default_rng(1).integers(0, 256, (64, 64, channels), np.uint8)
-    mask = pair()[1]
-    seen = set()
-    for index in range(40):
-        new_image, new_mask = augment(image, mask, (0, 3, 0, index))
-        assert (new_image.dtype, new_image.shape) == (np.uint8, image.shape)
-        assert set(np.unique(new_mask)) <= set(np.unique(mask))
-        seen.add(new_image.tobytes())
-    assert len(seen) > 35
-
-
-@pytest.mark.parametrize("name", ["default", "strong"])
 @pytest.mark.parametrize("kind", DEEP)
 def test_images_in_their_own_units_stay_in_them(name, kind):
     """albumentations would cut them to 0..1."""
@@ -172,18 +134,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert inverted.dtype == np.float32
     assert inverted[:, :, 0] == pytest.approx(np.array([[35000, 32000], [34000, 33500]]), abs=0.1)
     assert mask.tolist() == [[0, 0], [0, 0]]
-
-
-def test_a_list_of_colour_transforms_is_refused_for_images_that_are_not_rgb():
-    message = refusal({"HueSaturationValue": {"p": 1.0}}, size=(64, 64), image_spec=DEEP["small"])
-    assert message.startswith("augmentation: the pipeline fails on a 64×64 image: ")
-    message = refusal({"ToRGB": {"p": 1.0}}, size=(64, 64), image_spec=ImageSpec(1, "uint8", (0.0,), (1.0,), 0.0, 255.0))
-    assert message == "augmentation: the pipeline returns uint8 (64, 64, 3); need uint8 images as they came in"
-
-
-def test_none_and_an_empty_list_are_no_augmentation():
-    assert build("none") is None
-    assert build([]) is None
 
 
 # Lists from the config
@@ -216,24 +166,6 @@ def test_the_message_about_a_misspelt_name_names_the_nearest(wrong, meant):
     assert refusal(wrong) == f"augmentation: unknown transform {wrong!r}; did you mean {meant}?"
 
 
-def test_a_misspelt_parameter_is_refused_by_name():
-    message = refusal({"Affine": {"rotat": 15}})
-    assert message.startswith("augmentation: Affine: ")
-    assert "'rotat'" in message
-
-
-@pytest.mark.parametrize("name", ["Normalize", "ToFloat", "ToTensorV2", "Lambda", "Compose"])
-def test_a_transform_that_changes_the_dtype_is_refused_by_name(name):
-    assert (
-        refusal(name) == f"augmentation: {name} cannot be used: batches keep the dtype of the files, and the device normalises them"
-    )
-
-
-@pytest.mark.parametrize("parameters", [None, {}, {"transforms": []}, {"transforms": "HorizontalFlip"}])
-def test_a_group_without_a_list_is_refused(parameters):
-    assert refusal({"OneOf": parameters}) == "augmentation: OneOf needs transforms: a list"
-
-
 @pytest.mark.parametrize("entry", [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]])
 def test_an_entry_that_is_neither_a_name_nor_a_name_with_parameters_is_refused(entry):
     assert refusal({"OneOf": {"transforms": [entry]}}) == (
@@ -257,24 +189,7 @@ def test_a_crop_larger_than_the_images_is_refused_before_the_first_step(probabil
     assert message.startswith("augmentation: the pipeline fails on a 96×64 image: Crop size ")
 
 
-def test_a_transform_that_needs_more_than_a_pair_is_refused_before_the_first_step():
-    message = refusal("FDA")
-    assert message.startswith("augmentation: the pipeline fails on a 64×64 image: ")
-    assert "fda_metadata" in message
-
-
 # How albumentations is imported
-
-
-def test_albumentations_is_imported_in_one_module_only():
-    importers = []
-    for path in [ROOT / "train_unet.py", *sorted((ROOT / "unet_trainer").rglob("*.py"))]:
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "albumentations" in text else ():
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            importers += [path.name for module in modules if module.split(".")[0] == "albumentations"]
-    assert set(importers) == {"augmentation.py"}
 
 
 def hot_pixels(seed):

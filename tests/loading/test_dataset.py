@@ -77,36 +77,11 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
     assert len({part.tobytes() for part, _ in samples.values()}) == 18
 
 
-def test_the_tiles_of_an_image_share_one_reading(tmp_path, monkeypatch):
-    image = noise(100, 150, 3)
-    (tmp_path / "other").mkdir()
-    pairs = [write_pair(folder, image, image[:, :, 0] // 128) for folder in (tmp_path, tmp_path / "other")]
-    tiling = tile_images([(100, 150)] * 2, (64, 64))
-    dataset = make_dataset(pairs, BINARY, tiling)
-    paths = []
-    original = dataset_module.read_with_stamp
-    monkeypatch.setattr(dataset_module, "read_with_stamp", lambda path: paths.append(path) or original(path))
-    samples = [dataset[0, index] for index in range(len(dataset))]
-    assert len(samples) == 12
-    assert paths == [path for pair in pairs for path in (pair.image, pair.mask)]
-    num_counted = sum(int((ids != IGNORED).sum()) for _, ids in samples)
-    assert num_counted == 2 * 100 * 150
-    for tile, (part, _) in zip(tiling.tiles, samples, strict=True):
-        assert np.array_equal(part, image[tile.top : tile.top + 64, tile.left : tile.left + 64])
-
-
 def test_a_crop_in_the_users_list_is_resized_to_the_size_of_the_batch(tmp_path):
     pair = write_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
     crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], (64, 64), RGB_8BIT)
     image, ids = make_dataset([pair], BINARY, WholeImages((64, 64), 1), augmentation=crop)[0, 0]
     assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
-
-
-def test_a_grey_image_among_rgb_images_gets_equal_channels(tmp_path):
-    pair = write_pair(tmp_path, np.full((8, 8), 7, np.uint8), np.zeros((8, 8), np.uint8))
-    image, _ = make_dataset([pair], BINARY, WholeImages((8, 8), 1))[0, 0]
-    assert image.shape == (8, 8, 3)
-    assert (image == 7).all()
 
 
 def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
@@ -115,15 +90,6 @@ def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
     coding = MaskCoding((0, 1, 2), 0, 255)
     _, ids = make_dataset([pair], coding, WholeImages((8, 8), 1), resize_masks=True)[0, 0]
     assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
-
-
-def test_a_worker_shares_the_pairs_but_has_its_own_augmentation(tiny_data):
-    """albumentations' transforms hold the generator that they draw from."""
-    dataset = build_dataset(tiny_data, "strong")
-    clone = dataset.clone_for_worker()
-    assert clone.pairs is dataset.pairs
-    assert clone.augmentation is not dataset.augmentation
-    assert np.array_equal(clone[2, 3][0], dataset[2, 3][0])
 
 
 # Files that change during the run
@@ -154,14 +120,6 @@ def test_an_image_of_another_kind_is_refused(own_data, change):
     assert_refused(own_data, image)
 
 
-def test_a_small_mask_that_changed_its_size_is_refused(tmp_path):
-    pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), np.zeros((4, 4), np.uint8))
-    dataset = make_dataset([pair], BINARY, WholeImages((8, 8), 1), resize_masks=True)
-    assert dataset[0, 0][1].shape == (8, 8)
-    write_image(pair.mask, np.zeros((2, 2), np.uint8))
-    assert_refused(dataset, pair.mask)
-
-
 TILINGS = {
     "whole images": WholeImages((32, 32), 1),
     "random crops": RandomCrops((32, 32), 1, 4, ((1,),), 0.5, 0),
@@ -186,32 +144,7 @@ def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, ma
     assert_refused(dataset, pair.mask if mask_changes else pair.image)
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction_and_accepted(tmp_path, monkeypatch):
-    image = np.full((256, 512, 3), 90, np.uint8)
-    pair = write_pair(tmp_path, image, image[:, :, 0] * 0, ".jpg")
-    dataset = make_dataset([pair], BINARY, WholeImages((32, 32), 1))
-    shapes = []
-    resize_pair = WholeImages.extract
-    monkeypatch.setattr(
-        WholeImages, "extract", lambda self, image, *more: shapes.append(image.shape) or resize_pair(self, image, *more)
-    )
-    assert (np.abs(dataset[0, 0][0].astype(int) - 90) <= 2).all()
-    assert shapes == [(64, 128, 3)]  # a quarter: twice the 32 of the batch
-
-
 # Batches
-
-
-def test_every_training_image_is_seen_at_most_once_an_epoch_and_the_order_changes():
-    batches = EpochBatches(num_samples=11, batch_size=4, seed=0, shuffle=True)
-    orders = []
-    for epoch in (0, 1):
-        keys = [key for batch in range(len(batches)) for key in batches.keys(epoch, batch)]
-        assert {of_epoch for of_epoch, _ in keys} == {epoch}
-        orders.append([index for _, index in keys])
-    assert len(batches) == 2  # the last three do not fill a batch
-    assert all(len(set(order)) == 8 for order in orders)
-    assert orders[0] != orders[1]
 
 
 def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_path):
@@ -280,16 +213,6 @@ def test_native_masks_are_padded_to_a_size_that_holds_them_all(num_workers, tmp_
     assert (batch.masks[1] == IGNORED).all()
 
 
-def test_a_mask_that_is_resized_to_its_image_has_the_size_of_the_image(tmp_path):
-    mask = np.array([[0, 1], [2, 255]], np.uint8)
-    pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
-    coding = MaskCoding((0, 1, 2), 0, 255)
-    dataset = make_dataset([pair], coding, WholeImages((4, 4), 1, native_masks=True), resize_masks=True)
-    batch = Loader(dataset, 1, shuffle=False).read(0, 0)
-    assert batch.mask_sizes == ((8, 8),)
-    assert np.array_equal(batch.masks[0], mask.repeat(4, 0).repeat(4, 1))
-
-
 def test_epochs_that_share_a_pass_hold_every_sample_once():
     batches = EpochBatches(12, 2, seed=3, shuffle=True, num_parts=3)
     assert len(batches) == 2
@@ -313,20 +236,6 @@ def test_processes_divide_each_step_of_the_seeds_order(num_parts):
     for epoch in range(3):
         for batch in range(len(one)):
             assert one.keys(epoch, batch) == two[0].keys(epoch, batch) + two[1].keys(epoch, batch)
-
-
-def test_processes_have_as_many_batches_as_each_other_and_no_sample_twice():
-    ranks = [EpochBatches(23, 2, seed=0, shuffle=True, rank=rank, world_size=3) for rank in range(3)]
-    assert [len(batches) for batches in ranks] == [3, 3, 3]  # 18 of 23 samples; 5 do not fill a step
-    seen = [key for batches in ranks for batch in range(len(batches)) for key in batches.keys(0, batch)]
-    assert len(seen) == len(set(seen)) == 18
-
-
-def test_processes_validate_every_image_once_without_padding():
-    ranks = [EpochBatches(5, 2, seed=0, shuffle=False, own=[index for index in range(5) if index % 2 == rank]) for rank in range(2)]
-    assert [len(batches) for batches in ranks] == [2, 1]
-    seen = [index for batches in ranks for batch in range(len(batches)) for _, index in batches.keys(0, batch)]
-    assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
 # Shards
@@ -356,9 +265,3 @@ def test_the_samples_of_a_piece_are_announced_before_they_are_read_if_they_are_r
     loader.read(0, 0)
     pairs = [dataset.pairs[index] for _, index in loader.batches.keys(0, 0)]
     assert store.ahead == ([[path for pair in pairs for path in (pair.image, pair.mask)]] if store.is_remote else [])
-
-
-def test_a_worker_has_a_whole_batch_of_remote_samples(stored):
-    dataset, store = stored
-    pieces = BatchAssembler(dataset, EpochBatches(12, 8, 0, shuffle=True)).pieces(4)
-    assert pieces == ([range(8)] if store.is_remote else [range(0, 2), range(2, 4), range(4, 6), range(6, 8)])

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import time
 
-import numpy as np
 import pytest
 import torch
 
-from helpers.samples import build_dataset, epoch_digest, keep, make_dataset, make_loader
-from unet_trainer.datasets.folder_pairs import find_pairs
+from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
-from unet_trainer.loading.loader import Loader, samples_of
+from unet_trainer.loading.loader import EpochTimes, Loader, advise, cut_boxes, paste_pieces, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.distributed import Launch
 
 
-def test_workers_give_the_same_bytes_as_this_process(tiny_data):
-    alone, pooled = (make_loader(build_dataset(tiny_data, "strong"), 2, num_workers, shuffle=True) for num_workers in (0, 2))
-    digests = [epoch_digest(alone, epoch) for epoch in (0, 1, 2)]
-    assert [epoch_digest(pooled, epoch) for epoch in (0, 1, 2)] == digests
-    assert len(set(digests)) == 3  # no two epochs alike
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_a_short_batch_is_padded_with_ignored_pixels(tiny_data, num_workers):
     """Also in buffers that held other pixels before."""
     loader = make_loader(build_dataset(tiny_data), 4, num_workers, shuffle=False)
@@ -51,16 +41,6 @@ def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tin
     assert alone[0].max() <= 32
     assert torch.equal(next(loaders[0].epoch(1, first_batch=1)).cut_boxes, alone[1])  # as a resumed epoch has them
     assert make_loader(build_dataset(tiny_data), 4, 0, shuffle=True).read(0, 0).cut_boxes is None
-
-
-def test_an_epoch_leaves_the_global_random_states_alone(tiny_data):
-    def states():
-        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-
-    loader = make_loader(build_dataset(tiny_data, "strong"), 2, 0, shuffle=True)
-    before = states()
-    epoch_digest(loader, 0)
-    assert states() == before
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -86,14 +66,6 @@ def test_an_epoch_can_begin_at_any_batch_and_earlier_ones_are_not_read(tiny_data
     assert all(torch.equal(one.images, two.images) for one, two in zip(straight[3:], late, strict=True))
 
 
-def test_a_single_batch_can_be_read_and_its_files_named(tiny_data):
-    loader = make_loader(build_dataset(tiny_data), 2, 0, shuffle=True)
-    batches = list(loader.epoch(2))
-    assert all(torch.equal(loader.read(2, number).images, batch.images) for number, batch in enumerate(batches))
-    assert [file.suffix for file in loader.files(2, 1)] == [".jpg", ".jpg"]
-    assert len({file for number in range(len(loader)) for file in loader.files(2, number)}) == 10
-
-
 def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypatch):
     monkeypatch.setattr("unet_trainer.loading.worker_pool.POLL_SECONDS", 0.1)
     monkeypatch.setattr(SegmentationDataset, "timed_sample", lambda self, key: time.sleep(3600))
@@ -101,31 +73,7 @@ def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypa
     assert list(loader.epoch(0, is_stopping=lambda: True)) == []
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_prepared_epoch_is_the_same_and_not_mistaken_for_another(tiny_data, num_workers):
-    expected = [epoch_digest(make_loader(build_dataset(tiny_data), 2, 0, shuffle=True), epoch) for epoch in (0, 1)]
-    loader = make_loader(build_dataset(tiny_data), 2, num_workers, shuffle=True)
-    loader.prepare(0)
-    loader.prepare(0)
-    assert epoch_digest(loader, 0) == expected[0]
-    loader.prepare(1)
-    assert epoch_digest(loader, 1) == expected[1]
-    loader.prepare(1)
-    assert epoch_digest(loader, 0) == expected[0]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_hold_the_seconds_that_reading_and_augmenting_took(tiny_data, num_workers):
-    loader = make_loader(build_dataset(tiny_data), 2, num_workers, shuffle=True)
-    started = time.perf_counter()
-    batches = keep(loader.epoch(0))
-    most = (time.perf_counter() - started) * max(1, num_workers)
-    assert all(batch.read_seconds > 0 and batch.augment_seconds > 0 for batch in batches)
-    assert sum(batch.read_seconds + batch.augment_seconds for batch in batches) < most
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("augmentation", ["none", "strong"])
+@pytest.mark.parametrize(("num_workers", "augmentation"), [(0, "none"), (2, "strong")])
 def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation):
     plain = build_dataset(tiny_data, augmentation)
     cached = build_dataset(tiny_data, augmentation)
@@ -172,3 +120,65 @@ def test_processes_of_a_job_cut_other_pieces(tiny_data):
     alone = Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0)
     assert torch.equal(alone.read(0, 0).cut_boxes, first)
     assert torch.equal(alone.read(0, 1).cut_boxes, second)  # as the one process that reads all of it in turn
+
+
+# CutMix
+
+
+def test_rectangles_lie_in_the_image_and_have_a_fifth_to_seven_tenths_of_its_side():
+    boxes = cut_boxes((0, 0, 0), 4000, (100, 200), 1.0)
+    top, bottom, left, right = boxes.T
+    assert (top >= 0).all()
+    assert (bottom <= 100).all()
+    assert (left >= 0).all()
+    assert (right <= 200).all()
+    whole = (top > 0) & (bottom < 100) & (left > 0) & (right < 200)  # the others are cut off by the border
+    heights, widths = (bottom - top)[whole], (right - left)[whole]
+    assert whole.sum() > 500
+    assert heights.min() in (20, 21)
+    assert heights.max() in range(60, 71)
+    assert ((widths - 2 * heights).abs() <= 2).all()  # the same share of both sides, rounded
+
+
+def test_a_share_of_the_images_gets_a_rectangle():
+    boxes = cut_boxes((0, 0, 0), 10_000, (100, 100), 0.3)
+    share = (boxes[:, 1] > boxes[:, 0]).float().mean()
+    assert abs(share - 0.3) < 0.02
+    assert not cut_boxes((0, 0, 0), 100, (100, 100), 0.0).any()
+
+
+def test_pieces_come_from_the_image_before_with_their_masks():
+    images = torch.arange(3).view(3, 1, 1, 1).expand(3, 4, 5, 2).to(torch.uint8)
+    masks = torch.arange(3).view(3, 1, 1).expand(3, 4, 5).to(torch.uint8) + 10
+    boxes = torch.tensor([[1, 3, 2, 5], [0, 0, 0, 0], [0, 4, 0, 1]])
+    mixed, mixed_masks = paste_pieces(images, masks, boxes)
+    assert mixed[0, :, :, 0].tolist() == [[0, 0, 0, 0, 0], [0, 0, 2, 2, 2], [0, 0, 2, 2, 2], [0, 0, 0, 0, 0]]
+    assert torch.equal(mixed[1], images[1])
+    assert torch.equal(mixed_masks[1], masks[1])
+    assert mixed[2, :, :, 1].tolist() == [[1, 2, 2, 2, 2]] * 4
+    assert torch.equal(mixed_masks, mixed[..., 0] + 10)
+    assert mixed.dtype == mixed_masks.dtype == torch.uint8
+
+
+# Advice: which setting would help, and how much
+
+
+def times(**changes):
+    """400 images/s while waiting half of the time: the model could take 800. A worker needs 8 ms for an image."""
+    given = {"images_per_second": 400.0, "data_wait": 0.5, "read_seconds": 0.006, "augment_seconds": 0.002, "num_workers": 4}
+    return EpochTimes(**{**given, **changes})
+
+
+def test_a_short_wait_needs_no_advice():
+    assert advise(times(data_wait=0.10), 16, "none", on_cpu=False) is None
+    assert advise(times(data_wait=0.11), 16, "none", on_cpu=False) is not None
+
+
+def test_the_setting_with_the_largest_gain_is_named_with_the_rate_it_gives():
+    # 15 workers: 15 / 8 ms = 1875 images/s; a cache: 4 / 2 ms = 2000; the model takes 800
+    assert advise(times(), 16, "none", on_cpu=False) == (
+        "the model waits for data in 50% of the time (reading 6.0 ms and augmenting 2.0 ms an image, 4 workers); "
+        "cache: ram would give about 800 images/s instead of 400"
+    )
+    # 5 workers: 625 images/s, no cache to add
+    assert advise(times(), 6, "ram", on_cpu=False).endswith("num_workers: 5 would give about 625 images/s instead of 400")

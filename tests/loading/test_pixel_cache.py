@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,24 +73,6 @@ def test_the_cache_takes_half_of_what_is_free_and_leaves_the_other_pairs_to_the_
         assert len(cache) == num_ticks == num_pairs
 
 
-def test_without_a_limit_the_free_memory_of_the_container_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(pixel_cache, "free_host_memory", lambda: 2 * BLOCK)
-    assert len(build("ram", tmp_path, limit=None)[0]) == 1
-
-
-def test_the_memory_is_anonymous_and_shared_with_forked_processes(tmp_path):
-    """Not in /dev/shm, which containers keep small: a file there is a SIGBUS once it is full."""
-    cache, _ = build("ram", tmp_path)
-    address = cache.content.ctypes.data
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    (found,) = [line for line in lines if int(line[0].split("-")[0], 16) <= address < int(line[0].split("-")[1], 16)]
-    assert (found[1], found[5]) == ("rw-s", "/dev/zero (deleted)")  # how Linux shows anonymous shared memory
-    process = multiprocessing.get_context("fork").Process(target=cache.write, args=(3, (pixels(3)[0] ^ 1, pixels(3)[1])))
-    process.start()
-    process.join(60)
-    assert np.array_equal(cache.pair(3)[0], pixels(3)[0] ^ 1)
-
-
 # On disk
 
 
@@ -103,14 +84,6 @@ def test_a_file_is_found_again_by_its_stamp_and_sizes_and_not_by_others(tmp_path
     for other in ({"stamp": ("b",)}, {"mask_sizes": MASK_SIZES}, {"itemsize": 4}):
         with pytest.raises(AssertionError, match="read again"):
             build("disk", tmp_path, refuse_to_read, **other)
-
-
-def test_a_file_of_some_pairs_is_used_until_more_fit(tmp_path):
-    assert len(build("disk", tmp_path, limit=8 * BLOCK)[0]) == 2
-    assert build("disk", tmp_path, refuse_to_read, limit=8 * BLOCK)[1] == 0
-    every, num_ticks = build("disk", tmp_path)
-    assert len(every) == num_ticks == 4
-    assert len(names(tmp_path)) == 1
 
 
 def test_what_cannot_be_written_is_an_error_with_the_fix_and_leaves_nothing(tmp_path, monkeypatch):
@@ -140,35 +113,6 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert num_ticks == 0
     assert all(np.array_equal(cache.pair(index)[0], pixels(index)[0]) for index in range(4))
     assert len(names(tmp_path)) == 1
-
-
-def test_only_the_rows_that_are_looked_at_are_read_and_checked_once_by_all_processes(tmp_path, monkeypatch):
-    shapes = [(400, 300, 3)]
-    image, mask = pixels(0, shapes=shapes)
-    cache, _ = build("disk", tmp_path, lambda index: (image, mask), shapes=shapes, limit=10**8)
-    stored_image, stored_mask = cache.pair(0)
-    process = multiprocessing.get_context("fork").Process(target=lambda: stored_image[100:110, 20:40])
-    process.start()
-    process.join(60)
-    monkeypatch.setattr(pixel_cache.zlib, "crc32", lambda content: pytest.fail("checked again"))
-    num_bytes, real = [], os.preadv
-    monkeypatch.setattr("os.preadv", lambda handle, places, start: num_bytes.append(len(places[0])) or real(handle, places, start))
-    assert np.array_equal(stored_image[100:110, 20:40], image[100:110, 20:40])
-    assert num_bytes == [10 * 300 * 3]
-    monkeypatch.undo()
-    assert np.array_equal(stored_mask[100:110, 20:40], mask[100:110, 20:40])
-    assert stored_mask[400:500, 0:7].shape == (0, 7)
-
-
-def test_a_file_can_be_read_by_other_users_and_is_opened_for_reading_only(tmp_path):
-    before = os.umask(0o022)
-    try:
-        cache, _ = build("disk", tmp_path)
-    finally:
-        os.umask(before)
-    assert own_file(tmp_path).stat().st_mode & 0o777 == 0o644
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.write(cache.handle, b"x")
 
 
 @pytest.mark.parametrize("place", ["ram", "disk"])

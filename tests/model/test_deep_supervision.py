@@ -32,12 +32,6 @@ def test_the_logits_are_those_of_the_network_itself(segmenter):
         assert torch.equal(logits, segmenter(images(64, 96)))
 
 
-def test_each_head_sees_its_stage_of_the_padded_image(segmenter):
-    logits, auxiliary = forward_with_auxiliary(segmenter, images(40, 50))
-    assert logits.shape == (2, 3, 40, 50)
-    assert [tuple(found.shape) for found in auxiliary] == [(2, 3, 8, 8), (2, 3, 16, 16), (2, 3, 32, 32)]  # 64×64 padded
-
-
 def test_the_loss_is_the_weighted_sum_over_strided_masks():
     loss = WeightedLoss({"cross_entropy": 1.0}, 3, None)
     masks = torch.randint(0, 3, (2, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))

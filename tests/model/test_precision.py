@@ -12,7 +12,6 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.model.precision import (
     DTYPES,
-    Numerics,
     build_scaler,
     choose_device,
     cpu_computes_bfloat16,
@@ -34,16 +33,6 @@ def config_with(number_format, **settings):
 
 
 # Numerics
-
-
-@pytest.mark.parametrize(
-    ("number_format", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
-)
-def test_a_forward_pass_computes_in_the_number_format(number_format, dtype):
-    numerics = Numerics(CPU, number_format, channels_last=True)
-    with numerics.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
-    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 # The device
@@ -99,10 +88,6 @@ def test_the_scaler_works_for_float16_alone(number_format):
     if number_format != "float16":
         loss = torch.tensor(3.0)
         assert scaler.scale(loss) is loss
-
-
-def test_the_first_loss_scale_is_a_setting():
-    assert build_scaler(config_with("float16", scaler_init_scale=1024), CPU).get_scale() == 1024.0
 
 
 # Process-wide switches

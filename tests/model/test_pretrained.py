@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.model import pretrained
 from unet_trainer.model.network import build_network
-from unet_trainer.model.pretrained import UrlFile, choose_encoder_weights, is_here, weight_files
+from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, is_here, weight_files
 
 TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
 ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
@@ -85,12 +86,6 @@ def test_weights_in_the_cache_are_found_and_loaded_without_a_network(cache, enco
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
 
 
-def test_weights_of_which_a_file_is_missing_are_not_on_this_machine(cache):
-    config, weights = weight_files(SMP, "imagenet")
-    hub.write_cached(cache, weights.repo_id, weights.revision, "model.safetensors", b"weights")
-    assert (weights.is_here(), config.is_here(), is_here(SMP, "imagenet")) == (True, False, False)
-
-
 def test_weights_of_another_server_are_where_torch_keeps_them(tmp_path):
     (file,) = weight_files("tu-vit_huge_patch14_gap_224", "imagenet")
     path = tmp_path / "torch" / "hub" / "checkpoints" / "IN1K-vit.h.14-300e.pth.tar"
@@ -143,6 +138,55 @@ def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encod
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
 
 
+def test_of_several_names_the_first_that_there_is_is_taken_behind_a_proxy_too(cache, monkeypatch):
+    with hub.serving({"owner/repo/b": b"second", "owner/repo/c": b"third"}) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+        monkeypatch.setenv("http_proxy", endpoint)
+        assert pretrained.fetch([HubFile("owner/repo", None, ("a", "b", "c"))], 60) is None
+        failure = pretrained.fetch([HubFile("owner/repo", None, ("d", "e"))], 60)
+    assert failure.startswith("the download failed (")
+    assert "\n" not in failure
+    snapshot = cache / "models--owner--repo" / "snapshots" / hub.COMMIT
+    assert [path.name for path in snapshot.iterdir()] == ["b"]
+
+
+def test_a_file_that_is_not_on_the_hub_is_written_where_torch_looks_for_it(tmp_path):
+    path = tmp_path / "torch" / "checkpoints" / "weights.pth"
+    with hub.serving({"owner/repo/weights.pth": b"weights"}) as endpoint:
+        url = f"{endpoint}/owner/repo/resolve/main/weights.pth"
+        assert pretrained.fetch([UrlFile(url, str(path))], 60) is None
+        assert pretrained.fetch([UrlFile(f"{url}.gone", str(path))], 60).startswith("the download failed (HTTPError: ")
+    assert path.read_bytes() == b"weights"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_download_that_is_ended_leaves_no_part_of_a_file(cache, monkeypatch, tmp_path):
+    with hub.serving({"owner/repo/a": bytes(1_000_000)}, threading.Event()) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        url = UrlFile(f"{endpoint}/owner/repo/resolve/main/a", str(tmp_path / "torch" / "a"))
+        for file, folder in (
+            (HubFile("owner/repo", None, ("a",)), cache / "models--owner--repo" / "blobs"),
+            (url, tmp_path / "torch"),
+        ):
+            assert pretrained.fetch([file], time_limit=3) == "not fetched within 3 s"
+            assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def swallow(*_, **__):
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("name", ["getaddrinfo", "create_connection"])
+def test_a_host_that_does_not_answer_is_no_network(name, monkeypatch):
+    """A name that is not resolved, and packets that are swallowed."""
+    over = threading.Event()
+    monkeypatch.setattr(pretrained, "CONNECT_LIMIT", 0.1)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(socket, name, swallow if name == "create_connection" else lambda *_, **__: over.wait(60))
+    assert choose()[1] == f"no network (hub.invalid did not answer within 0.1 s): {ADVICE}"
+    over.set()
+
+
 def test_a_host_that_refuses_gives_random_weights():
     weights, reason, _ = choose()
     assert (weights, reason) == (None, f"no network (127.0.0.1: Connection refused): {ADVICE}")
@@ -154,15 +198,11 @@ def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monk
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
 
 
-def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch, no_connection):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert choose() == (None, f"HF_HUB_OFFLINE is set: {ADVICE}", [])
-
-
 def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
     script, alive = tmp_path / "waits.py", tmp_path / "alive"
     script.write_text(f"import pathlib, time; time.sleep(600); pathlib.Path({str(alive)!r}).touch()")
-    monkeypatch.setattr(pretrained.fetch_weights, "__file__", str(script))
+    monkeypatch.setattr(pretrained, "__file__", str(script))
+    monkeypatch.setattr(pretrained, "_check_connection", lambda url: None)
     started = []
     popen = pretrained.subprocess.Popen
 

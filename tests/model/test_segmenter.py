@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.project import TINY_MODEL
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import (
     Segmenter,
     SegmenterSpec,
@@ -124,27 +122,6 @@ def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(hei
     assert logits.dtype == torch.float32
 
 
-def test_images_in_other_units_are_normalised_with_their_own_statistics():
-    network = Spy(channels=2, classes=3)
-    images = torch.tensor([33200.0, 420.0]).expand(1, 32, 32, 2)
-    logits = Segmenter(make_spec(DEEP, num_classes=3), network, channels_last=True)(images)
-    assert network.given[0, :, 5, 7].tolist() == pytest.approx([1.0, -2.0])
-    assert logits.shape == (1, 3, 32, 32)
-
-
-@pytest.fixture(scope="module")
-def tiny_network():
-    spec = make_spec(num_classes=3, encoder=TINY_MODEL["encoder"], decoder_channels=tuple(TINY_MODEL["decoder_channels"]))
-    return spec, build_network(spec, None).eval()
-
-
-@pytest.mark.parametrize("size", [(32, 64), (33, 65), (31, 1), (70, 45)])
-@torch.no_grad()
-def test_a_unet_gives_logits_at_the_size_of_the_images(tiny_network, size):
-    spec, network = tiny_network
-    assert Segmenter(spec, network, channels_last=True)(random_images(1, *size, 3)).shape == (1, 3, *size)
-
-
 # Its weights
 
 
@@ -172,10 +149,3 @@ def test_weights_have_the_bare_names_of_the_network_whatever_wraps_it(wrapped):
     load_network_weights(segmenter, {"conv.weight": torch.full((1, 3, 3, 3), 2.0), "conv.bias": torch.full((1,), 3.0)})
     assert network.conv.weight.eq(2).all()
     assert network.conv.bias.item() == 3
-
-
-def test_mean_and_scale_follow_the_device_and_stay_out_of_checkpoints():
-    segmenter = Segmenter(make_spec(), Spy(), channels_last=True)
-    assert set(segmenter.state_dict()) == {"network.conv.weight", "network.conv.bias"}
-    assert segmenter.to("meta").mean.device.type == "meta"
-    assert segmenter.scale.device.type == "meta"

@@ -97,7 +97,8 @@ def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
     counts = np.zeros((10, 1, 5), np.int64)
     counts[..., :3] = [[[number, 100, 100]] for number in hits]
     evaluated = EvaluatedSet(counts, np.zeros((2, 2), np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64), [])
-    assert summarise(evaluated, ["foreground"]).intervals["iou"][:, -1].tolist() == list(set_scores(scores).interval)
+    summary = summarise(evaluated, ["foreground"], ["background", "foreground"])
+    assert summary["mean"]["dataset"]["iou"]["interval"] == list(set_scores(scores).interval)
 
 
 def test_a_difference_is_paired_by_the_names_of_the_images_in_any_order():

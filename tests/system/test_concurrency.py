@@ -27,7 +27,6 @@ from unet_trainer.system.concurrency import (
     ReadTimeout,
     ThrottledTask,
     WriteBehind,
-    call_each,
     call_with_timeout,
     forked_map,
     is_writing,
@@ -73,21 +72,19 @@ def never():
 @needs_fork
 @pytest.mark.parametrize("num_children", [1, 3])
 def test_every_item_has_its_outcome_once(num_children, children):
-    outcomes = list(forked_map(lambda item, read_stderr: (item * item, os.getpid()), range(20), num_children))
-    assert sorted((index, square) for index, (square, _) in outcomes) == [(index, index * index) for index in range(20)]
-    pids = {pid for _, (_, pid) in outcomes}
+    calls = []
+    outcomes = list(
+        forked_map(
+            lambda item, read_stderr: (item * item, os.getpid(), len(calls)), range(20), num_children, lambda: calls.append(1)
+        )
+    )
+    assert sorted((index, square) for index, (square, _, _) in outcomes) == [(index, index * index) for index in range(20)]
+    pids = {pid for _, (_, pid, _) in outcomes}
     assert len(pids) <= num_children
     assert os.getpid() not in pids
-    assert children() == []
+    assert {num_calls for _, (_, _, num_calls) in outcomes} == {1}  # of set_up, in each child
+    assert (calls, children()) == ([], [])
     assert list(forked_map(lambda item, read_stderr: item, [], 2)) == []
-
-
-@needs_fork
-def test_set_up_is_called_once_in_each_child():
-    calls = []
-    outcomes = forked_map(lambda item, read_stderr: (os.getpid(), list(calls)), range(10), 2, lambda: calls.append(os.getpid()))
-    assert all(called == [pid] for _, (pid, called) in outcomes)
-    assert calls == []
 
 
 @needs_fork
@@ -120,13 +117,11 @@ def test_a_crash_costs_one_item_and_the_end_of_what_the_child_printed_is_kept(ca
 
 @needs_fork
 def test_every_item_may_crash_or_hang(children):
-    def fail(item, read_stderr):
-        if item:
-            os._exit(item)
-        time.sleep(600)
-
-    outcomes = dict(forked_map(fail, range(4), 2, timeout=1))
-    assert outcomes == {0: Crash("no answer in 1 s", is_timeout=True), **{code: Crash(f"exit code {code}") for code in (1, 2, 3)}}
+    assert dict(forked_map(lambda item, read_stderr: os._exit(item), [1, 2, 3], 2)) == {
+        i: Crash(f"exit code {i + 1}") for i in range(3)
+    }
+    hanging = forked_map(lambda item, read_stderr: time.sleep(600), [1, 2], 1, timeout=0.1)
+    assert dict(hanging) == dict.fromkeys(range(2), Crash("no answer in 0.1 s", is_timeout=True))
     assert children() == []
 
 
@@ -134,15 +129,6 @@ def test_every_item_may_crash_or_hang(children):
 def test_children_ignore_the_signals_that_the_parent_handles():
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     assert [alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)] == [1, 1, 1]
-
-
-@needs_fork
-def test_children_end_when_the_consumer_stops_early(children):
-    outcomes = forked_map(lambda item, read_stderr: item or time.sleep(60), [1, 0, 0], 3)
-    assert next(outcomes) == (0, 1)
-    assert len(children()) == 3
-    outcomes.close()
-    assert children() == []
 
 
 @needs_fork
@@ -176,22 +162,10 @@ def test_threads_do_the_work_where_processes_cannot_be_forked(monkeypatch):
 # call_with_timeout
 
 
-def test_the_outcome_or_the_error_of_a_call_in_a_thread_arrives():
-    assert call_with_timeout(threading.get_ident, None) != threading.get_ident()
-    for error in (ZeroDivisionError, TimeoutError):
-        with pytest.raises(error):
-            call_with_timeout(lambda error=error: (_ for _ in ()).throw(error()).__next__(), 60)
-
-
 @pytest.mark.parametrize(("timeout", "is_stopping"), [(0.2, False), (None, True)], ids=["time limit", "signal"])
 def test_a_call_that_hangs_is_given_up(timeout, is_stopping, never):
     with pytest.raises(ReadTimeout):
         call_with_timeout(never, timeout, lambda: is_stopping, stop_seconds=0.1)
-
-
-def test_after_a_signal_there_is_time_to_finish():
-    begun = threading.Event()
-    assert call_with_timeout(lambda: begun.wait(LIMIT), None, lambda: begun.set() or True, stop_seconds=60)
 
 
 # ReadAhead, ordered_map
@@ -230,28 +204,6 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn(ru
     assert taken == [0, 10, 20]
 
 
-@pytest.mark.parametrize("num_ahead", [1, 3])
-def test_no_more_items_are_taken_ahead_than_asked_for(num_ahead):
-    taken = []
-    before = threading.active_count()
-    items = (taken.append(item) or item for item in range(20))
-    for position, _ in enumerate(ordered_map(lambda item: item, items, 2, num_ahead)):
-        assert len(taken) <= position + num_ahead
-    assert (len(taken), threading.active_count()) == (20, before)
-
-
-def test_no_more_is_begun_while_as_many_items_wait_as_may():
-    begun = threading.Semaphore(0)
-    with read_ahead(lambda item: begun.release() or 0, range(20), max_items=3) as ahead:
-        for _ in range(3):
-            assert begun.acquire(timeout=LIMIT)
-        assert not begun.acquire(timeout=0.2)  # the fourth waits until one is taken
-        next(iter(ahead))
-        assert begun.acquire(timeout=LIMIT)
-        assert not begun.acquire(timeout=0.2)
-    assert all(thread.done() for thread in ahead.threads)
-
-
 def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
     begun, third_is_read = [], threading.Event()
 
@@ -269,19 +221,12 @@ def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
         assert [item for item, _ in ahead] == [0, 1, 2]
 
 
-def test_every_number_is_called_once_by_several_threads():
+def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
-    assert sorted(call_each(lambda index: barrier.wait(LIMIT), 6, 3, 60)) == [0, 1, 2, 3, 4, 5]
-    assert list(call_each(lambda index: None, 0, 3, 60)) == []
-
-
-def test_an_error_of_a_call_is_raised_and_calls_of_which_none_ends_are_given_up(never):
-    begun = []
-    with pytest.raises(ZeroDivisionError):
-        list(call_each(lambda index: (begun.append(index), 1 // index, never()), 1000, 1, 60))
-    assert begun in ([0], [0, 1])
-    with pytest.raises(ReadTimeout):
-        list(call_each(lambda index: never(), 4, 2, 0.2))
+    with ReadAhead(lambda item: barrier.wait(LIMIT), range(6), 3) as ahead:
+        assert [item for item, _ in ahead] == list(range(6))
+    with pytest.raises(ReadTimeout), ReadAhead(lambda item: never(), range(4), 2, timeout=0.1) as ahead:
+        list(ahead)
 
 
 # WriteBehind
@@ -295,19 +240,6 @@ def test_all_tasks_are_done_when_it_is_left_and_one_thread_keeps_their_order():
     assert done == list(range(50))
 
 
-def test_the_caller_waits_while_there_is_no_room():
-    may_end, third = threading.Event(), threading.Event()
-    with WriteBehind(1, max_bytes=100) as writers:
-        writers.submit(may_end.wait, 60)
-        writers.submit(lambda: None, 40)  # full
-        thread = threading.Thread(target=lambda: (writers.submit(lambda: None, 1), third.set()))
-        thread.start()
-        assert not third.wait(0.2)
-        may_end.set()
-        assert third.wait(LIMIT)
-        thread.join()
-
-
 def fail_to_write():
     raise OSError(28, "No space left on device")
 
@@ -319,22 +251,6 @@ def test_the_error_of_a_task_is_raised_and_no_further_task_begins():
         with pytest.raises(OSError, match="No space left"):
             writers.submit(lambda: done.append(1), 10)
     assert done == []
-
-
-def test_tasks_that_have_not_begun_are_dropped_when_the_caller_fails():
-    done, has_begun, may_end = [], threading.Event(), threading.Event()
-
-    def use():
-        with WriteBehind(1, max_bytes=100) as writers:
-            writers.submit(lambda: (has_begun.set(), may_end.wait(LIMIT), done.append("first")), 1)
-            writers.submit(lambda: done.append("second"), 1)
-            assert has_begun.wait(LIMIT)
-            threading.Timer(0.1, may_end.set).start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        use()
-    assert done == ["first"]  # was under way, and is waited for
 
 
 # BackgroundWriter
@@ -396,16 +312,6 @@ def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(d
     assert disk.written == ["metrics", "config", "best", "samples", "last"]
 
 
-def test_an_error_that_is_not_of_the_disk_is_reported_and_its_jobs_are_not_tried_again(disk, writer):
-    def fail():
-        raise ValueError("not finite")
-
-    writer.start({"best": Job(fail), "last": disk.job("last", requires="best"), "samples": Job(fail_to_write)})
-    writer.wait()
-    unwritten, error = writer.collect()
-    assert (list(unwritten), str(error), disk.written) == (["samples"], "not finite", [])
-
-
 def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
     """A run that fails must not leave a thread inside torch, which would abort the process."""
     writer.cancel()
@@ -431,31 +337,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_and_its_jobs_are_handed_bac
     assert "can't start new thread" in str(task.take_error())
 
 
-def test_an_interpreter_that_exits_waits_for_a_write_under_way(tmp_path):
-    script = (
-        "import sys, time; from pathlib import Path; from unet_trainer.system.concurrency import BackgroundWriter, Job\n"
-        "def write(): time.sleep(0.2); Path(sys.argv[1]).write_text('complete')\n"
-        "BackgroundWriter().start({'last': Job(write)}); raise ValueError('of another part')"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "file")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, (tmp_path / "file").read_text()) == (1, "complete")
-
-
 # ThrottledTask
-
-
-def test_what_is_requested_during_the_work_is_done_once_afterwards():
-    may_go_on, begun, threads = threading.Event(), threading.Event(), []
-    task = ThrottledTask("work", lambda: (threads.append(threading.current_thread()), begun.set(), may_go_on.wait(LIMIT)), share=1)
-    task.request()
-    assert begun.wait(LIMIT)
-    for _ in range(5):
-        task.request()
-    may_go_on.set()
-    task.finish()
-    assert len(threads) == 2
-    assert threading.current_thread() not in threads
 
 
 def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
@@ -473,14 +355,6 @@ def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
     task.request()
     task.finish()
     assert len(calls) == 3
-
-
-def test_errors_of_the_work_wait_until_they_are_taken():
-    task = ThrottledTask("work", lambda: 1 // 0)
-    task.request()
-    task.finish()
-    assert isinstance(task.take_error(), ZeroDivisionError)
-    assert task.take_error() is None
 
 
 def test_ending_does_not_wait_for_work_that_hangs(monkeypatch, never):

@@ -13,12 +13,8 @@ import pytest
 from unet_trainer.system.console import (
     Console,
     Finding,
-    cause_line,
-    counted,
     csv_line,
-    encodable,
     finding_lines,
-    first_line,
     json_text,
     num_columns,
     one_line,
@@ -101,20 +97,6 @@ def test_an_epoch_on_a_terminal_has_a_header_a_bar_and_a_summary(monkeypatch):
     ]
 
 
-def test_a_bar_is_closed_when_the_epoch_breaks_off_and_leaves_no_line_unless_it_is_kept():
-    def break_off(stream, **options):
-        with Console(stream).bar("Epoch 1 [Val]:", 4, **options) as bar:
-            bar.tick()
-            raise KeyboardInterrupt
-
-    kept, other = Terminal(), Terminal()
-    with pytest.raises(KeyboardInterrupt):
-        break_off(kept)
-    with pytest.raises(KeyboardInterrupt):
-        break_off(other, keep=False)
-    assert (kept.getvalue().endswith("\n"), "\n" in other.getvalue()) == (True, False)
-
-
 @pytest.mark.parametrize(("keep", "seconds", "lines"), [(False, 2.5, 1), (False, 1.5, 0), (True, 2.5, 0)])
 def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, lines, monkeypatch):
     now = [100.0]
@@ -126,17 +108,6 @@ def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, 
         bar.tick(1)
         bar.tick(8)
     assert stream.getvalue() == "Reading every pair once: 2 of 10, about 10 s to go\n" * lines
-
-
-def test_the_class_table_shows_an_absent_class_as_a_dash_and_of_many_the_worst():
-    stream = io.StringIO()
-    Console(stream).class_table({"background": 0.98765, "road": None})
-    assert stream.getvalue() == "  class       IoU\n  background  0.9877\n  road        –\n"
-    stream = io.StringIO()
-    Console(stream).class_table({f"class {number}": number / 100 for number in range(100)} | {"absent": None})
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines[1:-1]] == [str(number) for number in range(11)]
-    assert lines[-1].startswith("  and 90 more")
 
 
 # Messages
@@ -171,15 +142,6 @@ def test_a_terminal_has_colours_and_the_log_and_files_have_none(colours, log, mo
     closed = io.StringIO()
     closed.close()
     assert (painted("a", "red", closed), painted("a", "red", None), num_columns(closed)) == ("a", "a", 100)
-
-
-def test_counted_nouns_and_the_lines_of_errors():
-    assert [counted(number, "pair") for number in (0, 1, 2)] == ["0 pairs", "1 pair", "2 pairs"]
-    assert counted(5, "batch", "batches") == "5 batches"
-    assert (first_line(RuntimeError("\n  no memory \nmore")), first_line(MemoryError())) == ("no memory", "MemoryError")
-    quoted = "An exception occurred:\nTraceback (most recent call last):\n  File\nsubprocess.CalledProcessError: gcc\n\nSet X=1\n"
-    assert cause_line(RuntimeError(quoted)) == "subprocess.CalledProcessError: gcc"
-    assert cause_line(RuntimeError("a\nTraceback (most recent call last):\n")) == "a"
 
 
 def test_each_finding_has_its_mark_and_its_fix_a_line_of_its_own():
@@ -249,25 +211,6 @@ def test_the_log_has_the_same_lines_wherever_they_are_shown_and_goes_on_when_a_r
     assert (lines[0], lines[1][:23], lines[2]) == ("before there is a log", "Epoch 3/100  train loss", "Error: out of memory")
 
 
-def test_a_log_that_cannot_be_written_is_reported_once_and_training_goes_on(log):
-    stream = io.StringIO()
-    console = Console(stream)
-    console.log_to(log)
-    log.unlink()
-    log.mkdir()
-    console.say("one")
-    console.say("two")
-    assert stream.getvalue() == f"one\nWarning: {log} cannot be written to (Is a directory)\ntwo\n"
-
-
-def test_a_log_is_not_opened_through_a_link(log, tmp_path):
-    (tmp_path / "precious").write_text("content")
-    log.symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic link"):
-        Console(io.StringIO()).log_to(log)
-    assert (tmp_path / "precious").read_text() == "content"
-
-
 def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_nothing(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -300,10 +243,6 @@ NASTY = [" lead", "cr\rname", "nl\nname", 'qu"ote', "com,ma", "esc\x1b[31mred", 
 )
 def test_a_message_does_nothing_to_a_terminal(text, shown):
     assert readable(text) == shown
-
-
-def test_bars_keep_their_carriage_return():
-    assert encodable("\r50%\x1b[A" + os.fsdecode(b"\xe4")) == "\r50%\x1b[A\\xe4"
 
 
 def test_names_come_back_from_tables_and_json():

@@ -8,8 +8,7 @@ import socket
 
 import pytest
 
-from unet_trainer.system import input_files
-from unet_trainer.system.input_files import NOT_A_FILE, UNSIZED_BYTES, open_file, open_handle, read_bytes, read_json, read_text
+from unet_trainer.system.input_files import NOT_A_FILE, open_file, open_handle, read_bytes, read_json, read_text
 
 
 def reason(call):
@@ -63,40 +62,8 @@ def test_a_file_of_more_bytes_than_its_reader_takes_is_refused_with_both_numbers
     assert reason(lambda: read_bytes(path, 1)) == "1.46 KiB; need at most 1 bytes"
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="needs Linux")  # noqa: PTH110
-def test_a_file_that_tells_no_size_is_read_up_to_a_limit():
-    """Those of /proc. The largest of them is as long as the address space."""
-    assert b"MemTotal" in read_bytes("/proc/meminfo")
-    assert len(read_bytes("/proc/self/pagemap")) <= 2 * UNSIZED_BYTES
-
-
-def test_names_that_cannot_be_and_memory_that_is_short_are_reasons_too(tmp_path, monkeypatch):
-    assert reason(lambda: read_bytes(tmp_path / "a\0b")) == "its name holds a NUL"
-    assert reason(lambda: read_bytes(tmp_path / "none")) == "No such file or directory"
-
-    class Greedy:
-        name = "x"
-
-        def fileno(self):
-            return handle
-
-        def read(self, number=-1):
-            raise MemoryError
-
-    (tmp_path / "x").write_bytes(b"x")
-    handle = open_handle(tmp_path / "x")
-    assert reason(lambda: input_files.read_rest(Greedy(), 10)) == "there is not enough memory to read it"
-    os.close(handle)
-
-
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[" * 200_000, b"1" * 5000, b""])
 def test_what_is_no_json_is_a_value_error(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError):
         read_json(tmp_path / "a.json")
-
-
-def test_handles_are_not_inherited(tmp_path):
-    handle = open_handle(__file__)
-    assert not os.get_inheritable(handle)
-    os.close(handle)

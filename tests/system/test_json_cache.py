@@ -13,14 +13,6 @@ import pytest
 from unet_trainer.system.json_cache import pick, read_cache, read_known, write_cache, write_known
 
 
-def test_what_was_written_is_found_again_in_a_folder_that_is_made(tmp_path):
-    path = tmp_path / ".scan" / "a.json"
-    assert read_cache(path) == read_cache(None) == {}
-    write_cache(path, {"a": [1, "\udce4"]})
-    write_cache(None, {"a": 1})
-    assert read_cache(path) == {"a": [1, "\udce4"]}
-
-
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000])
 def test_what_is_damaged_is_as_good_as_none(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)
@@ -38,12 +30,6 @@ def test_pipes_devices_and_links_are_neither_read_nor_written_through(tmp_path):
         write_cache(tmp_path / name, {"b": 2})
     assert (tmp_path / "target").read_text() == '{"a": 1}'
     assert read_cache(tmp_path / "link") == read_cache(tmp_path / "zero") == {"b": 2}  # files of their own now
-
-
-def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
-    (tmp_path / "file").touch()
-    write_cache(tmp_path / "file" / "a.json", {})
-    assert read_cache(tmp_path / "file" / "a.json") == {}
 
 
 def test_drafts_of_killed_processes_are_deleted_and_those_of_others_are_not(tmp_path):

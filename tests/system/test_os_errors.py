@@ -51,7 +51,8 @@ def test_a_limit_is_named_with_its_value(number, limit, command, monkeypatch):
 def test_a_thread_that_cannot_be_started_is_told_like_a_process():
     error = RuntimeError("can't start new thread")
     assert is_of_the_machine(error)
-    assert sentence(error).startswith("no more processes or threads may be started; allow more with ulimit -u")
+    assert sentence(error).startswith("no more processes or threads may be started")
+    assert "; allow more with ulimit -u" in sentence(error)
 
 
 def test_a_machine_without_temporary_folders_is_told_how_to_name_one():
@@ -75,12 +76,6 @@ def test_a_disk_that_takes_no_more_files_is_not_answered_with_the_advice_to_make
     monkeypatch.setattr(os, "statvfs", lambda path: disk())
     expected = "No inodes left on device: it has room, but for no more files; delete files there, however small"
     assert sentence(made(errno.ENOSPC, str(tmp_path / "a"))) == f"{tmp_path / 'a'}: {expected}"
-
-
-@pytest.mark.parametrize("values", [{"f_favail": 3}, {"f_bavail": 0}, {"f_files": 0}], ids=["inodes left", "no room", "unknown"])
-def test_a_disk_without_room_is_answered_with_the_advice_to_make_room(values, monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "statvfs", lambda path: disk(**values))
-    assert sentence(made(errno.ENOSPC, str(tmp_path))).endswith("No space left on device; make room")
 
 
 def test_a_message_for_what_the_user_named_begins_with_the_option():

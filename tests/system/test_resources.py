@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
-from unet_trainer.system import resources
-from unet_trainer.system.resources import count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
+from unet_trainer.system.resources import count_cores, free_host_memory, memory_of_machine, total_host_memory
 
 GIB = 2**30
 HOST = {"proc/meminfo": "MemTotal:  67108864 kB\nMemFree:  1048576 kB\nMemAvailable:   33554432 kB\nHugePages_Total:       0\n"}
@@ -69,13 +67,6 @@ def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_ro
     assert count_cores(make_root(files)) == cores
 
 
-def test_cores_where_there_is_no_affinity_are_those_of_the_host(make_root, monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    for number, cores in ((6, 6), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda number=number: number)
-        assert count_cores(make_root({})) == cores
-
-
 @pytest.mark.parametrize(
     ("files", "free", "total"),
     [
@@ -124,21 +115,3 @@ def test_the_tightest_limit_of_the_groups_limits_the_memory(files, free, total, 
     root = make_root(files)
     assert (free_host_memory(root), total_host_memory(root)) == (free * GIB, total * GIB)
     assert memory_of_machine(root) == 64 * GIB
-
-
-def test_memory_where_the_system_has_no_meminfo_is_a_guess(make_root, monkeypatch):
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 4 * GIB // 4096, "SC_PAGE_SIZE": 4096}.get)
-    root = make_root({}, host={})
-    assert (free_host_memory(root), total_host_memory(root), memory_of_machine(root)) == (2 * GIB, 8 * GIB, None)
-
-
-def test_the_root_can_be_replaced_for_code_that_does_not_pass_one(make_root, monkeypatch):
-    assert 0 < free_host_memory() <= total_host_memory()
-    monkeypatch.setattr(resources, "ROOT", make_root({"proc/self/cgroup": "0::/", **memory_v2(V2, GIB, 0)}))
-    assert (total_host_memory(), free_host_memory()) == (GIB, GIB)
-
-
-def test_free_disk_is_that_of_the_folder_or_of_its_nearest_parent_that_exists(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or shutil._ntuple_diskusage(30, 20, 10))
-    assert (free_disk(tmp_path), free_disk(tmp_path / "runs" / "mine"), asked) == (10, 10, [tmp_path, tmp_path])

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from helpers.project import ROOT
-from unet_trainer.system.signals import PARENT_VARIABLE, Interrupted, Signals, end_with_parent
+from unet_trainer.system.signals import Interrupted, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -35,32 +34,6 @@ def test_a_second_sigint_is_raised_at_once():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_handlers_of_the_caller_are_restored():
-    def mine(number, frame):
-        pass
-
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with Signals():
-            assert signal.getsignal(signal.SIGTERM) is not mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_does_not_change_the_handlers():
-    seen = []
-
-    def enter():
-        with Signals() as signals:
-            seen.append((signal.getsignal(signal.SIGINT), signals.is_stopping()))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [(signal.getsignal(signal.SIGINT), False)]
-
-
 EXIT = """
 import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.signals import exit_process
@@ -78,18 +51,6 @@ def test_exit_does_not_tear_the_interpreter_down_while_a_file_is_written(disk, p
     """It would wait for the disk, and a thread inside torch would abort the process (134)."""
     done = subprocess.run([sys.executable, "-c", EXIT, disk], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, printed, "err\n")
-
-
-def test_exit_keeps_its_code_when_nobody_reads_the_output():
-    script = "import sys; from unet_trainer.system.signals import exit_process; sys.stdin.readline(); print('out'); exit_process(3)"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, text=True, **pipes) as child:
-        child.stdout.close()
-        child.stdin.write("\n")
-        child.stdin.close()
-        errors = child.stderr.read()
-        assert (child.wait(60), errors) == (3, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -131,20 +92,6 @@ def test_an_interruption_inside_a_destructor_prints_nothing_and_counts(times, co
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
-ENDING = """
-import os, signal, threading, time; from unet_trainer.system.signals import exit_process
-def interrupt():
-    time.sleep(0.3); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)
-threading.Thread(target=interrupt).start()
-exit_process(130)
-"""
-
-
-def test_ctrl_c_while_the_interpreter_ends_prints_nothing():
-    done = subprocess.run([sys.executable, "-c", ENDING], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 # The end of the parent
 
 PARENT = """
@@ -167,13 +114,6 @@ def test_a_child_ends_when_its_parent_is_killed_and_tells_why(kind, name):
         assert parent.stdout.readline() == "SIGTERM\n"
         parent.kill()
         assert parent.stdout.read() == f"the end of {name} (was it killed?)\n"
-
-
-def test_a_process_that_others_started_is_left_alone(monkeypatch):
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
-    before = set(threading.enumerate())
-    end_with_parent()
-    assert set(threading.enumerate()) == before
 
 
 # Closed standard streams

@@ -7,7 +7,7 @@ import torch
 
 from helpers.steps import CPU
 from unet_trainer.training import async_device
-from unet_trainer.training.async_device import MAX_GRAPHS, AsyncReader, CudaGraphCache, HostCopy, WaitMeter
+from unet_trainer.training.async_device import AsyncReader, CudaGraphCache, HostCopy, WaitMeter
 
 
 @pytest.fixture
@@ -26,17 +26,6 @@ def test_a_copy_is_returned_once_with_its_label_as_it_was_when_it_began():
     assert reader.poll([number], 9) is None  # the next copy begins
     copies, label = reader.poll([number], 10)
     assert (copies[0].item(), label) == (2, 9)
-
-
-def test_no_copy_begins_before_its_time(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(async_device.time, "perf_counter", lambda: clock[0])
-    reader, number = AsyncReader(CPU), torch.tensor(1)
-    seen = []
-    for _ in range(12):  # 1/8 s each: a copy begins at every fourth poll, and the next poll returns it
-        clock[0] += 0.125
-        seen.append(reader.poll([number], 0) is not None)
-    assert [index for index, is_seen in enumerate(seen) if is_seen] == [4, 8]
 
 
 def test_a_copy_is_what_was_there_when_it_was_made():
@@ -73,19 +62,6 @@ def test_every_kind_of_tensor_is_copied(tensor):
     assert torch.equal(copied, tensor)
     assert not copied.requires_grad
     assert tensor.numel() == 0 or copied.data_ptr() != tensor.data_ptr()
-
-
-def test_tensors_of_one_dtype_share_a_block_of_memory_up_to_its_size(monkeypatch):
-    monkeypatch.setattr(async_device, "BLOCK_BYTES", 400)
-    content = {"floats": [torch.full((30,), float(number)) for number in range(7)], "counts": [torch.tensor(2), torch.tensor(3)]}
-    content["large"] = torch.rand(1000)
-    copied = HostCopy(content).content()
-    blocks = [tensor.untyped_storage().data_ptr() for tensor in copied["floats"]]
-    assert [blocks.count(block) for block in dict.fromkeys(blocks)] == [3, 3, 1]  # 120 bytes each
-    assert copied["counts"][0].untyped_storage().data_ptr() == copied["counts"][1].untyped_storage().data_ptr()
-    assert copied["large"].untyped_storage().nbytes() == 4000  # no block is larger than its tensors
-    assert all(float(tensor.min()) == float(tensor.max()) == number for number, tensor in enumerate(copied["floats"]))
-    assert torch.equal(copied["large"], content["large"])
 
 
 def test_tensors_of_another_copy_are_not_copied_again_and_it_does_not_keep_those_of_this_one():
@@ -129,45 +105,6 @@ def test_work_that_comes_twice_in_a_row_is_recorded_and_replayed_from_then_on():
         cache.run("step", (1, 2), work)
     assert done == ["work", "record", "replay", "replay", "replay"]
     assert cache.num_replays == 3
-
-
-def test_work_with_another_key_is_recorded_apart_and_the_first_graph_is_kept():
-    cache = CudaGraphCache()
-    for key in (1, 1, 2, 1, 2, 2):
-        cache.run("step", key, work)
-    assert done == ["work", "record", "replay", "work", "replay", "work", "record", "replay"]
-
-
-def test_the_least_recently_used_graph_is_dropped_and_all_share_their_memory():
-    cache = CudaGraphCache()
-    for key in range(MAX_GRAPHS):
-        cache.run("step", key, work)
-        cache.run("step", key, work)
-    cache.run("step", 0, work)  # 1 is the least recently used from here on
-    cache.run("step", "new", work)
-    cache.run("step", "new", work)
-    assert done[-3:] == ["synchronize", "record", "replay"]  # the device may still replay the one that is dropped
-    done.clear()
-    cache.run("step", 0, work)
-    cache.run("step", 1, work)
-    for key in range(2, MAX_GRAPHS):
-        cache.run("step", key, work)
-    assert done == ["replay", "work", *["replay"] * (MAX_GRAPHS - 2)]
-    assert len(pools) == 1
-
-
-def test_an_error_while_recording_goes_through_and_the_work_can_be_tried_again(monkeypatch):
-    def fail(work, pool):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    cache = CudaGraphCache()
-    cache.run("step", 1, work)
-    with monkeypatch.context() as broken:
-        broken.setattr(async_device, "_record", fail)
-        with pytest.raises(RuntimeError, match="capturing"):
-            cache.run("step", 1, work)
-    cache.run("step", 1, work)
-    assert done == ["work", "record", "replay"]
 
 
 CUDA = torch.device("cuda")
@@ -233,12 +170,6 @@ def test_a_device_that_is_busy_while_the_host_waits_does_not_wait(timeline):
     meter = WaitMeter(CUDA, new_event=timeline.event)
     take_steps(meter, timeline, 5, loading=0.5, computing=1.0)
     assert finish(meter, timeline) == 0.5  # for the first batch: nothing is queued before it
-
-
-def test_a_device_that_is_idle_waits_for_the_gap(timeline):
-    meter = WaitMeter(CUDA, new_event=timeline.event)
-    take_steps(meter, timeline, 5, loading=1.0, computing=0.25)
-    assert finish(meter, timeline) == 1.0 + 4 * 0.75
 
 
 def test_a_gap_counts_for_no_longer_than_the_host_waited(timeline):

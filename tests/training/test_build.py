@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
@@ -52,32 +51,6 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
 def test_an_encoder_that_does_not_exist_is_told_before_a_file_is_read(config, console):
     with pytest.raises(ConfigError, match="encoder: got 'resnet35'"):
         build_dataset(dataclasses.replace(config, encoder="resnet35", data_dir="no/such/folder"), console, None)
-
-
-def test_a_resumed_run_keeps_its_split_and_leaves_new_files_out(config, console, tiny_data, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(tiny_data, data)
-    config = dataclasses.replace(config, data_dir=str(data))
-    before = build_dataset(config, console, None).split
-    folder = tmp_path / "run"
-    folder.mkdir()
-    assert build_dataset(config, console, folder).split == before  # without a split.csv it is made anew
-    lines = ["image,mask,split"]
-    for part in ("train", "val"):
-        lines += [f"images/{pair.image.name},masks/{pair.mask.name},{part}" for pair in getattr(before, part)]
-    (folder / "split.csv").write_text("\n".join(lines) + "\n")
-    for kind in ("images", "masks"):
-        first = sorted((data / kind).iterdir())[0]
-        shutil.copy(first, data / kind / f"added{first.suffix}")
-    resumed = build_dataset(dataclasses.replace(config, val_fraction=0.5), console, folder).split
-    for part in ("train", "val"):
-        assert {pair.image for pair in getattr(resumed, part)} == {pair.image for pair in getattr(before, part)}
-    assert "which the run began with, and left out: 1 pair, e.g. " in said(console)
-    sorted((data / "masks").iterdir())[-1].unlink()
-    with pytest.raises(
-        DataError, match=r"^the run cannot go on with the images it began with; put them back, or start a new run\n"
-    ):
-        build_dataset(config, console, folder)
 
 
 def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import io
 import os
 import pickle
@@ -283,27 +282,6 @@ def test_a_file_that_reads_back_wrong_does_not_replace_a_good_one(small, monkeyp
     with pytest.raises(CheckpointError, match="do not match its digest"):
         write_checkpoint(small, {"config": {}, "model": {}})
     assert small.read_bytes() == before
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_the_digest_covers_every_byte_whatever_the_size_of_the_writes(size, tmp_path):
-    """The two bytes that a zip ends with become the length of the comment."""
-    archive = io.BytesIO()
-    torch.save({"w": torch.arange(300.0)}, archive)
-    whole = archive.getvalue()
-    with (tmp_path / "hashed.pt").open("wb") as stream:
-        hashed = HashedFile(stream)
-        for start in range(0, len(whole), size):
-            assert hashed.write(whole[start : start + size]) == len(whole[start : start + size])
-        hashed.finish()
-    found = (tmp_path / "hashed.pt").read_bytes()
-    assert len(found) == hashed.num_bytes
-    body, comment = found[: -checkpoint_file.NUM_DIGEST_BYTES], found[-checkpoint_file.NUM_DIGEST_BYTES :]
-    assert body == whole[:-2] + checkpoint_file.NUM_DIGEST_BYTES.to_bytes(2, "little")
-    assert comment == b"sha256:" + hashlib.sha256(body).hexdigest().encode()
-    with zipfile.ZipFile(tmp_path / "hashed.pt") as readable:
-        assert readable.comment == comment
-    assert torch.equal(torch.load(tmp_path / "hashed.pt", weights_only=True)["w"], torch.arange(300.0))
 
 
 def test_other_files_are_refused_by_name(tmp_path):

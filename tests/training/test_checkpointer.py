@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ import torch
 
 from helpers.runs import SPLIT
 from helpers.small_runs import ROW, make_run
-from helpers.steps import everything, make_batch, make_settings, same, small_components, take_step
-from unet_trainer.datasets.pairs import Pair
+from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint_file
@@ -103,16 +100,6 @@ def test_an_epoch_writes_state_metrics_and_settings_and_the_best_weights_if_it_w
     assert names(tmp_path / "samples") == ["epoch_0002.png"]
     assert [row["epoch"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 2]
     assert (saved_epoch(tmp_path), read_last(tmp_path / "previous.pt")["epoch"]) == (2, 1)
-
-
-def test_the_initial_state_is_restored_any_number_of_times_while_nothing_is_saved(checkpointer, components):
-    before = everything(components)
-    for _ in range(2):
-        step(components)
-        assert len(everything(components)) > len(before)  # the optimizer has moments now
-        checkpointer.restore_last()
-        assert same(before, everything(components))
-    assert checkpointer.describe_saved() == "nothing is saved"
 
 
 def test_the_last_saved_state_is_restored_once_there_is_one(checkpointer, components, tmp_path):
@@ -241,24 +228,6 @@ def test_best_weights_are_saved_without_a_picture_that_cannot_be_drawn(error, ch
     assert "Warning: no picture of epoch 1: " in said(checkpointer)
 
 
-def test_finishing_waits_for_the_second_try_and_says_nothing_if_it_succeeds(checkpointer, components, tmp_path, monkeypatch):
-    write, attempts = module.write_checkpoint, []
-
-    def full_once(*arguments, **options):
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise FULL
-        write(*arguments, **options)
-
-    monkeypatch.setattr(module, "write_checkpoint", full_once)
-    end_epoch(components, 4)
-    checkpointer.save_state()
-    checkpointer.finish()
-    assert not checkpointer.writer.is_busy()
-    assert saved_epoch(tmp_path) == 4
-    assert said(checkpointer) == ""
-
-
 def test_a_disk_that_stays_full_is_reported_once_a_minute_and_not_at_every_step(checkpointer, settings, monkeypatch):
     attempts, clock = [], [1000.0]
 
@@ -306,16 +275,6 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     checkpointer.finish()
     assert (saved_epoch(tmp_path), checkpointer.unwritten()) == (1, [])
     assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 1
-
-
-def test_split_csv_names_pairs_for_test_and_unused_ones_too(checkpointer, tmp_path):
-    pairs = [Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in ("d", "K\udce4fer")]
-    checkpointer.split = dataclasses.replace(checkpointer.split, test=pairs[:1], unused=pairs[1:])
-    checkpointer.write_split()
-    assert (tmp_path / "split.csv").read_bytes().splitlines()[-2:] == [
-        b"d.png,d.png,test,,d,",
-        b"K\xe4fer.png,K\xe4fer.png,unused,,K\xe4fer,",
-    ]
 
 
 def lose_folder(components, settings, tmp_path, gone):

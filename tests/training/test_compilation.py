@@ -172,6 +172,7 @@ def test_after_a_failed_compile_the_original_layers_are_back(error, ema_decay, m
     assert [type(module) for network in networks.values() for module in network.modules()] == before
 
 
+@pytest.mark.soak
 def test_compiled_and_eager_steps_agree():
     segmenter, twin = plain_segmenter(), plain_segmenter()
     step, compiled = make_step(segmenter), make_step(twin)

@@ -17,13 +17,12 @@ from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter, same, small_
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_files import read_mask, write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.tiling import WholeImages
 from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training import evaluation
 from unet_trainer.training.evaluation import EvalStep, EvalSums, add_up, build_eval_forward, evaluate, predict
 
 ALL_LOSSES = {"dice": 1.0, "cross_entropy": 1.0, "focal": 1.0, "lovasz": 1.0, "tversky": 1.0, "iou": 1.0}
@@ -250,30 +249,16 @@ def write_pairs(folder, height, width, count=6, marked=None):
     return folder
 
 
-def samples_of(data, tmp_path, **settings):
-    return make_run(data, tmp_path / "run", **settings).loaders
-
-
-def test_images_that_validate_in_tiles_are_shown_whole(tmp_path):
-    data = write_pairs(tmp_path / "data", 75, 100, count=12)
-    loaders = samples_of(data, tmp_path, fit="crop", val_fraction=0.2)
-    samples, pairs = loaders.samples, loaders.val.dataset.pairs
-    assert len(samples.pictures) == len(pairs) == 2
-    for picture, truth, pair in zip(samples.pictures, samples.truths, pairs, strict=True):
-        assert np.array_equal(picture, cv2.imread(str(pair.image))[:, :, ::-1])
-        assert np.array_equal(truth * 255, cv2.imread(str(pair.mask), cv2.IMREAD_GRAYSCALE))
-    assert samples.inputs.shape == (2 * 3 * 4, 32, 32, 3)
-    tiles = loaders.val.dataset.tiling
-    ids = np.stack([np.where(loaders.val.dataset[0, index][1] == IGNORED, 9, 1) for index in range(len(tiles))])
-    assert all((picture == 1).all() for picture in samples.stitch(ids.astype(np.uint8)))  # counted parts alone are taken
-
-
-def test_of_large_images_a_part_is_shown_that_holds_something(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_SIDE", 64)
+def test_of_images_that_validate_in_tiles_the_tile_is_shown_that_holds_most(tmp_path):
     data = write_pairs(tmp_path / "data", 40, 300, marked=(4, 250))
-    samples = samples_of(data, tmp_path, fit="crop").samples
-    (picture,), (truth,) = samples.pictures, samples.truths
-    assert picture.shape[0] == 40
-    assert 32 <= picture.shape[1] <= 64
-    assert truth.sum() == 64  # the whole square
-    assert len(samples.inputs) <= 2 * 3
+    loaders = make_run(data, tmp_path / "run", fit="crop").loaders
+    samples, (pair,) = loaders.samples, loaders.val.dataset.pairs
+    ((rows, columns),), (picture,), (truth,) = samples.areas, samples.pictures, samples.truths
+    assert samples.inputs.shape == (1, 32, 32, 3)
+    assert np.array_equal(picture, samples.inputs[0][rows, columns])
+    assert truth.sum() >= 32  # at least half of the square of 8
+    whole = cv2.imread(str(pair.image))[:, :, ::-1]
+    shape = picture.shape[:2]
+    windows = np.lib.stride_tricks.sliding_window_view(whole, (*shape, 3)).reshape(-1, *shape, 3)
+    assert (windows == picture).all((1, 2, 3)).any()
+    assert samples.shown(np.zeros((1, 32, 32), np.uint8))[0].shape == shape

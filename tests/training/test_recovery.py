@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import weakref
@@ -17,14 +16,14 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model import losses
-from unet_trainer.system.distributed import Job, Launch, PeerFailed
+from unet_trainer.system.distributed import Failure, Job, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
 from unet_trainer.training.compilation import is_out_of_memory
 from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.history import read_events
-from unet_trainer.training.recovery import FailureReport, Recovery, agree_on_failure
+from unet_trainer.training.recovery import Recovery, agree_on_failure
 
 
 @pytest.fixture
@@ -226,11 +225,9 @@ class Meeting(Job):
         self.others = list(others)
         self.num_failed = 0
 
-    def announce_failure(self):
-        self.num_failed += 1
-
-    def all_gather_failed(self, value):
-        return [value, *map(dataclasses.asdict, self.others)]
+    def agree(self, own, was_told):
+        self.num_failed += not was_told
+        return [own, *self.others]
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +238,7 @@ def components():
 
 
 def report(kind, text="", is_whole=True, position=(0, 0), **facts):
-    return FailureReport(1, kind, text, is_whole, position, **facts)
+    return Failure(1, kind, text, is_whole=is_whole, position=position, **facts)
 
 
 def agree(error, components, *others):

@@ -13,7 +13,7 @@ from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
-from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted

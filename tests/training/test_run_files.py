@@ -24,7 +24,7 @@ from train_unet import train
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
-from unet_trainer.loading.wait_advice import EpochTimes
+from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.training import history
 from unet_trainer.training.build import build_dataset

@@ -46,26 +46,30 @@ def test_what_was_opened_last_is_closed_first_and_lock_and_signals_at_the_end(tm
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "text"),
     [
-        (TrainingFailed("out of memory. Try batch_size=1"), "Error: out of memory. Try batch_size=1"),
-        (UserError("a.png: changed since the run began"), "Error: a.png: changed since the run began"),
-        (ZeroDivisionError("division by zero\nand more"), "Error: ZeroDivisionError: division by zero"),
+        (TrainingFailed("out of memory. Try batch_size=1"), "out of memory. Try batch_size=1"),
+        (UserError("a.png: changed since the run began"), "a.png: changed since the run began"),
+        (ZeroDivisionError("division by zero\nand more"), "ZeroDivisionError: division by zero"),
+        (Interrupted(signal.SIGTERM), "SIGTERM"),
     ],
 )
-def test_the_error_that_ends_a_run_is_in_its_log_and_is_shown_by_whoever_catches_it(error, line, tmp_path, capsys):
+def test_the_error_that_ends_a_run_is_in_its_log_and_events_and_is_shown_by_whoever_catches_it(error, text, tmp_path, capsys):
+    is_interruption = isinstance(error, KeyboardInterrupt)
     with pytest.raises(type(error)):
         run_session(tmp_path, error)
+    line = "Interrupted before anything was saved" if is_interruption else f"Error: {text}"
     assert (tmp_path / "train.log").read_text().splitlines() == [line]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == (f"{line}\n" if is_interruption else "")
+    last = read_events(tmp_path)[-1]
+    assert (last["kind"], last["how"], last["text"]) == ("end", "interrupted" if is_interruption else "failed", text)
 
 
 @pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), KeyboardInterrupt()])
-@pytest.mark.parametrize("name", ["last.pt", "previous.pt"])
-def test_an_interruption_is_told_with_the_command_to_go_on(error, name, tmp_path, capsys):
+def test_an_interruption_is_told_with_the_command_to_go_on(error, tmp_path, capsys):
     folder = tmp_path / "a run"
     folder.mkdir()
-    (folder / name).touch()
+    (folder / "previous.pt").touch()
     with pytest.raises(KeyboardInterrupt):
         run_session(folder, error)
     line = f"Interrupted. To go on where the state was saved: python train_unet.py --resume '{folder}'\n"
@@ -88,22 +92,6 @@ def test_an_interruption_after_the_end_says_that_the_run_is_finished_and_what_is
         with pytest.raises(KeyboardInterrupt):
             end(error)
     assert capsys.readouterr().out == "Interrupted. The run is finished; its report is missing\nInterrupted. The run is finished\n"
-
-
-@pytest.mark.parametrize(
-    ("error", "how", "text"),
-    [
-        (TrainingFailed("out of memory"), "failed", "out of memory"),
-        (UserError("a file is gone"), "failed", "a file is gone"),
-        (ZeroDivisionError("no"), "failed", "ZeroDivisionError: no"),
-        (Interrupted(signal.SIGTERM), "interrupted", "SIGTERM"),
-    ],
-)
-def test_how_a_run_ended_is_the_last_of_its_events(error, how, text, tmp_path):
-    with pytest.raises(type(error)):
-        run_session(tmp_path, error)
-    last = read_events(tmp_path)[-1]
-    assert (last["kind"], last["how"], last["text"]) == ("end", how, text)
 
 
 def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):

@@ -18,8 +18,8 @@ from helpers.steps import (
     tiny_components,
     weights,
 )
-from unet_trainer.loading.cutmix import cut_boxes, paste_pieces
 from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep, build_train_forward

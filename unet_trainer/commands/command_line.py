@@ -110,8 +110,8 @@ def exit_codes(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
 
 
 def _end(text: str, exit_code: int) -> int:
-    """Of the processes of a job one speaks: the first that knows why it ends."""
-    if current().report_failure(text, exit_code):
+    """Of the processes of a job one speaks."""
+    if current().speaks:
         show_error(text)
     return exit_code
 

@@ -15,11 +15,9 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, Console, counted
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
-    from unet_trainer.inference.engine import Engine
     from unet_trainer.inference.evaluate import EvaluatedSet, Options
     from unet_trainer.inference.evaluation_data import EvaluationData
     from unet_trainer.inference.predictor import Predictor
-    from unet_trainer.model.segmenter import SegmenterSpec
 
 SPLITS = ("val", "test", "train", "all")
 # Settings that say which images, and what their masks mean; all others are the model's own.
@@ -57,49 +55,34 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(
-        "train_unet.py evaluate",
-        description="Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them).",
-    )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RUN|FILE | key=value",
-        help=f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}",
-    )
-    parser.add_argument(
-        "--split", choices=SPLITS, help="which images; without it val, or all of a data_dir that is not divided into train and val"
-    )
-    parser.add_argument(
-        "--compare", metavar="RUN|FILE", help="another model, on the same images: differences with paired intervals"
-    )
+    what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
+    parser = CommandParser("train_unet.py evaluate", description=what)
+    what = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
+    parser.add_argument("words", nargs="*", metavar="RUN|FILE | key=value", help=what)
+    what = "which images; without it val, or all of a data_dir that is not divided into train and val"
+    parser.add_argument("--split", choices=SPLITS, help=what)
+    what = "another model, on the same images: differences with paired intervals"
+    parser.add_argument("--compare", metavar="RUN|FILE", help=what)
     parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
     parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
     parser.add_argument("--threshold", type=float, metavar="P", help="least probability of the foreground, with one class (0.5)")
     parser.add_argument("--raw", action="store_true", help="the weights as trained, of last.pt, not their average")
-    parser.add_argument(
-        "--tile",
-        metavar=f"N|{AS_TRAINED}",
-        help="fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
-        f"{AS_TRAINED}: those of training's validation, not blended",
-    )
+    what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
+    what += f"{AS_TRAINED}: those of training's validation, not blended"
+    parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-    parser.add_argument(
-        "--precision",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="auto: bfloat16 on a GPU that has it",
-    )
+    formats = ("auto", "float32", "bfloat16", "float16")
+    parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
     parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
     return parser.parse_intermixed_args(arguments)
 
 
 def read_overrides(words: Sequence[str]) -> dict[str, str]:
     """Settings of the data; raises UserError for others."""
-    names = [word.partition("=")[0].strip().replace("-", "_") for word in words]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{twice}: given twice; leave one of them out")
-    overrides = {name.strip().replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
+    parts = [word.partition("=") for word in words]
+    overrides = {name.strip().replace("-", "_"): value for name, _, value in parts}
+    if len(overrides) < len(words):
+        raise UserError(f"{' '.join(words)}: a setting is given twice; leave one of them out")
     for name, value in overrides.items():
         if name in OPTIONS:
             raise UserError(f"{name}: an option of evaluate and not a setting: --{name} {value}")
@@ -118,16 +101,15 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     from unet_trainer.inference.evaluation_files import make_folder, write_evaluation
     from unet_trainer.inference.scores import compare, summarise
 
-    predictor = load(given, file)
-    engine, spec = predictor.engine, predictor.spec
-    check_options(given, spec, engine, console)
+    predictor = load(given, file, console)
+    spec = predictor.spec
     source = find_source(file, overrides, spec.num_classes)
     folder = given.out if given.out is not None else None if source.run_folder is None else source.run_folder / FOLDER
     data = load_evaluation_data(source, spec, overrides, given.split, console)
     other = None
     if other_file is not None:
         check_comparable(data, file, other_file)
-        other = load(given, other_file)
+        other = load(given, other_file, console)
         check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
@@ -135,42 +117,37 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     say_training_images(data, file, other_file, console)
     options = Options(given.threshold, given.cldice, given.tile == AS_TRAINED)
     evaluated = evaluate_model(predictor, data, options, console)
-    summary = summarise(evaluated, spec.class_names)
-    console.say()
-    for line in summary_lines(summary, spec.id_names):
+    summary = summarise(evaluated, spec.class_names, spec.id_names)
+    comparison, lines = None, summary_lines(summary)
+    if other is not None:
+        comparison = compare(evaluated, evaluate_model(other, data, options, console), spec.class_names)
+        lines += ["", *comparison_lines(comparison, summary["num_images"], str(other_file))]
+    for line in ["", *lines]:
         console.say(line)
-    comparison = None
-    if other is not None and other_file is not None:
-        comparison = compare(evaluated, evaluate_model(other, data, options, console))
-        console.say()
-        for line in comparison_lines(comparison, summary, str(other_file)):
-            console.say(line)
-    say_doubts(summary.num_images, float(summary.dataset["iou"][-1]), predictor, data, given, console)
+    say_doubts(summary, predictor, data, given, console)
     if folder is None:
         console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
         return
-    description = describe(predictor, file, data, given) | {"compared_with": None if other_file is None else str(other_file)}
-    write_evaluation(folder, description, summary, comparison, evaluated, data, spec.id_names, spec.has_background)
+    compared_with = None if other_file is None else str(other_file)
+    content = {**describe(predictor, file, data, given), "compared_with": compared_with, **summary, "comparison": comparison}
+    write_evaluation(folder, content, evaluated, data, spec)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 
 
-def load(given: argparse.Namespace, file: Path) -> Predictor:
-    from unet_trainer.inference.engine import SymmetricEngine, load_engine
+def load(given: argparse.Namespace, file: Path, console: Console) -> Predictor:
+    """Raises UserError for options that are not for this model."""
+    from unet_trainer.inference.engine import load_engine, with_symmetries
     from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     engine = load_engine(file, given.device, given.precision, given.raw)
-    tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, engine.card.spec)
-    return Predictor(SymmetricEngine(engine, engine.card.symmetries) if given.tta else engine, tile)
-
-
-def check_options(given: argparse.Namespace, spec: SegmenterSpec, engine: Engine, console: Console) -> None:
+    spec = engine.card.spec
     if given.threshold is not None and spec.num_ids != 2:
-        raise UserError(f"--threshold: for a model of two class ids; this one has {spec.num_ids} ({', '.join(spec.id_names)})")
+        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({', '.join(spec.id_names)})")
     if given.tile == AS_TRAINED and spec.fit == "resize":
         console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
-    if given.tta and not engine.card.symmetries:
-        console.note("--tta: training mirrored and turned nothing, so there is nothing to take the mean of")
+    tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
+    return Predictor(with_symmetries(engine, console.note) if given.tta else engine, tile)
 
 
 def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
@@ -192,10 +169,9 @@ def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options,
 
 
 def say_what(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace, console: Console) -> None:
-    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
-    epoch = "" if card.epoch is None else f", epoch {card.epoch}"
+    engine, spec = predictor.engine, predictor.spec
     console.say(f"Evaluating {file}")
-    console.fact("Model", f"{spec.architecture}, {spec.encoder}{epoch}; {engine.description}")
+    console.fact("Model", f"{spec.architecture}, {spec.encoder}{engine.card.describe()}; {engine.description}")
     console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.config.data_dir}: {data.split}, by {data.rule}")
     console.fact("Scored", scoring(predictor, given))
 
@@ -226,13 +202,13 @@ def say_training_images(data: EvaluationData, file: Path, other_file: Path | Non
 
 
 def say_doubts(
-    num_images: int, iou: float, predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
+    summary: dict[str, Any], predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
 ) -> None:
     """What a reader of the numbers should know."""
-    if num_images < FEW_IMAGES:
-        console.note(f"{counted(num_images, 'image')}: intervals from so few are rough, and likely too narrow")
-    trained, spec = predictor.engine.card.val_iou, predictor.spec
-    if trained is None or not data.source.is_own or data.split != "val" or given.raw:
+    if summary["num_images"] < FEW_IMAGES:
+        console.note(f"{counted(summary['num_images'], 'image')}: intervals from so few are rough, and likely too narrow")
+    trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
+    if trained is None or iou is None or not data.source.is_own or data.split != "val" or given.raw:
         return
     reasons = []
     if spec.fit == "crop" and given.tile != AS_TRAINED:

@@ -1,14 +1,12 @@
-"""The tables that `evaluate` prints, at most 100 columns wide."""
+"""The tables that `evaluate` prints of what evaluation.json holds, at most 100 columns wide."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unet_trainer.inference.scores import Comparison, Floats, Summary
 from unet_trainer.system.console import counted
 
 WIDTH = 100
@@ -19,84 +17,88 @@ NUM_CONFUSED = 5
 TITLES = {
     "iou": "IoU", "dice": "Dice", "precision": "precision", "recall": "recall", "boundary_iou": "boundary IoU", "cldice": "clDice",
 }  # fmt: skip
+COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
-def summary_lines(summary: Summary, id_names: Sequence[str]) -> list[str]:
-    """All tables of an evaluation. `id_names`: of all class ids, those that are not reported too."""
-    names = summary.row_names
-    intervals = [_interval(summary.intervals["iou"][:, index]) for index in range(len(names))]
-    others = [name for name in summary.dataset if name != "iou"]
+def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the classes and of their mean, which with one class is the class itself."""
+    return [*content["classes"], content["mean"]] if len(content["classes"]) > 1 else content["classes"]
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """All tables of an evaluation, as `summarise` gives it."""
+    others = [name for name in summary["mean"]["dataset"] if name != "iou"]
     dataset: list[Sequence[str]] = [["", TITLES["iou"], "95 % interval", *(TITLES[name] for name in others)]]
-    means: list[Sequence[str]] = [["", *(TITLES[name] for name in summary.image_means), "images", "no truth", "no pred."]]
-    for index, name in enumerate(names):
-        scores = [_score(summary.dataset[score][index]) for score in others]
-        dataset.append([name, _score(summary.dataset["iou"][index]), intervals[index], *scores])
-        columns = (summary.num_scored, summary.empty_truths, summary.empty_predictions)
-        counts = [str(column[index]) if index < len(summary.class_names) else "" for column in columns]
-        means.append([name, *(_score(values[index]) for values in summary.image_means.values()), *counts])
+    means: list[Sequence[str]] = [["", *(TITLES[name] for name in summary["mean"]["mean_over_images"]), *COUNTS.values()]]
+    for row in _rows(summary):
+        scores = row["dataset"]
+        ends = scores["iou"]["interval"]
+        interval = "–" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
+        dataset.append([row["name"], _score(scores["iou"]["value"]), interval, *(_score(scores[name]["value"]) for name in others)])
+        means.append([row["name"], *map(_score, row["mean_over_images"].values()), *(str(row.get(name, "")) for name in COUNTS)])
     return [
-        f"Whole set ({counted(summary.num_images, 'image')} as one, from one confusion matrix):",
+        f"Whole set ({counted(summary['num_images'], 'image')} as one, from one confusion matrix):",
         *_table(dataset),
         "",
         "Mean over images (each scored by itself; images: those with the class in truth or prediction):",
         *_table(means),
         "",
-        *confusion_lines(summary.confusion, id_names),
+        *confusion_lines(summary["confusion"]["rows_are_truth"], summary["confusion"]["ids"]),
     ]
 
 
-def confusion_lines(confusion: NDArray[np.int64], names: Sequence[str]) -> list[str]:
+def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
     """Shares of the truth of each class: as a matrix, or of many classes the largest confusions alone."""
-    in_truth = confusion.sum(1, keepdims=True)
-    shares = np.divide(confusion, in_truth, out=np.full(confusion.shape, np.nan), where=in_truth > 0)
+    confusion = np.array(rows)
+    shares = [[_share(count / row.sum() if row.any() else None) for count in row] for row in confusion]
     if len(names) <= MAX_CONFUSION:
         header = ["truth ↓  predicted →", *(_cut(name, (WIDTH - MAX_NAME) // len(names) - 3) for name in names)]
-        rows = [[name, *(_share(value) for value in row)] for name, row in zip(names, shares, strict=True)]
-        return ["Confusion (of the pixels of a class, the share predicted as each):", *_table([header, *rows])]
+        table = _table([header, *([name, *row] for name, row in zip(names, shares, strict=True))])
+        return ["Confusion (of the pixels of a class, the share predicted as each):", *table]
     wrong = np.where(np.eye(len(names), dtype=bool), 0, confusion)
     largest = [np.unravel_index(place, wrong.shape) for place in np.argsort(wrong, axis=None)[::-1][:NUM_CONFUSED]]
     lines = [
-        f"  {_cut(names[truth], MAX_NAME)} taken for {_cut(names[found], MAX_NAME)}: {_share(shares[truth, found])} of its pixels"
+        f"  {_cut(names[truth], MAX_NAME)} taken for {_cut(names[found], MAX_NAME)}: {shares[truth][found]} of its pixels"
         for truth, found in largest
         if wrong[truth, found]
     ]
     return ["Most confused:", *(lines or ["  nothing"])]
 
 
-def comparison_lines(comparison: Comparison, summary: Summary, other: str) -> list[str]:
+def comparison_lines(comparison: dict[str, Any], num_images: int, other: str) -> list[str]:
     """This model against another on the same images: IoU by class, every score in the mean, and what follows."""
     header = ["", "this", "other", "difference", "95 % interval", "draws above 0"]
-    *classes, overall = summary.row_names  # with one class, it alone
-    by_class = [_comparison_row(name, comparison, summary, "iou", index) for index, name in enumerate(classes[:MAX_CLASSES])]
-    by_score = [_comparison_row(overall, comparison, summary, score, -1) for score in summary.dataset]
+    *classes, overall = _rows(comparison)  # with one class, it alone
+    rows = [_comparison_row(row, "iou") for row in classes[:MAX_CLASSES]]
+    rows += [_comparison_row(overall, score) for score in overall["dataset"]]
     return [
-        f"Whole set against {other}, on the same {counted(summary.num_images, 'image')} (paired bootstrap):",
-        *_table([header, *by_class, *by_score], MAX_LONG_NAME, len(by_class) + len(by_score)),
-        verdict(float(comparison.differences["iou"][-1]), comparison.intervals["iou"][:, -1], TITLES["iou"]),
+        f"Whole set against {other}, on the same {counted(num_images, 'image')} (paired bootstrap):",
+        *_table([header, *rows], MAX_LONG_NAME, len(rows)),
+        verdict(overall["dataset"]["iou"]["difference"], overall["dataset"]["iou"]["interval"]),
     ]
 
 
-def _comparison_row(name: str, comparison: Comparison, summary: Summary, score: str, index: int) -> list[str]:
-    values = summary.dataset[score][index], comparison.others[score][index]
-    low, high = comparison.intervals[score][:, index]
-    difference, is_known = comparison.differences[score][index], not math.isnan(low)
+def _comparison_row(row: dict[str, Any], score: str) -> list[str]:
+    found = row["dataset"][score]
+    difference, ends = found["difference"], found["interval"]
     return [
-        f"{name}: {TITLES[score]}",
-        *map(_score, values),
-        "–" if math.isnan(difference) else f"{difference:+.4f}",
-        f"{low:+.4f} to {high:+.4f}" if is_known else "–",
-        _share(comparison.shares_above[score][index]) if is_known else "–",
+        f"{row['name']}: {TITLES[score]}",
+        _score(found["this"]),
+        _score(found["other"]),
+        "–" if difference is None else f"{difference:+.4f}",
+        "–" if ends is None else f"{ends[0]:+.4f} to {ends[1]:+.4f}",
+        "–" if ends is None else _share(found["share_of_draws_above_0"]),
     ]
 
 
-def verdict(difference: float, ends: Floats, title: str) -> str:
+def verdict(difference: float | None, ends: Sequence[float] | None) -> str:
     """What the interval of a difference says, in a sentence."""
-    if math.isnan(ends[0]):
-        return f"  One image, or no {title}: nothing can be said of other images."
+    if difference is None or ends is None:
+        return "  One image, or no IoU: nothing can be said of other images."
     if ends[0] <= 0 <= ends[1]:
-        return f"  The interval holds 0: these images do not tell which model has the better {title}."
+        return "  The interval holds 0: these images do not tell which model has the better IoU."
     better = "This model is better" if difference > 0 else "The other model is better"
-    return f"  {better} by {abs(difference):.4f} {title}; the interval does not hold 0."
+    return f"  {better} by {abs(difference):.4f} IoU; the interval does not hold 0."
 
 
 def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = MAX_CLASSES) -> list[str]:
@@ -106,10 +108,9 @@ def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = 
     if left_out > 0:
         others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
     shown = [header, *others]
-    widths = [max(len(cell) for cell in column) for column in list(zip(*shown, strict=True))[1:]]
-    room = min(max_name, WIDTH - 2 - sum(2 + width for width in widths))
-    names = [_cut(row[0], room) for row in shown]
-    longest = max(len(name) for name in names)
+    widths = [max(map(len, column)) for column in list(zip(*shown, strict=True))[1:]]
+    names = [_cut(row[0], min(max_name, WIDTH - 2 - sum(2 + width for width in widths))) for row in shown]
+    longest = max(map(len, names))
     return [f"  {name:<{longest}}{_right(row[1:], widths)}".rstrip() for name, row in zip(names, shown, strict=True)]
 
 
@@ -121,13 +122,9 @@ def _cut(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _score(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4f}"
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
-def _share(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.1%}"
-
-
-def _interval(ends: Floats) -> str:
-    return "–" if math.isnan(ends[0]) else f"{ends[0]:.4f} to {ends[1]:.4f}"
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -50,22 +50,16 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.find_dataset import find_dataset
     from unet_trainer.datasets.scan import open_scan_cache
-    from unet_trainer.datasets.shard_files import is_url
+    from unet_trainer.datasets.shard_files import Files, is_url
     from unet_trainer.datasets.shards import FOLDER, describe_size
-    from unet_trainer.datasets.write_shards import (
-        ScannedPair,
-        destination,
-        refuse_full_disk,
-        refuse_other_files,
-        write_shards,
-    )
+    from unet_trainer.datasets.write_shards import ScannedPair, refuse_other_files, write_shards
 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")
     if is_demo_dir(data_dir) and ensure_demo(data_dir):
         console.say(f"Made the demo dataset in {data_dir}")
-    place = destination(out, checkpoint_dir / FOLDER)
+    place = Files(out, workspace=checkpoint_dir / FOLDER)
     refuse_other_files(place)
     found = find_dataset(config, console)
     report = read_every_pair(found, config.resize_masks, open_scan_cache(data_dir, checkpoint_dir), console, config.worker_timeout)
@@ -81,7 +75,6 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
         found = dataclasses.replace(found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig")))
     scanned = [ScannedPair(*each) for each in zip(report.pairs, report.images, report.masks, strict=True)]
     scanned += [ScannedPair(pair) for pair in found.test]
-    refuse_full_disk(place, scanned)
     with console.bar("Writing shards:", len(scanned), keep=False) as bar:
         index = write_shards(found, scanned, data_dir.resolve().name, place, shard_bytes, bar.tick)
     pairs, shards = counted(index.num_samples, "pair"), counted(len(index.shards), "shard")

@@ -8,43 +8,37 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
+import contextlib
 import io
-import json
 import math
 import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar
 from xml.etree import ElementTree
 
 import cv2
 import numpy as np
 
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
-from unet_trainer.datasets import rasterize
-from unet_trainer.datasets.annotations import (
-    IN_CROWD,
-    LINE,
-    NO_AREA,
-    RECTANGLE,
-    SHORT,
-    AnnotatedImage,
-    Annotations,
-    Entry,
-    EntryError,
-    ImageIndex,
-    Shape,
-    part_in,
-    part_of_file,
-    path_pieces,
-)
-from unet_trainer.datasets.pairs import path_in
+from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.datasets.rasterize import EMPTY, Patch
+from unet_trainer.datasets.rasterize import (
+    EMPTY,
+    Patch,
+    box_outline,
+    crop,
+    decompress_runs,
+    draw_line,
+    ellipse_outline,
+    fill_polygon,
+    join,
+    paste,
+    unroll,
+)
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_headers import picture_size
@@ -55,29 +49,95 @@ MAX_FILE_BYTES = 2**30
 MAX_PIXELS = 2**30
 MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continent
 MAX_NAME = 100  # characters
+NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
+PART_WORDS = {word: part for word, part in PARTS.items() if len(word) > 2}  # "tr" and "ts" mean little in a file's name
+
+# Shapes that are not drawn as their outline, or not at all.
+SHORT, NO_AREA, LINE, RECTANGLE, IN_CROWD = "short", "no_area", "line", "rectangle", "crowd"
+
+Value = TypeVar("Value")
+
+
+class EntryError(DataError):
+    """An entry of an annotation file that cannot be used: the message is the reason; the caller adds file and entry."""
+
+
+class Shape(NamedTuple):
+    """The pixels of an object, None if it has none to draw; `note` is one of the above."""
+
+    patch: Patch | None
+    note: str = ""
+
+
+class Entry(NamedTuple):
+    """An object as its file has it: its class, how messages name it, and what `read_shape` of the format reads."""
+
+    label: str
+    name: str
+    content: Any
+    has_area: bool = True
+
+
+class AnnotatedImage(NamedTuple):
+    """An image that an annotation file lists."""
+
+    name: str  # of the image file, with folders before it if the annotation has them
+    entries: Sequence[Entry]
+    size: tuple[int, int] | None = None  # height and width that the annotation states
+    part: str = ""  # train, val or test
+    image: Path = Path()  # the file that is meant, once it is found
+    sources: tuple[Path, ...] = ()  # the annotation file
+    where: str = ""  # names the entry in a message: "instances.json, image 'a.jpg'"
+
+
+class Parsed(NamedTuple):
+    """What one annotation file holds."""
+
+    declared: list[str]  # names of the classes, in their order
+    images: list[AnnotatedImage]
+    notices: Sequence[str] = ()
+
+
+class Format(NamedTuple):
+    """How files of a tool are read. One file for each image, or one for many."""
+
+    parse: Callable[[Path, Any], Parsed]
+    read_shape: Callable[[Any, int, int], Shape]  # content of an entry, height and width; raises DataError
+    is_one_each: bool
+    class_order: str
+    overlap_rule: str  # "the smaller object is on top", else the later one is
 
 
 # Checks of what is in a file
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; raises DataError with one sentence."""
+@contextlib.contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Names the file in an error, which becomes a DataError of one sentence."""
     try:
-        return input_files.read_json(path, MAX_FILE_BYTES)
+        yield
+    except (DataError, YamlError) as error:
+        raise DataError(f"{path}: {error}") from None
     except OSError as error:
-        fix = "; divide it, for example into train and val" if error.errno == errno.EFBIG else ""
-        raise DataError(f"{path} cannot be read ({error.strerror or error}){fix}") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON that can be read ({str(error)[:100]})") from None
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # LookupError: an unknown encoding
+        raise DataError(f"{path} is not valid {kind} ({str(error)[:100]}); was it cut off?") from None
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    try:
+    with reading(path, "UTF-8"):
         return input_files.read_text(path, max_bytes, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8'})") from None
+
+
+def part_in(names: Iterable[str]) -> str:
+    """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg; else ""."""
+    found = {PART_WORDS[word] for name in names for word in re.findall("[a-z]+", name.lower()) if word in PART_WORDS}
+    return found.pop() if len(found) == 1 else ""
+
+
+def path_pieces(name: str) -> list[str]:
+    """Folders and name, whatever system wrote them."""
+    return [piece for piece in PurePosixPath(name.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
 
 
 def show(value: object, most: int = 60) -> str:
@@ -89,15 +149,11 @@ def show(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def as_list(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise EntryError(f"{what} is {show(value)}; need a list")
-    return value
-
-
-def as_dict(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise EntryError(f"{what} is {show(value)}; need an object with keys")
+def check(value: object, kind: type[Value], what: str) -> Value:
+    """The value, if it is a list, dict or str as it has to be."""
+    if not isinstance(value, kind) or value == "":
+        needed = "a list" if kind is list else "an object with keys" if kind is dict else "a text"
+        raise EntryError(f"{what} is {show(value)}; need {needed}")
     return value
 
 
@@ -109,68 +165,59 @@ def as_name(value: object, what: str) -> str:
     return name
 
 
-def as_number(value: object, what: str) -> float:
-    if type(value) not in (int, float) or not -MAX_COORDINATE <= value <= MAX_COORDINATE:  # type: ignore[operator]
+def as_number(value: Any, what: str) -> float:
+    if type(value) not in (int, float) or not -MAX_COORDINATE <= value <= MAX_COORDINATE:
         raise EntryError(f"{what} is {show(value)}; need a number of pixels")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
-def as_size(height: object, width: object) -> tuple[int, int]:
+def as_size(height: object, width: object) -> tuple[int, int] | None:
+    """Height and width; None if there is neither."""
+    if height is None and width is None:
+        return None
     sides = [as_number(height, "height"), as_number(width, "width")]
     if not all(side.is_integer() and side > 0 for side in sides) or sides[0] * sides[1] > MAX_PIXELS:
         raise EntryError(f"width is {show(width)} and height {show(height)}; need whole numbers, at most {MAX_PIXELS} pixels")
     return int(sides[0]), int(sides[1])
 
 
-def optional_size(height: object, width: object) -> tuple[int, int] | None:
-    return None if height is None and width is None else as_size(height, width)
-
-
-def as_points(value: object, what: str) -> Pixels:
+def as_points(value: object, what: str, count: int | None = None) -> Pixels:
     """N,2 float64 from [[x, y], ...] or [x, y, x, y, ...]."""
-    items = as_list(value, what)
+    items = check(value, list, what)
     if any(isinstance(item, list) for item in items):
         if any(not isinstance(item, list) or len(item) < 2 for item in items):
             raise EntryError(f"{what} is {show(value)}; need points as [x, y]")
         items = [number for item in items for number in item[:2]]
-    if len(items) % 2:
-        raise EntryError(f"{what} holds {len(items)} numbers; need x and y for each point")
+    if len(items) % 2 or count not in (None, len(items) // 2):
+        needed = "x and y for each point" if count is None else f"those of {counted(count, 'point')}"
+        raise EntryError(f"{what} holds {len(items)} numbers; need {needed}")
     return np.array([as_number(number, f"a coordinate of {what}") for number in items], np.float64).reshape(-1, 2)
 
 
 def decode_base64(text: object, what: str) -> bytes:
     try:
-        return base64.b64decode(text if isinstance(text, str) else "?", validate=True)
+        return base64.b64decode(check(text, str, what), validate=True)
     except (binascii.Error, ValueError):
         raise EntryError(f"{what} is not base64") from None
 
 
-def decode_bitmap(data: bytes, what: str, height: int, width: int) -> Pixels:
-    """H,W bool of a PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent."""
+def paste_picture(data: bytes, what: str, left: float, top: float, height: int, width: int) -> Shape:
+    """A PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent."""
     size = picture_size(data)
     if size is not None and (size[0] > height or size[1] > width):
         raise EntryError(f"{what} is {size[1]}×{size[0]} pixels, larger than its image")
-    try:
-        bitmap: Any = None if size is None else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error:
-        bitmap = None
+    bitmap: Any = None
+    with contextlib.suppress(cv2.error):
+        bitmap = None if size is None else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if bitmap is None:
         raise EntryError(f"{what} is not a picture that can be decoded")
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
-    return bitmap.astype(np.bool_)
+    return Shape(paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
 
 
-class Parsed(NamedTuple):
-    """What one annotation file holds."""
-
-    declared: list[str]  # names of the classes, in their order
-    images: list[AnnotatedImage]
-    notices: Sequence[str] = ()
-
-
-def _outline(points: Pixels, height: int, width: int) -> Shape:
-    return Shape(rasterize.fill_polygon(points, height, width)) if len(points) > 2 else Shape(None, SHORT)
+def _outline(points: Pixels, height: int, width: int, note: str = "") -> Shape:
+    return Shape(fill_polygon(points, height, width), note) if len(points) > 2 else Shape(None, SHORT)
 
 
 # COCO JSON, also of CVAT, Roboflow, Label Studio and others. An object is polygons, which are joined, or run lengths.
@@ -178,70 +225,66 @@ def _outline(points: Pixels, height: int, width: int) -> Shape:
 
 def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
     categories: dict[Any, str] = {}  # id → name
-    groups: set[object] = set()  # names of supercategories
-    for number, value in enumerate(content["categories"], start=1):
-        category = as_dict(value, f"category {number}")
-        identity = _identity(category.get("id"), f"id of category {number}", taken=categories)
-        categories[identity] = as_name(category.get("name"), f"name of category {number}")
+    groups: set[str] = set()  # names of supercategories
+    for category, identity, what in _with_ids(content["categories"], "category"):
+        categories[identity] = as_name(category.get("name"), f"name of {what}")
         groups.add(str(category.get("supercategory")))
     by_image: dict[Any, list[Entry]] = defaultdict(list)
-    num_boxes = 0
     for number, value in enumerate(content["annotations"], start=1):
-        annotation = as_dict(value, f"annotation {number}")
-        category_id = _identity(annotation.get("category_id"), f"category_id of annotation {number}", known=categories)
-        image_id = _identity(annotation.get("image_id"), f"image_id of annotation {number}")
+        annotation, what = check(value, dict, f"annotation {number}"), f"annotation {number}"
+        category_id, image_id = (annotation.get(key) for key in ("category_id", "image_id"))
+        if type(category_id) not in (int, str) or category_id not in categories:
+            raise EntryError(f"category_id of {what} is {show(category_id)}; need one of {first_few(categories)}")
+        if type(image_id) not in (int, str):
+            raise EntryError(f"image_id of {what} is {show(image_id)}; need an id")
         by_image[image_id].append(Entry(categories[category_id], f"annotation {show(annotation.get('id'))}", annotation))
-        num_boxes += not annotation.get("segmentation")
-    if num_boxes and num_boxes == len(content["annotations"]):
-        raise EntryError(
-            f"it holds boxes only, {counted(num_boxes, 'box', 'boxes')} without an outline, and a box is no mask; "
-            "export polygons or masks (in COCO: segmentation)"
-        )
-    images: dict[Any, AnnotatedImage] = {}
-    for number, value in enumerate(content["images"], start=1):
-        image = as_dict(value, f"image {number}")
-        identity, name = _identity(image.get("id"), f"id of image {number}", taken=images), image.get("file_name")
-        if not isinstance(name, str) or not name:
-            raise EntryError(f"file_name of image {number} is {show(name)}; need a text")
-        size = optional_size(image.get("height"), image.get("width"))
-        images[identity] = AnnotatedImage(name, by_image.pop(identity, []), size)
+    used = {entry.label for entries in by_image.values() for entry in entries}
+    images = []
+    for image, identity, what in _with_ids(content["images"], "image"):
+        name = check(image.get("file_name"), str, f"file_name of {what}")
+        images.append(AnnotatedImage(name, by_image.pop(identity, []), as_size(image.get("height"), image.get("width"))))
     orphans = sum(map(len, by_image.values()))
     notices = [f"{counted(orphans, 'annotation')} in {path.name} of images that it does not list, left out"] if orphans else []
-    used = {entry.label for image in images.values() for entry in image.entries} | {e.label for es in by_image.values() for e in es}
     # Roboflow lists the name of the dataset as category 0, a group of the others without objects of its own.
     declared = [
         name
         for identity, name in sorted(categories.items(), key=lambda item: (isinstance(item[0], str), item[0]))
         if not (identity == 0 and name in groups and name not in used)
     ]
-    return Parsed(declared, list(images.values()), notices)
+    return Parsed(declared, images, notices)
 
 
-def _identity(value: Any, what: str, taken: Mapping[Any, object] = {}, known: Mapping[Any, object] | None = None) -> Any:
-    if type(value) not in (int, str) or (known is not None and value not in known):
-        raise EntryError(f"{what} is {show(value)}; need {'an id' if known is None else f'one of {first_few(known)}'}")
-    if value in taken:
-        raise EntryError(f"{what}, {show(value)}, is used twice")
-    return value
+def _with_ids(values: Sequence[object], noun: str) -> Iterator[tuple[dict[str, Any], Any, str]]:
+    """Each object with its id, which no other may have, and how messages name it."""
+    seen = set()
+    for number, value in enumerate(values, start=1):
+        item, what = check(value, dict, f"{noun} {number}"), f"{noun} {number}"
+        identity = item.get("id")
+        if type(identity) not in (int, str):
+            raise EntryError(f"id of {what} is {show(identity)}; need an id")
+        if identity in seen:
+            raise EntryError(f"id of {what}, {show(identity)}, is used twice")
+        seen.add(identity)
+        yield item, identity, what
 
 
 def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
     segmentation = annotation.get("segmentation")
     if not segmentation:
-        raise EntryError("a box without an outline, and a box is no mask; draw its outline, or remove it")
+        raise EntryError(NO_MASK)
     note = IN_CROWD if annotation.get("iscrowd") in (1, True) else ""
     if isinstance(segmentation, dict):
         size, counts = segmentation.get("size"), segmentation.get("counts")
         if size != [height, width]:
             raise EntryError(f"its run lengths are for the size {show(size)}; need [{height}, {width}], height and width")
-        runs = rasterize.decompress_runs(counts) if isinstance(counts, str) else as_list(counts, "counts")
-        return Shape(rasterize.crop(rasterize.unroll(runs, width, height).T), note)  # down the columns
-    polygons = as_list(segmentation, "segmentation")
+        runs = decompress_runs(counts) if isinstance(counts, str) else check(counts, list, "counts")
+        return Shape(crop(unroll(runs, width, height).T), note)  # down the columns
+    polygons = check(segmentation, list, "segmentation")
     if not isinstance(polygons[0], list):  # one polygon without the list around it
         polygons = [polygons]
     outlines = [as_points(polygon, "a polygon") for polygon in polygons]
-    patches = [rasterize.fill_polygon(outline, height, width) for outline in outlines if len(outline) > 2]
-    return Shape(rasterize.join(patches), note) if patches else Shape(None, SHORT)
+    patches = [fill_polygon(outline, height, width) for outline in outlines if len(outline) > 2]
+    return Shape(join(patches), note) if patches else Shape(None, SHORT)
 
 
 # LabelMe JSON: one file for each image. Lines are ten pixels wide, as LabelMe's own converters draw them.
@@ -252,37 +295,33 @@ LINE_WIDTH = 10.0
 def parse_labelme(path: Path, content: Mapping[str, Any]) -> Parsed:
     entries = []
     for number, value in enumerate(content["shapes"], start=1):
-        shape = as_dict(value, f"shape {number}")
+        shape = check(value, dict, f"shape {number}")
         label = as_name(shape.get("label"), f"label of shape {number}")
         entries.append(Entry(label, f"shape {number} ({label})", shape, shape.get("shape_type") not in ("point", "points")))
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
-    size = optional_size(content.get("imageHeight"), content.get("imageWidth"))
-    return Parsed([], [AnnotatedImage(name, entries, size)])
+    return Parsed([], [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))])
 
 
 def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
-    kind = shape.get("shape_type") or "polygon"  # old files have no shape_type
-    points = as_points(shape.get("points"), "points")
+    kind, corners = shape.get("shape_type") or "polygon", shape.get("points")  # old files have no shape_type
     if kind in ("point", "points"):
         return Shape(None, NO_AREA)
     if kind in ("polygon", "rotation"):  # the latter is a turned rectangle
-        return _outline(points, height, width)
+        return _outline(as_points(corners, "points"), height, width)
     if kind in ("line", "linestrip"):
-        return Shape(rasterize.draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
-    if kind == "rectangle" and len(points) == 4:  # some tools write all four corners
-        return Shape(rasterize.fill_polygon(points, height, width), RECTANGLE)
+        points = as_points(corners, "points")
+        return Shape(draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
+    if kind == "rectangle" and isinstance(corners, list) and len(corners) == 4:  # some tools write all four corners
+        return _outline(as_points(corners, "points"), height, width, RECTANGLE)
     if kind not in ("rectangle", "circle", "mask"):
         raise EntryError(f"shape_type {show(kind)} is not known; need polygon, rectangle, circle, line, linestrip, mask or point")
-    if len(points) != 2:
-        raise EntryError(f"a {kind} with {counted(len(points), 'point')}; need 2")
-    (x0, y0), (x1, y1) = points.tolist()
+    (x0, y0), (x1, y1) = as_points(corners, f"the points of a {kind}", 2).tolist()
     if kind == "rectangle":
-        return Shape(rasterize.fill_polygon(rasterize.box_corners(x0, y0, x1, y1), height, width), RECTANGLE)
+        return _outline(box_outline(x0, y0, x1, y1), height, width, RECTANGLE)
     if kind == "circle":
         radius = math.hypot(x1 - x0, y1 - y0)
-        return Shape(rasterize.fill_ellipse((x0, y0), (radius, radius), height, width))
-    bitmap = decode_bitmap(decode_base64(shape.get("mask"), "mask"), "mask", height, width)
-    return Shape(rasterize.paste(bitmap, int(x0), int(y0), height, width))
+        return _outline(ellipse_outline(x0, y0, radius, radius), height, width)
+    return paste_picture(decode_base64(shape.get("mask"), "mask"), "mask", x0, y0, height, width)
 
 
 # Supervisely: meta.json with the classes, and for each image ann/NAME.json. Coordinates are those of pixels, not of their corners:
@@ -295,59 +334,52 @@ def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
         return Parsed([as_name(item["title"], "title of a class") for item in content["classes"]], [])
     entries = []
     for number, value in enumerate(content["objects"], start=1):
-        item = as_dict(value, f"object {number}")
+        item = check(value, dict, f"object {number}")
         label = as_name(item.get("classTitle"), f"classTitle of object {number}")
         has_area = item.get("geometryType") in ("polygon", "bitmap", "rectangle")
         entries.append(Entry(label, f"object {number} ({label})", item, has_area))
-    size = as_size(content["size"].get("height"), content["size"].get("width"))
+    size = as_size(content["size"].get("height", 0), content["size"].get("width", 0))
     return Parsed([], [AnnotatedImage(path.stem, entries, size)])
 
 
 def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
     kind = item.get("geometryType")
     if kind == "bitmap":
-        return Shape(_supervisely_bitmap(as_dict(item.get("bitmap"), "bitmap"), height, width))
+        bitmap = check(item.get("bitmap"), dict, "bitmap")
+        ((left, top),) = as_points(bitmap.get("origin"), "origin", 1).tolist()
+        inflater = zlib.decompressobj()
+        try:
+            # At most a picture of the whole image without compression.
+            data = inflater.decompress(decode_base64(bitmap.get("data"), "data"), 4 * height * width + 2**16)
+        except zlib.error:
+            raise EntryError("data is not compressed with zlib") from None
+        if not inflater.eof:
+            raise EntryError("data is cut off, or larger than its image")
+        return paste_picture(data, "data", left, top, height, width)
     if kind not in ("polygon", "rectangle"):
         return Shape(None, NO_AREA)
-    points = as_dict(item.get("points"), "points")
-    exterior = as_points(points.get("exterior"), "exterior")
+    points = check(item.get("points"), dict, "points")
     if kind == "rectangle":
-        if len(exterior) != 2:
-            raise EntryError(f"a rectangle with {counted(len(exterior), 'point')}; need 2")
-        return Shape(_fill_with_outline(rasterize.box_corners(*exterior.ravel().tolist()), height, width), RECTANGLE)
+        corners = as_points(points.get("exterior"), "exterior", 2)
+        return Shape(_fill_with_outline(box_outline(*corners.ravel().tolist()), [], height, width), RECTANGLE)
+    exterior = as_points(points.get("exterior"), "exterior")
+    holes = [as_points(hole, "interior") for hole in check(points.get("interior", []), list, "interior")]
     if len(exterior) < 3:
         return Shape(None, SHORT)
-    holes = [as_points(hole, "interior") for hole in as_list(points.get("interior", []), "interior")]
-    filled = [_fill_with_outline(hole, height, width) for hole in holes if len(hole) > 2]
-    return Shape(rasterize.without(_fill_with_outline(exterior, height, width), filled))
+    return Shape(_fill_with_outline(exterior, [hole for hole in holes if len(hole) > 2], height, width))
 
 
-def _fill_with_outline(points: Pixels, height: int, width: int) -> Patch:
-    """OpenCV's polygon: rounded to pixels, with the pixels of its outline."""
-    corners = np.rint(points).astype(np.int64)
+def _fill_with_outline(exterior: Pixels, holes: Sequence[Pixels], height: int, width: int) -> Patch:
+    """OpenCV's polygon: rounded to pixels, with the pixels of its outline; without those of holes."""
+    corners = np.rint(exterior).astype(np.int64)
     left, top = corners.min(axis=0).clip(0)
     right, bottom = np.minimum(corners.max(axis=0) + 1, (width, height))
     if top >= bottom or left >= right:
         return EMPTY
     canvas = np.zeros((bottom - top, right - left), np.uint8)
-    cv2.fillPoly(canvas, [(corners - (left, top)).astype(np.int32)], 1)
+    for points, value in ((exterior, 1), *((hole, 0) for hole in holes)):
+        cv2.fillPoly(canvas, [(np.rint(points) - (left, top)).astype(np.int32)], value)
     return Patch(int(top), int(left), canvas.astype(np.bool_))
-
-
-def _supervisely_bitmap(bitmap: Mapping[str, Any], height: int, width: int) -> Patch:
-    origin = as_list(bitmap.get("origin"), "origin")
-    if len(origin) != 2:
-        raise EntryError(f"origin is {show(origin)}; need [x, y]")
-    left, top = (int(as_number(value, "origin")) for value in origin)
-    inflater = zlib.decompressobj()
-    try:
-        # At most a picture of the whole image without compression.
-        data = inflater.decompress(decode_base64(bitmap.get("data"), "data"), 4 * height * width + 2**16)
-    except zlib.error:
-        raise EntryError("data is not compressed with zlib") from None
-    if not inflater.eof:
-        raise EntryError("data is cut off, or larger than its image")
-    return rasterize.paste(decode_bitmap(data, "data", height, width), left, top, height, width)
 
 
 # CVAT for images, XML 1.1. A document with a DTD is refused before anything in it is read: CVAT writes none, and entities that
@@ -364,17 +396,10 @@ class _WithoutDtd(ElementTree.TreeBuilder):
 
 def read_xml(path: Path) -> ElementTree.Element:
     """The first element of an XML file; raises DataError."""
-    try:
-        with input_files.open_file(path) as file:
-            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-                raise DataError(f"larger than {MAX_FILE_BYTES // 2**30} GiB; export fewer images at a time")
-            return ElementTree.parse(file, ElementTree.XMLParser(target=_WithoutDtd())).getroot()
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
-        raise DataError(f"{path} is not valid XML ({error}); was it cut off?") from None
+    with reading(path, "XML"), input_files.open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            raise DataError(f"larger than {MAX_FILE_BYTES // 2**30} GiB; export fewer images at a time")
+        return ElementTree.parse(file, ElementTree.XMLParser(target=_WithoutDtd())).getroot()
 
 
 def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
@@ -382,37 +407,31 @@ def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
         raise EntryError("an export of CVAT for video 1.1, with tracks; export CVAT for images 1.1, or COCO 1.0")
     images = []
     for number, image in enumerate(root.iter("image"), start=1):
-        name = image.get("name") or ""
+        name, entries = image.get("name") or "", []
         try:
-            size = as_size(_number(image, "height"), _number(image, "width"))
-            shapes = sorted((shape for shape in image if shape.tag in CVAT_SHAPES), key=lambda shape: _number(shape, "z_order", 0))
-            labels = [as_name(shape.get("label"), f"the label of a {shape.tag}") for shape in shapes]
-            if not name:
-                raise EntryError("it has no name")
+            size = as_size(*_numbers(image, "height", "width"))
+            shapes = (shape for shape in image if shape.tag in CVAT_SHAPES)
+            for count, shape in enumerate(sorted(shapes, key=lambda shape: _numbers(shape, z_order=0)), start=1):
+                label = as_name(shape.get("label"), f"the label of a {shape.tag}")
+                entries.append(Entry(label, f"{shape.tag} {count} ({label})", shape, shape.tag in CVAT_FILLED))
+            check(name, str, "its name")
         except EntryError as error:
             raise EntryError(f"image {show(name, 250) if name else f'number {number}'}: {error}") from None
-        entries = [
-            Entry(label, f"{shape.tag} {count} ({label})", shape, shape.tag in CVAT_FILLED)
-            for count, (shape, label) in enumerate(zip(shapes, labels, strict=True), start=1)
-        ]
         images.append(AnnotatedImage(name, entries, size, part_in([image.get("subset", "")])))
     return Parsed([as_name(label.text, "the name of a label") for label in root.iterfind(".//labels/label/name")], images)
 
 
 def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
     if shape.tag == "box":
-        x0, y0, x1, y1 = (_number(shape, name) for name in ("xtl", "ytl", "xbr", "ybr"))
-        corners = rasterize.box_corners(x0, y0, x1, y1, _number(shape, "rotation", 0))
-        return Shape(rasterize.fill_polygon(corners, height, width), RECTANGLE)
+        return _outline(box_outline(*_numbers(shape, "xtl", "ytl", "xbr", "ybr", rotation=0)), height, width, RECTANGLE)
     if shape.tag == "ellipse":
-        cx, cy, rx, ry = (_number(shape, name) for name in ("cx", "cy", "rx", "ry"))
-        return Shape(rasterize.fill_ellipse((cx, cy), (rx, ry), height, width, _number(shape, "rotation", 0)))
+        return _outline(ellipse_outline(*_numbers(shape, "cx", "cy", "rx", "ry", rotation=0)), height, width)
     if shape.tag == "mask":
-        rows, columns = as_size(_number(shape, "height"), _number(shape, "width"))
+        left, top, *size = _numbers(shape, "left", "top", "height", "width")
+        rows, columns = as_size(*size) or (0, 0)
         if rows > height or columns > width:
             raise EntryError(f"{columns}×{rows} pixels, larger than its image")
-        bitmap = rasterize.unroll(_split_numbers(shape, "rle", int), rows, columns)
-        return Shape(rasterize.paste(bitmap, int(_number(shape, "left")), int(_number(shape, "top")), height, width))
+        return Shape(paste(unroll(_split_numbers(shape, "rle", int), rows, columns), int(left), int(top), height, width))
     if shape.tag == "polygon":
         return _outline(as_points(_split_numbers(shape, "points", float), "points"), height, width)
     return Shape(None, NO_AREA)
@@ -427,13 +446,16 @@ def _split_numbers(shape: ElementTree.Element, name: str, kind: Callable[[str], 
         raise EntryError(f"{name} is {show(text)}; need numbers with commas between them") from None
 
 
-def _number(shape: ElementTree.Element, name: str, default: float | None = None) -> float:
-    text = shape.get(name, "" if default is None else str(default))
-    try:
-        number = float(text)
-    except ValueError:
-        raise EntryError(f"{name} is {show(text)}; need a number") from None
-    return as_number(number, name)
+def _numbers(shape: ElementTree.Element, *names: str, **defaults: float) -> list[float]:
+    """The attributes of these names; those of `defaults` may be missing."""
+    found = []
+    for name in (*names, *defaults):
+        text = shape.get(name, str(defaults.get(name, "")))
+        try:
+            found.append(as_number(float(text), name))
+        except ValueError:
+            raise EntryError(f"{name} is {show(text)}; need a number") from None
+    return found
 
 
 # YOLO segmentation: a text file for each image, a line for each object: class x1 y1 x2 y2 ..., in shares of width and height. The
@@ -444,6 +466,40 @@ CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
 BOX_NUMBERS = 4
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
+
+
+class YoloNames(NamedTuple):
+    """The names of the classes, the file that has them, and the folders of train, val and test in it; empty without one."""
+
+    names: list[str]
+    file: str
+    folders: Mapping[str, Sequence[str]]
+
+    def part_of(self, image: str) -> str:
+        """The part of whose folders, such as ../train/images, one stands in this order above the image; "" if none does, or those
+        of several."""
+        above = f"/{image.rpartition('/')[0]}/"
+        wanted = {part: ["/".join(path_pieces(value)) for value in values] for part, values in self.folders.items()}
+        found = {part for part, values in wanted.items() if any(value and f"/{value}/" in above for value in values)}
+        return found.pop() if len(found) == 1 else ""
+
+    def parse(self, path: Path, _: object) -> Parsed:
+        entries, used = [], set()
+        for number, line in enumerate(read_text(path, 64 * 2**20).splitlines(), start=1):
+            words = line.split()
+            if not words:
+                continue
+            if not CLASS_NUMBER.fullmatch(words[0]) or (self.names and int(words[0]) >= len(self.names)):
+                known = f"a number below {len(self.names)}, the number of names in {self.file}" if self.names else "a class number"
+                raise EntryError(f"line {number}: class {show(words[0])}; need {known}")
+            used.add(int(words[0]))
+            entries.append(Entry(self.names[int(words[0])] if self.names else f"class {words[0]}", f"line {number}", line))
+        # images/train/a.jpg for labels/train/a.txt, or beside it
+        *folders, name = path.with_suffix("").parts
+        below = folders[len(folders) - [*reversed(folders), "labels"].index("labels") :] if "labels" in folders else []
+        return Parsed(
+            self.names or [f"class {number}" for number in sorted(used)], [AnnotatedImage("/".join([*below, name]), entries)]
+        )
 
 
 def looks_like_labels(path: Path) -> bool:
@@ -458,68 +514,10 @@ def looks_like_labels(path: Path) -> bool:
         return False
 
 
-def find_labels(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> dict[Path, list[Path]]:
-    """Image → its label file: the same name beside it, or in labels/ in place of images/; else all texts of that name."""
-    by_stem: dict[str, list[Path]] = defaultdict(list)
-    for path in texts:
-        by_stem[path.stem].append(path)
-    labels = {}
-    for image in index.files:
-        candidates = [path for path in by_stem.get(image.stem, []) if part_of_file(path, data_dir) in ("", index.part_of(image))]
-        in_labels = re.sub(r"(?i)^(.*/)images(/|$)", r"\1labels\2", image.parent.as_posix())  # the last images/
-        usual = [path for path in candidates if path.parent in (image.parent, Path(in_labels))]
-        if candidates:
-            labels[image] = usual or candidates
-    return labels
-
-
-def read_yolo(found: Mapping[Path, Sequence[Path]], index: ImageIndex, data_dir: Path) -> Annotations:
-    """The annotations in the label files that find_labels has found; raises DataError."""
-    for image, paths in found.items():
-        if len(paths) > 1:
-            raise DataError(f"mask_dir: {image} could have the labels {first_few(paths)}; set mask_dir to their folder")
-    labels = {image: paths[0] for image, paths in found.items()}
-    names, names_file, folders = _read_names(data_dir, sorted({path.parent for path in labels.values()}))
-    parts = {image: _part_by_yaml(path_in(data_dir, image), folders) or index.part_of(image) for image in index.files}
-    labelled = {parts[image] for image in labels}  # images of a part without any label file are left out
-    used: set[int] = set()
-    num_boxes = num_lines = 0
-    images = []
-    for image in (image for image in index.files if parts[image] in labelled):
-        path, entries = labels.get(image), []
-        for number, line in enumerate(read_text(path, 64 * 2**20).splitlines() if path else [], start=1):
-            words = line.split()
-            if not words:
-                continue
-            if not CLASS_NUMBER.fullmatch(words[0]) or (names and int(words[0]) >= len(names)):
-                known = f"a number below {len(names)}, the number of names in {names_file}" if names else "a class number"
-                raise DataError(f"{path}, line {number}: class {show(words[0])}; need {known}")
-            used.add(int(words[0]))
-            num_boxes += len(words) == BOX_NUMBERS + 1
-            entries.append(Entry(names[int(words[0])] if names else f"class {int(words[0])}", f"line {number}", line))
-        num_lines += len(entries)
-        sources, where = () if path is None else (path,), path_in(data_dir, path or image)
-        images.append(AnnotatedImage(image.name, entries, None, parts[image], image, sources, where))
-    files = f"{counted(len(labels), 'text file')} such as {min(labels.values()).name}"
-    if num_lines and num_lines == num_boxes:
-        raise DataError(
-            f"{files} (YOLO) hold boxes only, {counted(num_boxes, 'line')} of class, x, y, width and height, and a box is no mask; "
-            "export the segmentation format (YOLO-seg: class x1 y1 x2 y2 ...)"
-        )
-    notices = [] if names else ["no data.yaml or classes.txt with the names of the classes: they are numbers"]
-    background = [image.name for image in images if not image.sources]
-    if background:
-        count = counted(len(background), "image")
-        notices.append(f"all background, as in YOLO: {count} without a label file, {first_few(background)}")
-    declared = names or [f"class {number}" for number in sorted(used)]
-    order, rule = f"in the order of {names_file}" if names else "by number", "the smaller object is on top"
-    return Annotations("YOLO", files, declared, order, rule, yolo_shape, images, notices)
-
-
 def yolo_shape(line: str, height: int, width: int) -> Shape:
     words = line.split()[1:]
     if len(words) == BOX_NUMBERS:
-        raise EntryError("four numbers, a box, among polygons, and a box is no mask; draw its outline, or remove it")
+        raise EntryError(NO_MASK)
     try:
         numbers = [float(word) for word in words]
     except ValueError:
@@ -530,44 +528,36 @@ def yolo_shape(line: str, height: int, width: int) -> Shape:
     return _outline((points * (width, height)).round(6), height, width)  # 0.7 × 10 is 7, not 6.999…
 
 
-def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> tuple[list[str], str, dict[str, list[str]]]:
-    """The names of the classes, the file that has them, and the folders of train, val and test in it; empty without one."""
+def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
+    """From the YAML file in data_dir, or from a list of names there or beside the labels."""
     yamls = [path for pattern in ("*.yaml", "*.yml") for path in data_dir.glob(pattern)]
     for path in sorted(yamls, key=lambda path: (path.stem not in ("data", "dataset"), path.name)):
-        try:
-            content = parse_yaml(read_text(path, 2**20))
-        except YamlError as error:
-            raise DataError(f"{path}: {error}") from None
-        if isinstance(content, dict) and content.get("names"):
-            given = {part: content.get(part) for part in ("train", "val", "test")}
-            lists = {part: value if isinstance(value, list) else [value] for part, value in given.items()}
-            folders = {part: [item for item in values if isinstance(item, str)] for part, values in lists.items()}
-            return _checked_names(content["names"], path), path.name, folders
+        with reading(path, "YAML"):
+            content = parse_yaml(input_files.read_text(path, 2**20, "utf-8-sig"))
+            if isinstance(content, dict) and (names := content.get("names")):
+                if isinstance(names, dict):  # with the numbers from 0 as its keys
+                    wanted = [str(number) for number in range(len(names))]
+                    if set(names) != set(wanted):
+                        raise EntryError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
+                    names = [names[number] for number in wanted]
+                checked = [as_name(name, f"name {number}") for number, name in enumerate(check(names, list, "names"))]
+                given = {part: content.get(part) for part in ("train", "val", "test")}
+                lists = {part: value if isinstance(value, list) else [value] for part, value in given.items()}
+                folders = {part: [item for item in values if isinstance(item, str)] for part, values in lists.items()}
+                return YoloNames(checked, path.name, folders)
     for folder in dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)]):
-        for name in NAME_FILES:
-            if (folder / name).is_file():
-                lines = [line.strip() for line in read_text(folder / name, 2**20).splitlines()]
-                return _checked_names([line for line in lines if line], folder / name), name, {}
-    return [], "", {}
+        for path in (folder / name for name in NAME_FILES if (folder / name).is_file()):
+            with reading(path, "UTF-8"):
+                lines = [line.strip() for line in input_files.read_text(path, 2**20, "utf-8-sig").splitlines()]
+                return YoloNames([as_name(line, "a name") for line in lines if line], path.name, {})
+    return YoloNames([], "", {})
 
 
-def _checked_names(names: object, path: Path) -> list[str]:
-    """The list of names; a dict has the numbers from 0 as its keys."""
-    if isinstance(names, dict):
-        wanted = [str(number) for number in range(len(names))]
-        if set(names) != set(wanted):
-            raise DataError(f"{path}: names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
-        names = [names[number] for number in wanted]
-    try:
-        return [as_name(name, f"name {number}") for number, name in enumerate(as_list(names, "names"))]
-    except EntryError as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def _part_by_yaml(image: str, folders: Mapping[str, Sequence[str]]) -> str:
-    """The part of whose folders in data.yaml, such as ../train/images, one stands in this order above the image; "" if none does,
-    or those of several."""
-    above = f"/{image.rpartition('/')[0]}/"
-    wanted = {part: ["/".join(path_pieces(value)) for value in values] for part, values in folders.items()}
-    found = {part for part, values in wanted.items() if any(value and f"/{value}/" in above for value in values)}
-    return found.pop() if len(found) == 1 else ""
+FORMATS = {
+    "COCO": Format(parse_coco, coco_shape, False, "by category id", "the smaller object is on top"),
+    "LabelMe": Format(parse_labelme, labelme_shape, True, "in alphabetical order", "the later shape is on top"),
+    "Supervisely": Format(parse_supervisely, supervisely_shape, True, "in the order of meta.json", "the later object is on top"),
+    "CVAT": Format(
+        parse_cvat, cvat_shape, False, "in the order of the labels", "the higher z_order, then the later shape, is on top"
+    ),
+}

@@ -1,110 +1,295 @@
-"""Annotated images → pairs: the shapes of each image are drawn into a mask of class ids, once, and kept under checkpoint_dir.
+"""Annotations in place of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids, once, which
+are kept under checkpoint_dir.
 
-0 is the background, 1 the first class. Only files in the folder of images can be meant, whatever path an annotation
-names.
+0 is the background, 1 the first class. Only files in the folder of images can be meant, whatever path an annotation names. A
+format that is not read is named for what it is, with what to do.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets import annotation_readers as readers
+from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, EntryError, Format, Shape, part_in, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
-from unet_trainer.datasets.layouts import PARTS
+from unet_trainer.datasets.file_tree import describe_results, list_files, resolved, walk
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, composed, path_in
 from unet_trainer.datasets.problems import Problem, describe_problems, first_few
-from unet_trainer.datasets.rasterize import Canvas, Patch
+from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_headers as headers
-from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes
-from unet_trainer.images.image_files import Pixels, decode_image, refuse_bomb
+from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, read_bytes
+from unet_trainer.images.image_files import IMAGE_EXTENSIONS, Pixels, decode_image, refuse_bomb
+from unet_trainer.images.image_headers import describe_file
 from unet_trainer.images.mask_coding import IGNORED
-from unet_trainer.system.console import counted
+from unet_trainer.images.row_writers import is_result
+from unet_trainer.system import input_files
+from unet_trainer.system.console import Console, counted
 
+EXTENSIONS = frozenset([".json", ".xml", ".txt", ".ndjson", ".jsonl"])
+COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
+NUM_LOOKED_AT = 20  # files without an extension, and texts that may be labels
+NUM_NAMED = 10  # files that cannot be read
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
-IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that count nowhere
-PART_WORDS = {word: part for word, part in PARTS.items() if len(word) > 2}  # "tr" and "ts" mean little in a file's name
+IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
-# Shapes that are not drawn as their outline, or not at all: for one and for several, and what is done with them.
-SHORT, NO_AREA, LINE, RECTANGLE, IN_CROWD, NO_PIXEL = "short", "no_area", "line", "rectangle", "crowd", "no_pixel"
-OVERLAP = "overlap"  # pixels that shapes of different classes claim
+NO_PIXEL, OVERLAP = "no_pixel", "overlap"  # the latter: pixels that shapes of different classes claim
+# What is said of shapes that are not drawn as their outline: for one and for several, and what is done with them.
 NOTES: Mapping[str, tuple[str, str, str]] = {
-    SHORT: ("outline", "outlines", "of fewer than 3 points left out"),
-    NO_AREA: ("point, line or box in space", "points, lines or boxes in space", "left out: without an area"),
-    LINE: ("line", "lines", "drawn 10 pixels wide, as the tool does"),
-    RECTANGLE: ("rectangle", "rectangles", "filled, as the tool does: the mask has its corners, not the object's outline"),
-    IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as part of its class, below all objects"),
+    readers.SHORT: ("outline", "outlines", "of fewer than 3 points left out"),
+    readers.NO_AREA: ("point, line or box in space", "points, lines or boxes in space", "left out: without an area"),
+    readers.LINE: ("line", "lines", "drawn 10 pixels wide, as the tool does"),
+    readers.RECTANGLE: ("rectangle", "rectangles", "filled, as the tool does: the mask has its corners, not the object's outline"),
+    readers.IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as part of its class, below all objects"),
     NO_PIXEL: ("object", "objects", "without a pixel: smaller than one, or outside of the image"),
 }
 
-
-class EntryError(DataError):
-    """An entry of an annotation file that cannot be used: the message is the reason; the caller adds file and entry."""
-
-
-class Shape(NamedTuple):
-    """The pixels of an object, None if it has none to draw; `note` is one of the above."""
-
-    patch: Patch | None
-    note: str = ""
-
-
-class Entry(NamedTuple):
-    """An object as its file has it: its class, how messages name it, and what `read_shape` of the format reads."""
-
-    label: str
-    name: str
-    content: Any
-    has_area: bool = True
-
-
-@dataclass(frozen=True)
-class AnnotatedImage:
-    """An image that an annotation file lists."""
-
-    name: str  # of the image file, with folders before it if the annotation has them
-    entries: Sequence[Entry]
-    size: tuple[int, int] | None = None  # height and width that the annotation states
-    part: str = ""  # train, val or test
-    image: Path = Path()  # the file that is meant, once it is found
-    sources: tuple[Path, ...] = ()  # the annotation file
-    where: str = ""  # names the entry in a message: "instances.json, image 'a.jpg'"
+EXPORT = "export COCO, with polygons or masks"
+# Keys of a JSON document, or of the first one in a list or dict of them → what it is, and what to do. The first that fits counts.
+OTHER_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
+    (frozenset(keys.split()), what)
+    for keys, what in (
+        ("_via_img_metadata", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
+        ("filename regions", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
+        ("segments_info", "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids"),
+        ("annotations images", "COCO without categories (captions?), so that its classes are not known; use the instances file"),
+        ("image_id category_id", "COCO results (predictions), without the images; use the annotation file"),
+        ("data annotations", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
+        ("data completions", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
+        ("data_row projects", f"Labelbox's own JSON, which is not read; {EXPORT}"),
+        ("items categories", f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)"),
+        ("dataset image annotations", f"Darwin JSON of V7, which is not read; {EXPORT}"),
+        ("item annotations", f"Darwin JSON of V7, which is not read; {EXPORT}"),
+        ("image annotations", f"CreateML's JSON with boxes, and a box is no mask; {EXPORT}"),
+        ("metadata instances", f"SuperAnnotate's own JSON, which is not read; {EXPORT}"),
+        ("type features", "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)"),
+        ("imgHeight imgWidth objects", "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them"),
+    )
+)  # fmt: skip
 
 
-@dataclass
-class Annotations:
-    """What a reader found in the annotation files of a dataset."""
+class UnknownAnnotations(DataError):
+    """There are annotations, none of them of a format that is read."""
+
+
+class Annotations(NamedTuple):
+    """What the annotation files of a dataset hold."""
 
     tool: str  # "COCO", "LabelMe", ...
+    form: Format
     files: str  # what was read, for people: "annotations/instances_train.json"
     declared: list[str]  # names of the classes, in their order
-    class_order: str  # "by category id"
-    overlap_rule: str  # "the smaller object is on top", else the later one is
-    read_shape: Callable[[Any, int, int], Shape]  # content of an entry, height and width; raises DataError
+    class_order: str
     images: list[AnnotatedImage]
-    notices: list[str] = field(default_factory=list)
+    notices: list[str]
+
+
+def find_annotations(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
+    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises DataError.
+
+    mask_dir may be the folder of the annotations, or one file.
+    """
+    place, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
+    skipped = Path(config.checkpoint_dir).resolve()
+    texts = [here / name for here, names in walk(place) for name in names if Path(name).suffix.lower() in EXTENSIONS]
+    if not place.resolve().is_relative_to(skipped):
+        texts = [path for path in texts if not resolved(path).is_relative_to(skipped)]
+    texts = [place] if place.is_file() else sorted(texts)
+    if not texts or not image_root.is_dir():
+        return None
+    images = [path for path in list_files(image_root) if not resolved(path).is_relative_to(skipped)]
+    results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
+    if len(polygons) < len(texts):  # else training is meant to use them
+        results += polygons
+    left_out = set(results)
+    index = ImageIndex(image_root, [path for path in images if path not in left_out])
+    annotations = _read([path for path in texts if path not in left_out], index, data_dir)
+    if annotations is None:
+        return None
+    drawn = draw_masks(annotations, index, Converter(data_dir, Path(config.checkpoint_dir), console), config.class_names)
+    return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+
+
+def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotations | None:
+    """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
+    if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
+        texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
+    files: dict[str, list[tuple[Path, Any]]] = defaultdict(list)
+    unknown: list[str] = []
+    broken: list[str] = []
+    for path in texts:
+        try:
+            kind, content = ("YOLO", None) if path.suffix.lower() == ".txt" else _kind_of(path)
+        except UnknownAnnotations as error:
+            unknown.append(str(error))
+        except DataError as error:
+            broken.append(str(error))
+        else:
+            files[kind].append((path, content))
+    files["YOLO"] = [(path, None) for path, _ in files["YOLO"] if index.knows(path.stem)]
+    with_text = (path for path, _ in files["YOLO"] if (stamp := file_stamp(path)) is not None and stamp[0] > 0)
+    if not any(readers.looks_like_labels(path) for path in islice(with_text, NUM_LOOKED_AT)):
+        files["YOLO"] = []
+    kinds = [kind for kind in (*FORMATS, "YOLO") if files[kind]]
+    if len(kinds) > 1:
+        raise DataError(f"mask_dir: annotations of {' and '.join(kinds)} in {data_dir}; set mask_dir to the folder or file of one")
+    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
+    if not kinds and not unknown and not broken:
+        return None
+    if not kinds:
+        raise UnknownAnnotations(unknown[0] if unknown else cannot)
+    if broken:
+        raise DataError(cannot)
+    if not index.files:
+        text = f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images"
+        raise DataError("\n  ".join([text, *describe_other_files(index.root)]))
+    metas = files["meta"] if kinds == ["Supervisely"] else []
+    return _read_files(kinds[0], [*metas, *files[kinds[0]]], index, data_dir)
+
+
+def _kind_of(path: Path) -> tuple[str, Any]:
+    """The format of a file, "" for no annotation, and its content; raises DataError, UnknownAnnotations if it is not read."""
+    if path.suffix.lower() == ".xml":
+        root = readers.read_xml(path)
+        if root.tag == "annotation":
+            what = "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if it has any"
+            raise UnknownAnnotations(f"{path} is {what}")
+        return "CVAT" if root.tag == "annotations" else "", root
+    if path.suffix.lower() != ".json":
+        what = "holds a JSON document in each line, as Labelbox exports, which is not read"
+        raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
+    with readers.reading(path, "JSON"):
+        content = input_files.read_json(path, readers.MAX_FILE_BYTES)
+    kind = _kind_of_json(content)
+    if not kind and (what := describe_json(content)):
+        raise UnknownAnnotations(f"{path} is {what}")
+    return kind, content
+
+
+def _kind_of_json(content: Any) -> str:
+    """COCO, LabelMe, Supervisely, meta (of Supervisely), or "" for others."""
+    if not isinstance(content, dict):
+        return ""
+    content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+    if all(isinstance(content.get(key), list) for key in ("images", "annotations", "categories")):
+        is_panoptic = any(isinstance(item, dict) and "segments_info" in item for item in content["annotations"][:1])
+        return "" if is_panoptic else "COCO"
+    if isinstance(content.get("shapes"), list) and "imagePath" in content:
+        return "LabelMe"
+    if isinstance(content.get("objects"), list) and isinstance(content.get("size"), dict):
+        return "Supervisely"
+    classes = content.get("classes")
+    is_meta = isinstance(classes, list) and all(isinstance(item, dict) and {"title", "shape"} <= set(item) for item in classes)
+    return "meta" if is_meta else ""
+
+
+def describe_json(content: Any) -> str:
+    """What a JSON document of another tool is, and what to do; "" if it is no annotation."""
+    inside = content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
+    first = next((item[0] if isinstance(item, list) and item else item for item in inside), None)
+    annotations = content.get("annotations") if isinstance(content, dict) else None
+    documents = [content, first, annotations[0] if isinstance(annotations, list) and annotations else None]
+    keys = [set(document) for document in documents if isinstance(document, dict)]
+    return next((what for wanted, what in OTHER_JSON if any(wanted <= found for found in keys)), "")
+
+
+def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
+    """What the files of one format hold; raises DataError."""
+    names = readers.read_names(data_dir, sorted({path.parent for path, _ in files})) if tool == "YOLO" else None
+    form = FORMATS[tool] if names is None else _yolo(names)
+    declared: dict[str, None] = {}
+    images: list[AnnotatedImage] = []
+    notices: list[str] = []
+    missing: list[str] = []
+    for path, content in files:
+        try:
+            parsed = form.parse(path, content)
+        except EntryError as error:
+            raise DataError(f"{path} ({tool}): {error}") from None
+        declared |= dict.fromkeys(parsed.declared)
+        notices += parsed.notices
+        with_folders = index.knows_folders(image.name for image in parsed.images)
+        folders = path.relative_to(data_dir).parts[:-1] if path.is_relative_to(data_dir) else ()
+        near = path.parent.parent if tool == "Supervisely" else path.parent  # ds/img beside ds/ann
+        shown = path_in(data_dir, path)
+        for image in parsed.images:
+            part = image.part or ("" if form.is_one_each else part_in([path.stem])) or part_in(folders)
+            found = index.find(image.name, near, part, with_folders)
+            if found is None and form.is_one_each:
+                found = index.find(path.stem, near, part, False)
+            if found is None:
+                missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
+                continue
+            part = (names.part_of(path_in(data_dir, found)) if names else "") or part or index.part_of(found)
+            where = shown if form.is_one_each else f"{shown}, image {readers.show(image.name, 250)}"
+            images.append(image._replace(image=found, part=part, sources=(path,), where=where))
+    listing = [path_in(data_dir, path) for path, content in files if _kind_of_json(content) != "meta"]
+    shown = ", ".join(listing)
+    if form.is_one_each:
+        kind = "text" if names else "JSON"
+        shown = f"{counted(len(listing), f'{kind} file')} such as {PurePosixPath(listing[0]).name}"
+    if not images:
+        raise DataError(
+            f"{shown} ({tool}), and none of their images is in {index.root}: {first_few(missing)}; "
+            "put the images there, or set image_dir to their folder"
+        )
+    if names is not None:
+        images += _unlabelled(names, images, index, data_dir, notices)
+    if missing:
+        notices.append(f"{counted(len(missing), 'image')} of {shown} without a readable file left out: {first_few(missing)}")
+    used = {entry.label for image in images for entry in image.entries}
+    order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
+    return Annotations(tool, form, shown, [*declared, *sorted(used)], order, images, notices)
+
+
+def _yolo(names: readers.YoloNames) -> Format:
+    order = f"in the order of {names.file}" if names.names else "by number"
+    return Format(names.parse, readers.yolo_shape, True, order, "the smaller object is on top")
+
+
+def _unlabelled(
+    names: readers.YoloNames, labelled: Sequence[AnnotatedImage], index: ImageIndex, data_dir: Path, notices: list[str]
+) -> list[AnnotatedImage]:
+    """Images without a label file, which are all background; those of a part without any label file are left out."""
+    if not names.names:
+        notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
+    paths, parts = {image.image for image in labelled}, {image.part for image in labelled}
+    found = []
+    for path in (path for path in index.files if path not in paths):
+        part = names.part_of(path_in(data_dir, path)) or index.part_of(path)
+        if part in parts:
+            found.append(AnnotatedImage(path.name, [], None, part, path, (), path_in(data_dir, path)))
+    if found:
+        listing = first_few(image.name for image in found)
+        notices.append(f"all background, as in YOLO: {counted(len(found), 'image')} without a label file, {listing}")
+    return found
+
+
+def describe_other_files(folder: Path) -> list[str]:
+    """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
+    kinds: Counter[str] = Counter()
+    examples: dict[str, Path] = {}
+    others = [here / name for here, names in walk(folder) for name in names]
+    others = [path for path in others if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS]
+    without_extension = [path for path in others if not path.suffix]
+    for path in [*(path for path in others if path.suffix), *without_extension[:NUM_LOOKED_AT]]:
+        what = describe_file(path)
+        if what:
+            kinds[what] += 1
+            examples.setdefault(what, path.relative_to(folder))
+    return [f"{counted(number, 'file')} such as {examples[what]}: {what}" for what, number in kinds.most_common(3)]
 
 
 # Which image is meant
-
-
-def part_in(names: Iterable[str]) -> str:
-    """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg; else ""."""
-    found = {PART_WORDS[word] for name in names for word in re.findall("[a-z]+", name.lower()) if word in PART_WORDS}
-    return found.pop() if len(found) == 1 else ""
-
-
-def part_of_file(path: Path, data_dir: Path, by_name: bool = False) -> str:
-    """The part of an annotation file: by its own name if that is asked for and tells, else by the folders above it."""
-    folders = path.relative_to(data_dir).parts[:-1] if path.is_relative_to(data_dir) else ()
-    return (part_in([path.stem]) if by_name else "") or part_in(folders)
 
 
 class ImageIndex:
@@ -112,23 +297,27 @@ class ImageIndex:
 
     def __init__(self, root: Path, files: Iterable[Path]) -> None:
         self.root, self.files = root, list(files)
-        self._folders = {path: PurePosixPath(path_in(root, path)).parts[:-1] for path in self.files}
         self._by_name: dict[str, list[Path]] = defaultdict(list)
         for path in self.files:
             for name in {_plain(path.name), _plain(path.stem)}:
                 self._by_name[name].append(path)
 
+    def knows(self, stem: str) -> bool:
+        return _plain(stem) in self._by_name
+
     def part_of(self, path: Path) -> str:
         """train, val or test by the folders above an image."""
-        return part_in(self._folders[path])
+        return part_in(path_in(self.root, path).split("/")[:-1])
 
     def knows_folders(self, names: Iterable[str]) -> bool:
         """Whether one of the names with folders is here with all of them. Then p2/1.png is not p1/1.png, if p2 is missing."""
-        for name in names:
-            *folders, last = path_pieces(name) or [""]
-            if folders and any(self._agreement(folders, path) == len(folders) for path in self._by_name.get(_plain(last), [])):
-                return True
-        return False
+        split = [path_pieces(name) or [""] for name in names]
+        return any(
+            self._agreement(pieces, path) == len(pieces) - 1
+            for pieces in split
+            if len(pieces) > 1
+            for path in self._by_name.get(_plain(pieces[-1]), [])
+        )
 
     def find(self, name: str, near: Path, part: str, with_folders: bool) -> Path | None:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are possible.
@@ -136,39 +325,28 @@ class ImageIndex:
         Of several files with the same name, the one whose folders agree most, then those below `near`, then those of the part.
         A file of another part than `part` is none: val/1.png is not the 1.png of train. `with_folders`: all folders must agree.
         """
-        *folders, last = path_pieces(name) or [""]
-        part = part_in(folders) or part
-        candidates = [
-            path
-            for path in self._by_name.get(_plain(last), [])
-            if (not part or self.part_of(path) in ("", part))
-            and (not with_folders or self._agreement(folders, path) == len(folders))
-        ]
-        for rank in (
-            lambda path: _plain(path.name) == _plain(last),  # else a name without its extension
-            lambda path: self._agreement(folders, path),
-            lambda path: path.is_relative_to(near),
-            lambda path: path.parent == near,
-            lambda path: self.part_of(path) == part,
-            lambda path: path.name == last,
-        ):
-            if len(candidates) > 1:
-                best = max(map(rank, candidates))
-                candidates = [path for path in candidates if rank(path) == best]
-        if len(candidates) > 1:
-            paths = first_few(path_in(self.root, path) for path in candidates)
+        pieces = path_pieces(name) or [""]
+        part = part_in(pieces[:-1]) or part
+        ranked: dict[tuple[Any, ...], list[Path]] = defaultdict(list)
+        for path in self._by_name.get(_plain(pieces[-1]), []):
+            agreement, its_part = self._agreement(pieces, path), self.part_of(path)
+            if (not part or its_part in ("", part)) and (not with_folders or agreement == len(pieces) - 1):
+                has_extension = _plain(path.name) == _plain(pieces[-1])  # else the name is one without its extension
+                place = path.is_relative_to(near), path.parent == near
+                ranked[has_extension, agreement, *place, its_part == part, path.name == pieces[-1]].append(path)
+        best = ranked[max(ranked)] if ranked else []
+        if len(best) > 1:
+            paths = first_few(path_in(self.root, path) for path in best)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
-        return candidates[0] if candidates else None
+        return best[0] if best else None
 
-    def _agreement(self, wanted: Sequence[str], path: Path) -> int:
-        """How many of the folders above a file are those that are wanted, from the last backwards."""
-        pairs = list(zip(reversed(wanted), reversed(self._folders[path]), strict=False))
-        return next((number for number, (one, other) in enumerate(pairs) if _plain(one) != _plain(other)), len(pairs))
-
-
-def path_pieces(name: str) -> list[str]:
-    """Folders and name, whatever system wrote them."""
-    return [piece for piece in PurePosixPath(name.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
+    def _agreement(self, pieces: Sequence[str], path: Path) -> int:
+        """How many of the folders above a file are those of the name, from the last backwards."""
+        above = path_in(self.root, path).split("/")
+        pairs = zip(
+            [_plain(piece) for piece in reversed(pieces[:-1])], [_plain(name) for name in reversed(above[:-1])], strict=False
+        )
+        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
 
 def _plain(name: str) -> str:
@@ -185,10 +363,16 @@ def is_background(name: str) -> bool:
 
 def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
-    _refuse_twice(annotations.images)
+    first: dict[Path, AnnotatedImage] = {}
+    for image in annotations.images:
+        if (other := first.setdefault(image.image, image)) is not image:
+            raise DataError(
+                f"{image.image} is annotated twice: {other.where} and {image.where}; remove one of them, or set mask_dir to the "
+                "annotations that count"
+            )
     classes, notices = choose_classes(annotations, class_names)
     ids = {name: number for number, name in enumerate(classes, start=1)}
-    smaller_on_top = annotations.overlap_rule.startswith("the smaller")
+    smaller_on_top = annotations.form.overlap_rule.startswith("the smaller")
     images = annotations.images
     if not any(image.entries for image in images if image.part == "test"):
         # Test images without a single object were not annotated: all of them background would be a wrong truth.
@@ -199,7 +383,7 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
         Conversion(
             path_in(index.root, image.image).lstrip("/"),
             (*image.sources, image.image),
-            partial(draw_mask, image, annotations.read_shape, ids, smaller_on_top),
+            partial(draw_mask, image, annotations.form.read_shape, ids, smaller_on_top),
         )
         for image in images
     ]
@@ -209,36 +393,35 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
     is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
     counts = Counter(path_in(index.root, image.image.with_suffix("")) for image in images)
     pairs: list[Pair] = []
-    problems: list[tuple[Part | None, str]] = []
+    problems: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test
     for image, mask in zip(images, drawn, strict=True):
         divided: Part = "val" if image.part == "val" else "train"
         part: Part | None = "test" if has_test and image.part == "test" else divided if is_divided else None
-        if mask.problem:
-            problems.append((part, f"{image.where}: {mask.problem}"))
-            continue
         name = path_in(index.root, image.image.with_suffix(""))
         name += image.image.suffix if counts[name] > 1 else ""  # a.jpg and a.png
-        pairs.append(Pair(name, image.image, mask.path, part, mask_origin=image.where))
-    lines = tuple(text for part, text in problems if part != "test")
+        if mask.problem:
+            problems[part == "test"].append(f"{image.where}: {mask.problem}")
+        else:
+            pairs.append(Pair(name, image.image, mask.path, part, mask_origin=image.where))
     titles = "annotation that cannot be used", "annotations that cannot be used"
     fix = "correct these entries, or their image files, or remove them"
-    found = (Problem("annotations", *titles, lines, fix),) if lines else ()
+    found = (Problem("annotations", *titles, tuple(problems[False]), fix),) if problems[False] else ()
     pairs.sort(key=lambda pair: pair.name)
     if all(pair.part == "test" for pair in pairs):
         raise DataError(describe_problems(found) or f"{annotations.files} has no image to train on")
     notices = [*annotations.notices, *notices, *_notices(annotations, images, drawn, index)]
-    if len(problems) > len(lines):
-        texts = [text for part, text in problems if part == "test"]
-        notices.append(f"{counted(len(texts), 'test image')} left out: {first_few(texts, 3)}")
+    if problems[True]:
+        notices.append(f"{counted(len(problems[True]), 'test image')} left out: {first_few(problems[True], 3)}")
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
+    names = classes if len(classes) == 1 else ("background", *classes)
     return FoundPairs(
         tuple(pair for pair in pairs if pair.part != "test"),
         f"{rule}; as they are divided into train and val" if is_divided else rule,
         describe_problems(found),
         found,
         test=tuple(pair for pair in pairs if pair.part == "test"),
-        class_names=classes if len(classes) == 1 else ("background", *classes),
-        num_classes=1 if len(classes) == 1 else len(classes) + 1,
+        class_names=names,
+        num_classes=len(names),
         notices=tuple(notices),
     )
 
@@ -289,7 +472,7 @@ def draw_mask(
             notes[shape.note] += 1
             if shape.patch is not None:
                 class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids[entry.label]
-                notes[NO_PIXEL] += not canvas.draw(shape.patch, class_id, is_crowd=shape.note == IN_CROWD)
+                notes[NO_PIXEL] += not canvas.draw(shape.patch, class_id, is_crowd=shape.note == readers.IN_CROWD)
         except DataError as error:
             raise EntryError(f"{entry.name}: {error}") from None
     notes[OVERLAP] = int(np.count_nonzero(canvas.contested))
@@ -306,18 +489,6 @@ def _image_size(path: Path) -> tuple[int, int]:
         return size or decode_image(data).shape[:2]
     except ReadError as error:
         raise EntryError(f"the file {path.name}: {error}") from None
-
-
-def _refuse_twice(images: Sequence[AnnotatedImage]) -> None:
-    """Raises DataError where two entries are the same image: which one counts?"""
-    first: dict[Path, AnnotatedImage] = {}
-    for image in images:
-        other = first.setdefault(image.image, image)
-        if other is not image:
-            raise DataError(
-                f"{image.image} is annotated twice: {other.where} and {image.where}; remove one of them, or set mask_dir to the "
-                "annotations that count"
-            )
 
 
 def _notices(
@@ -338,7 +509,7 @@ def _notices(
         names = first_few(holders, 3)
         if holders and note == OVERLAP:
             where = f"{counted(sum(facts), 'pixel')} in {counted(len(holders), 'image')}"
-            notices.append(f"{where} in objects of several classes; {annotations.overlap_rule}: {names}")
+            notices.append(f"{where} in objects of several classes; {annotations.form.overlap_rule}: {names}")
         elif holders:
             one, many, what = NOTES[note]
             notices.append(f"{counted(sum(facts), one, many)} {what}: in {names}")

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.datasets.layouts import Folders
 from unet_trainer.datasets.name_matching import File, best_match
 from unet_trainer.datasets.pairs import Pair, Part
 from unet_trainer.images.file_bytes import DataError, ReadError
@@ -156,10 +155,10 @@ class MaskParts:
     files: tuple[tuple[str, Path], ...]
 
 
-def find_object_files(images: Sequence[File], masks: Sequence[File], folders: Sequence[Folders]) -> list[MaskParts] | None:
+def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_sequences: bool) -> list[MaskParts] | None:
     """The mask files of each image where each object has a file of its own: in a folder with the image (ID/images/x.png,
     ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in another way."""
-    places = {image.folder if folders[0].name else f"{image.folder}{image.stem}/": image for image in images}
+    places = {image.folder if is_in_sequences else f"{image.folder}{image.stem}/": image for image in images}
     by_place: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
         by_place[mask.folder].append(mask)

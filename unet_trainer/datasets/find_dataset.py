@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.annotation_formats import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.file_tree import refuse_unreadable
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.pairs import FoundPairs

@@ -5,9 +5,11 @@ The first rule that leaves nothing unpaired is used; equal names come first. Ope
 
 from __future__ import annotations
 
+import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
 MIN_NUMBERED = 4  # files of each kind: fewer numbers differ by the same by chance
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
-# With a single file there is no common prefix or suffix to find; only these words are removed.
+# Of a single file there is no common prefix or suffix to find; only these words are removed.
 IMAGE_AFFIXES, MASK_AFFIXES = (
     re.compile(rf"(?P<prefix>(?:(?:{words})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{words})|))", re.I)
     for words in (IMAGE_WORDS, MASK_WORDS)
@@ -34,6 +36,8 @@ IMAGE_AFFIXES, MASK_AFFIXES = (
 # Of several kinds of masks, the ones to train on come first: what their names say of them.
 BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
 LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge", "boundary")
+
+Affixes = tuple[str, str]  # prefix and suffix
 
 
 class File(NamedTuple):
@@ -45,21 +49,21 @@ class File(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is removed from names before they are compared: (prefix, suffix) of the images and of the masks."""
+    """What is removed from names before they are compared."""
 
-    image: tuple[str, str] = ("", "")
-    mask: tuple[str, str] = ("", "")
+    image: Affixes = ("", "")
+    mask: Affixes = ("", "")
     ignores_padding: bool = False  # 7 and 007 are equal
     drops_channel: bool = False  # the _0000 of nnU-Net
 
     def image_core(self, stem: str) -> str:
-        return self._core(CHANNEL.sub("", stem) if self.drops_channel else stem, *self.image)
+        return self._core(CHANNEL.sub("", stem) if self.drops_channel else stem, self.image)
 
     def mask_core(self, stem: str) -> str:
-        return self._core(stem, *self.mask)
+        return self._core(stem, self.mask)
 
-    def _core(self, stem: str, prefix: str, suffix: str) -> str:
-        core = stem.removeprefix(prefix).removesuffix(suffix)
+    def _core(self, stem: str, affixes: Affixes) -> str:
+        core = stem.removeprefix(affixes[0]).removesuffix(affixes[1])
         return NUMBER.sub(lambda number: number.group().lstrip("0") or "0", core) if self.ignores_padding else core
 
 
@@ -78,32 +82,27 @@ class Match(NamedTuple):
 
 def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
     """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
-    found = []
-    for path in paths:
-        folder = path.parent.relative_to(root).as_posix()
-        found.append(File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), composed(path.stem)))
-    return found
+    folders = ((path, path.parent.relative_to(root).as_posix()) for path in paths)
+    return [
+        File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), composed(path.stem)) for path, folder in folders
+    ]
 
 
-def has_ending(file: File, mask_suffix: str) -> bool:
-    """Whether the name ends in mask_suffix, which may also be an extension: .png."""
-    return file.path.suffix.lower() == mask_suffix.lower() or (
-        not _is_extension(mask_suffix) and file.stem.endswith(composed(mask_suffix))
-    )
-
-
-def without_ending(masks: Iterable[File], mask_suffix: str) -> list[File]:
-    suffix = "" if _is_extension(mask_suffix) else composed(mask_suffix)
-    return [mask._replace(stem=mask.stem.removesuffix(suffix)) for mask in masks]
-
-
-def _is_extension(mask_suffix: str) -> bool:
-    return mask_suffix.lower() in IMAGE_EXTENSIONS
+def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:
+    """The files whose names end in mask_suffix, without it; it may also be an extension: .png."""
+    if mask_suffix.lower() in IMAGE_EXTENSIONS:
+        return [file for file in files if file.path.suffix.lower() == mask_suffix.lower()]
+    suffix = composed(mask_suffix)
+    return [file._replace(stem=file.stem.removesuffix(suffix)) for file in files if file.stem.endswith(suffix)]
 
 
 def mask_marks(stem: str) -> list[str]:
     """The marks of a mask in a name, such as _mask in a_mask or gt_ in gt_a; in lower case."""
     return [found.group().lower() for found in MASK_MARK.finditer(stem)]
+
+
+def is_channel_folder(folder: Path) -> bool:
+    return folder.name.lower() == CHANNEL_FOLDER
 
 
 def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None) -> Match:
@@ -112,43 +111,25 @@ def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path
     `preferred`: the rule of the training pairs, which comes first for those of validation.
     """
     rules = [*([preferred] if preferred is not None else []), Rule()]
-    if is_channel_folder(image_folder) and len({_channel(image) for image in images}) == 1:
+    if is_channel_folder(image_folder) and len({"".join(CHANNEL.findall(image.stem)) for image in images}) == 1:
         rules.append(Rule(drops_channel=True))
-    rules += _shared_affixes([file.stem for file in images], [file.stem for file in masks])
-    rules += [rule._replace(ignores_padding=True) for rule in rules]
-    matches = [match_names(images, masks, rule) for rule in rules]
-    complete = next((match for match in matches if match.is_complete), None)
-    return complete or max((match for match in matches if _keeps_words_whole(match)), key=lambda match: len(match.pairs))
+    rules += _affix_rules({file.stem for file in images}, {file.stem for file in masks})
+    partial = []
+    for rule in (*rules, *(rule._replace(ignores_padding=True) for rule in rules)):
+        match = _match_names(images, masks, rule)
+        if match.is_complete:
+            return match
+        if _keeps_words_whole(match):
+            partial.append(match)
+    return max(partial, key=lambda match: len(match.pairs))
 
 
-def _keeps_words_whole(match: Match) -> bool:
-    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common may be more:
-    of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
-    sides = ((match.rule.image, [image for image, _ in match.pairs]), (match.rule.mask, [mask for _, mask in match.pairs]))
-    return all(
-        (not prefix or SEPARATOR.match(prefix[-1]) or file.stem.removeprefix(prefix)[:1].isdigit())
-        and (not suffix or SEPARATOR.match(suffix[0]) or file.stem.removesuffix(suffix)[-1:].isdigit())
-        for (prefix, suffix), files in sides
-        for file in files
-    )
-
-
-def is_channel_folder(folder: Path) -> bool:
-    return folder.name.lower() == CHANNEL_FOLDER
-
-
-def _channel(image: File) -> str:
-    found = CHANNEL.search(image.stem)
-    return found.group() if found else ""
-
-
-def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Match:
+def _match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Match:
     """Pairs one image with one mask if they are in the same subfolder and the rest of their names is equal."""
     found: dict[tuple[str, str], tuple[list[File], list[File]]] = defaultdict(lambda: ([], []))
-    for image in images:
-        found[image.folder, rule.image_core(image.stem)][0].append(image)
-    for mask in masks:
-        found[mask.folder, rule.mask_core(mask.stem)][1].append(mask)
+    for side, (files, core) in enumerate(((images, rule.image_core), (masks, rule.mask_core))):
+        for file in files:
+            found[file.folder, core(file.stem)][side].append(file)
     match = Match(rule, [], [], [])
     for its_images, its_masks in found.values():
         if len(its_images) == len(its_masks) == 1:
@@ -159,80 +140,47 @@ def match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Ma
     return match
 
 
-def offset_match(match: Match) -> Match | None:
-    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None if there is
-    no such offset. One file that is left over at each end is its sign."""
-    files = [(match.rule.image_core, [*(image for image, _ in match.pairs), *match.images])]
-    files += [(match.rule.mask_core, [*(mask for _, mask in match.pairs), *match.masks])]
-    images, masks = (sorted((file.folder, *_numbered(core(file.stem)), file) for file in side) for core, side in files)
-    if len(images) != len(masks) or len(images) < MIN_NUMBERED:
-        return None
-    pairs = list(zip(images, masks, strict=True))
-    offsets = {image[2] - mask[2] for image, mask in pairs}
-    if any(image[:2] != mask[:2] for image, mask in pairs) or len(offsets) != 1 or 0 in offsets:
-        return None
-    return match._replace(pairs=[(image[3], mask[3]) for image, mask in pairs], images=[], masks=[])
-
-
-def _numbered(core: str) -> tuple[str, int]:
-    """The text around the last number of a name, and the number."""
-    found = LAST_NUMBER.fullmatch(core)
-    return (f"{found[1]}#{found[3]}", int(found[2])) if found else (core, 0)
-
-
-def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
-    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
-
-    Kinds that are common, those to train on first; empty if no image has several.
-    """
-    _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
-    endings = [suffix[found.start() :] for found in SEPARATOR.finditer(suffix)]
-    cores = {(image.folder, image.stem.removesuffix(ending)) for image in images for ending in ("", *endings)}
-    counts: dict[str, int] = defaultdict(int)
-    with_mask = set()
-    for mask in masks:
-        ends = [*(found.start() for found in SEPARATOR.finditer(mask.stem)), len(mask.stem)]
-        end = next((end for end in reversed(ends) if (mask.folder, mask.stem[:end]) in cores), None)
-        if end is not None:
-            counts[mask.stem[end:]] += 1
-            with_mask.add((mask.folder, mask.stem[:end]))
-    common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
-    has_several = sum(common.values()) > len(with_mask)
-    return dict(sorted(common.items(), key=lambda item: (_rank_kind(item[0]), item[0]))) if has_several else {}
-
-
-def _rank_kind(kind: str) -> int:
-    word = kind.lower()
-    if any(last in word for last in LAST_KINDS):
-        return len(BEST_KINDS)
-    return next(rank for rank, best in enumerate(BEST_KINDS) if best in word)
-
-
-def _shared_affixes(images: Sequence[str], masks: Sequence[str]) -> list[Rule]:
-    """Rules that remove the common prefix and suffix of all masks; then those of all images as well."""
-    mask_affixes = _affixes(set(masks), MASK_AFFIXES)
-    both = Rule(_affixes(set(images), IMAGE_AFFIXES), mask_affixes)
-    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = both.image, both.mask
-    rules = (
-        Rule(("", ""), mask_affixes),
-        both,
-        _without_shared(both),
-        # Suffixes only, and prefixes only: masks of some of the images may share more than all images do.
-        Rule(("", ""), ("", mask_suffix)),
-        Rule(("", image_suffix), ("", mask_suffix)),
-        Rule(("", ""), (mask_prefix, "")),
-        Rule((image_prefix, ""), (mask_prefix, "")),
+def _keeps_words_whole(match: Match) -> bool:
+    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common may be more:
+    of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
+    return all(
+        (not prefix or SEPARATOR.match(prefix[-1]) or file.stem.removeprefix(prefix)[:1].isdigit())
+        and (not suffix or SEPARATOR.match(suffix[0]) or file.stem.removesuffix(suffix)[-1:].isdigit())
+        for pair in match.pairs
+        for (prefix, suffix), file in zip((match.rule.image, match.rule.mask), pair, strict=True)
     )
-    return [rule for rule in dict.fromkeys(rules) if rule != Rule() and not _hides_numbers(rule)]
 
 
-def _without_shared(rule: Rule) -> Rule:
-    """The rule without what images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not removed."""
-    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = rule.image, rule.mask
-    start = _shared_words(image_suffix, mask_suffix)
-    end = _shared_words(image_prefix[::-1], mask_prefix[::-1])
-    image = image_prefix[: len(image_prefix) - end], image_suffix[start:]
-    return Rule(image, (mask_prefix[: len(mask_prefix) - end], mask_suffix[start:]))
+def _affix_rules(images: set[str], masks: set[str]) -> Iterator[Rule]:
+    """Rules that remove the common prefix and suffix of the masks, and of the images; or one of them: masks of some of the images
+    may share more than all images do."""
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = _affixes(images, IMAGE_AFFIXES), _affixes(masks, MASK_AFFIXES)
+    seen = {Rule()}
+    for has_prefix, has_suffix in ((True, True), (False, True), (True, False)):
+        mask = mask_prefix * has_prefix, mask_suffix * has_suffix
+        for image in (("", ""), (image_prefix * has_prefix, image_suffix * has_suffix)):
+            for rule in (Rule(image, mask), _without_shared(image, mask)):
+                if rule not in seen and not _hides_numbers(rule):
+                    yield rule
+                seen.add(rule)
+
+
+def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
+    """The common prefix and suffix, never with part of a number: those of t000 and t001 share t, not t00."""
+    if len(stems) < 2:
+        found = affixes_of_one.fullmatch("".join(stems))
+        assert found is not None  # both affixes may be empty
+        return found["prefix"], found["suffix"]
+    prefix = re.sub(r"\d+$", "", os.path.commonprefix([*stems]))  # noqa: RUF071
+    backwards = os.path.commonprefix([stem.removeprefix(prefix)[::-1] for stem in stems])  # noqa: RUF071
+    return prefix, re.sub(r"^\d+", "", backwards[::-1])
+
+
+def _without_shared(image: Affixes, mask: Affixes) -> Rule:
+    """Without the words that images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not removed."""
+    start = _shared_words(image[1], mask[1])
+    image_end, mask_end = (len(prefix) - _shared_words(image[0][::-1], mask[0][::-1]) for prefix in (image[0], mask[0]))
+    return Rule((image[0][:image_end], image[1][start:]), (mask[0][:mask_end], mask[1][start:]))
 
 
 def _shared_words(one: str, other: str) -> int:
@@ -243,29 +191,55 @@ def _shared_words(one: str, other: str) -> int:
 
 def _hides_numbers(rule: Rule) -> bool:
     """Whether the affixes hold numbers that may identify files: s1_a and s2_a. The 1 of 21_manual1 belongs to its word."""
-    image_tokens, mask_tokens = [], []
-    for image_affix, mask_affix in zip(rule.image, rule.mask, strict=True):
-        if NUMBER.findall(image_affix) != NUMBER.findall(mask_affix):
-            image_tokens += [token for token in SEPARATOR.split(image_affix) if NUMBER.search(token)]
-            mask_tokens += [token for token in SEPARATOR.split(mask_affix) if NUMBER.search(token)]
-    both = bool(image_tokens and mask_tokens)
-    return both or any(token.isdigit() for token in (*image_tokens, *mask_tokens))
+    sides: tuple[list[str], list[str]] = ([], [])
+    for affixes in zip(rule.image, rule.mask, strict=True):
+        if NUMBER.findall(affixes[0]) != NUMBER.findall(affixes[1]):
+            for side, affix in zip(sides, affixes, strict=True):
+                side += [token for token in SEPARATOR.split(affix) if NUMBER.search(token)]
+    return all(sides) or any(token.isdigit() for side in sides for token in side)
 
 
-def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> tuple[str, str]:
-    """The common prefix and suffix, never with part of a number: those of t000 and t001 share t, not t00."""
-    if not stems:
-        return "", ""
-    if len(stems) == 1:
-        found = affixes_of_one.fullmatch(next(iter(stems)))
-        assert found is not None  # both affixes may be empty
-        return found["prefix"], found["suffix"]
-    prefix = re.sub(r"\d+$", "", _common_start(stems))
-    backwards = {stem.removeprefix(prefix)[::-1] for stem in stems}
-    return prefix, re.sub(r"^\d+", "", _common_start(backwards)[::-1])
+def offset_match(match: Match) -> Match | None:
+    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None if there is
+    no such offset. One file that is left over at each end is its sign."""
+
+    def key(file: File, core: str) -> tuple[str, str, int, File]:
+        """Folder, the text around the last number of the name, and the number."""
+        found = LAST_NUMBER.fullmatch(core)
+        return (file.folder, f"{found[1]}#{found[3]}", int(found[2]), file) if found else (file.folder, core, 0, file)
+
+    images = sorted(key(file, match.rule.image_core(file.stem)) for file in (*(image for image, _ in match.pairs), *match.images))
+    masks = sorted(key(file, match.rule.mask_core(file.stem)) for file in (*(mask for _, mask in match.pairs), *match.masks))
+    if len(images) != len(masks) or len(images) < MIN_NUMBERED:
+        return None
+    pairs = list(zip(images, masks, strict=True))
+    offsets = {image[2] - mask[2] for image, mask in pairs}
+    if any(image[:2] != mask[:2] for image, mask in pairs) or len(offsets) != 1 or 0 in offsets:
+        return None
+    return match._replace(pairs=[(image[3], mask[3]) for image, mask in pairs], images=[], masks=[])
 
 
-def _common_start(texts: set[str]) -> str:
-    first, last = min(texts), max(texts)  # all texts between the two in order share what these two share
-    length = next((index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:length]
+def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
+    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
+
+    Kinds that are common, those to train on first; empty if no image has several.
+    """
+    _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
+    endings = ["", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))]
+    cores = {(image.folder, image.stem.removesuffix(ending)) for image, ending in product(images, endings)}
+    counts: Counter[str] = Counter()
+    with_mask = set()
+    for mask in masks:
+        ends = [len(mask.stem), *(found.start() for found in reversed([*SEPARATOR.finditer(mask.stem)]))]
+        end = next((end for end in ends if (mask.folder, mask.stem[:end]) in cores), None)
+        if end is not None:
+            counts[mask.stem[end:]] += 1
+            with_mask.add((mask.folder, mask.stem[:end]))
+    common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
+    return dict(sorted(common.items(), key=_rank_kind)) if sum(common.values()) > len(with_mask) else {}
+
+
+def _rank_kind(kind_and_count: tuple[str, int]) -> tuple[int, str]:
+    word = kind_and_count[0].lower()
+    is_last = any(last in word for last in LAST_KINDS)
+    return len(BEST_KINDS) if is_last else next(rank for rank, best in enumerate(BEST_KINDS) if best in word), kind_and_count[0]

@@ -8,7 +8,7 @@ an edge share no pixel. A polygon that crosses itself is filled by the even-odd 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together:
 MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
 CROWD = 2**30  # added to the size of a crowd region, so that every object is smaller
 UNCLAIMED = 2**31 - 1
+ROUND = 1.00001  # makes a polygon of a point each half degree as large as its circle, and centres on it belong to it
 
 
 class Patch(NamedTuple):
@@ -69,51 +70,40 @@ def _cells(edges: Any, limit: int) -> Any:
     return np.floor(edges + 0.5).clip(0, limit).astype(np.int64)
 
 
-def box_corners(x0: float, y0: float, x1: float, y1: float, degrees: float = 0.0) -> Pixels:
-    """4,2: the corners of the box between two of them, turned clockwise by `degrees` around its centre."""
-    middle = np.array([(x0 + x1) / 2, (y0 + y1) / 2])
-    corners = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float64)
+# Outlines of other shapes
+
+
+def turned(points: Sequence[Sequence[float]] | Pixels, centre: Sequence[float], degrees: float) -> Pixels:
+    """The points, clockwise around the centre."""
     if not degrees:
-        return corners
+        return np.array(points, np.float64)
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return middle + (corners - middle) @ np.array([[cosine, sine], [-sine, cosine]])
+    return centre + (np.array(points, np.float64) - centre) @ np.array([[cosine, sine], [-sine, cosine]])
 
 
-def fill_ellipse(centre: tuple[float, float], radii: tuple[float, float], height: int, width: int, degrees: float = 0.0) -> Patch:
-    """The pixels of an ellipse, turned clockwise by `degrees`; a circle has two equal radii."""
-    if min(radii) <= 0:
-        return EMPTY
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+def box_outline(x0: float, y0: float, x1: float, y1: float, degrees: float = 0.0) -> Pixels:
+    """The box between two corners, turned clockwise around its centre."""
+    return turned([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], [(x0 + x1) / 2, (y0 + y1) / 2], degrees)
 
-    def is_inside(x: Pixels, y: Pixels) -> Pixels:
-        along, across = cosine * (x - centre[0]) + sine * (y - centre[1]), cosine * (y - centre[1]) - sine * (x - centre[0])
-        return (along / radii[0]) ** 2 + (across / radii[1]) ** 2 <= 1
 
-    return _fill_where(is_inside, np.array([centre]), max(radii), height, width)
+def ellipse_outline(x: float, y: float, x_radius: float, y_radius: float, degrees: float = 0.0) -> Pixels:
+    angles = np.linspace(0, 2 * np.pi, 720, endpoint=False)
+    points = np.stack([x + ROUND * x_radius * np.cos(angles), y + ROUND * y_radius * np.sin(angles)], axis=1)
+    return turned(points, [x, y], degrees)
 
 
 def draw_line(points: Pixels, line_width: float, height: int, width: int) -> Patch:
     """The pixels whose centre is at most half of `line_width` away from the line through `points`."""
-
-    def near(start: Pixels, step: Pixels) -> Callable[[Pixels, Pixels], Pixels]:
-        def is_inside(x: Pixels, y: Pixels) -> Pixels:
-            right_by, down_by = x - start[0], y - start[1]
-            share = ((right_by * step[0] + down_by * step[1]) / (float(step @ step) or 1.0)).clip(0, 1)
-            return (right_by - share * step[0]) ** 2 + (down_by - share * step[1]) ** 2 <= (line_width / 2) ** 2
-
-        return is_inside
-
-    return join([_fill_where(near(a, b - a), np.stack([a, b]), line_width / 2, height, width) for a, b in pairwise(points)])
+    patches = []
+    for start, stop in pairwise(points):
+        half = np.linspace(-np.pi / 2, np.pi / 2, 361) + math.atan2(stop[1] - start[1], stop[0] - start[0])
+        ends = [(stop, half), (start, half + np.pi)]
+        around = [end + ROUND * line_width / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1) for end, angles in ends]
+        patches.append(fill_polygon(np.concatenate(around), height, width))
+    return join(patches)
 
 
-def _fill_where(is_inside: Callable[[Pixels, Pixels], Pixels], points: Pixels, reach: float, height: int, width: int) -> Patch:
-    """The pixels around `points`, at most `reach` away, for whose centres is_inside(x, y) holds."""
-    (x0, y0), (x1, y1) = points.min(axis=0) - reach, points.max(axis=0) + reach
-    top, bottom = (min(max(side, 0), height) for side in (math.ceil(y0 - 0.5), math.floor(y1 - 0.5) + 1))
-    left, right = (min(max(side, 0), width) for side in (math.ceil(x0 - 0.5), math.floor(x1 - 0.5) + 1))
-    if top >= bottom or left >= right:
-        return EMPTY
-    return Patch(top, left, is_inside(np.arange(left, right)[None, :] + 0.5, np.arange(top, bottom)[:, None] + 0.5))
+# Pictures and run lengths
 
 
 def paste(bitmap: Pixels, left: int, top: int, height: int, width: int) -> Patch:
@@ -141,15 +131,6 @@ def join(patches: Sequence[Patch]) -> Patch:
     for patch in patches:
         joined[patch._replace(top=patch.top - top, left=patch.left - left).area] |= patch.pixels
     return Patch(top, left, joined)
-
-
-def without(patch: Patch, holes: Sequence[Patch]) -> Patch:
-    """The pixels of a patch that are in none of the holes."""
-    kept = patch.pixels.copy()
-    for hole in holes:
-        inside = paste(hole.pixels, hole.left - patch.left, hole.top - patch.top, *kept.shape)
-        kept[inside.area] &= ~inside.pixels
-    return Patch(patch.top, patch.left, kept)
 
 
 def unroll(runs: Sequence[Any], height: int, width: int) -> Pixels:

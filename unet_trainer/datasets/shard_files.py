@@ -1,4 +1,4 @@
-"""The files of shards, in a local folder or behind a URL (s3://, gs://, http://, ...): parts of them, sizes, lists, writing.
+"""The files of shards, in a folder or behind a URL (s3://, gs://, http://, ...): parts of them, sizes, lists, writing.
 
 Remote files go through fsspec, with retries. fsspec comes with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named
 where it is missing. Every error is a ShardError with the name of the file.
@@ -7,15 +7,14 @@ where it is missing. Every error is a ShardError with the name of the file.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.file_tree import walk
@@ -28,7 +27,7 @@ from unet_trainer.system.os_errors import cannot
 URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
-BLOCK_BYTES = 2**23  # that are read at a time from a remote file that is read from its beginning
+BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
 MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
 
@@ -43,108 +42,51 @@ class MissingFile(ShardError):
     """There is no such file."""
 
 
-class LocalFiles:
-    """Files below a folder, by their names relative to it."""
-
-    is_remote = False
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def place(self, name: str) -> str:
-        """As messages name a file."""
-        return str(Path(self.root) / name)
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes from `start` up to `stop`, or to the end of the file."""
-        with self.open_file(name) as file, self._told(name, "be read"):
-            file.seek(start)
-            return file.read() if stop is None else file.read(stop - start)
-
-    def size_and_version(self, name: str) -> tuple[int | None, str]:
-        """In bytes, None if unknown; and what changes with the content, if anything does."""
-        with self._told(name, "be read"):
-            status = Path(self.place(name)).stat()
-        return status.st_size, str(status.st_mtime_ns)
-
-    def has_ranges(self, name: str) -> bool:
-        return True
-
-    def exists(self, name: str) -> bool:
-        return Path(self.place(name)).is_file()
-
-    def find(self) -> list[str]:
-        """The names of all files."""
-        with self._told("", "be read"):
-            root = Path(self.root)
-            return sorted((folder / name).relative_to(root).as_posix() for folder, names in walk(root) for name in names)
-
-    def open_file(self, name: str) -> BinaryIO:
-        with self._told(name, "be read"):
-            return os.fdopen(open_handle(self.place(name)), "rb")
-
-    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        path = Path(self.place(name))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, fill)
-        except OSError as error:
-            raise cannot(f"--out: {path}", "be written", error, path.parent) from None
-
-    def delete(self, name: str) -> None:
-        Path(self.place(name)).unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _told(self, name: str, what: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise MissingFile(f"{self.place(name)}: {error.strerror}") from None
-        except OSError as error:
-            raise ShardError(f"{self.place(name)} cannot {what} ({error.strerror or error})") from None
-
-
-class RemoteFiles:
-    """The same behind a URL; may be used from several threads, and in processes forked from this one."""
-
-    is_remote = True
+class Files:
+    """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from this one."""
 
     def __init__(
         self,
         root: str,
-        waits: tuple[float, ...] = WAITS,
+        waits: tuple[float, ...] | None = None,
         workspace: Path | None = None,
         connect: Callable[[str], Any] | None = None,
     ) -> None:
         """`workspace`: where files are written before their upload. `connect` gives fsspec's file system of a protocol."""
-        self.root, self.waits, self.workspace = root.rstrip("/"), waits, workspace
-        self.protocol = root.partition("://")[0].lower()
-        self.connect = connect or _connect
+        self.is_remote = is_url(root)
+        self.root = root.rstrip("/") if self.is_remote else root
+        self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
+        self.waits = () if not self.is_remote else WAITS if waits is None else waits
+        self.workspace, self.connect = workspace, connect or _connect
         self._systems: dict[int, Any] = {}  # by process: connections and their thread do not survive a fork
 
     def place(self, name: str) -> str:
-        return f"{self.root}/{name}" if name else self.root
+        """As messages name a file."""
+        return f"{self.root}/{name}".rstrip("/") if self.is_remote else str(Path(self.root, name))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        def read_once(system: Any, url: str) -> bytes:
-            content: bytes = system.cat_file(url, start=start, end=stop)
+        """The bytes from `start` up to `stop`, or to the end of the file."""
+
+        def read_once(system: Any, place: str) -> bytes:
+            content: bytes = system.cat_file(place, start=start, end=stop)
             if stop is None or len(content) == stop - start:
                 return content
             if len(content) >= stop:  # a server that knows no ranges gives the whole file
                 return content[start:stop]
             raise OSError(f"{len(content)} of {stop - start} bytes came")
 
-        return self._retried(read_once, name, "be read")
+        return self._retried(read_once, name)
 
     def size_and_version(self, name: str) -> tuple[int | None, str]:
-        info = self._retried(lambda system, url: system.info(url), name, "be read")
+        """In bytes, None if unknown; and what changes with the content, if anything does."""
+        info = self._retried(lambda system, place: system.info(place), name)
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
 
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
-        return len(self._retried(lambda system, url: system.cat_file(url, start=0, end=1), name, "be read")) <= 1
+        return len(self._retried(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
     def exists(self, name: str) -> bool:
         try:
@@ -154,93 +96,93 @@ class RemoteFiles:
         return True
 
     def find(self) -> list[str]:
-        found = self._retried(lambda system, url: system.find(url), "", "be listed")
+        """The names of all files."""
+        found = self._retried(lambda system, place: system.find(place), "", "be listed")
+        if not self.is_remote:
+            return sorted(Path(path).relative_to(self.root).as_posix() for path in found)
         urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in found)
         return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
 
     def open_file(self, name: str) -> BinaryIO:
+        """To be read from its beginning, with our retries, which fsspec's own files do not have."""
+        if not self.is_remote:
+            return self._retried(lambda system, place: os.fdopen(open_handle(place), "rb"), name)
         size, _ = self.size_and_version(name)
         if size is None:
             raise ShardError(f"{self.place(name)}: the server does not tell its size, so that it cannot be read in parts")
-        return io.BufferedReader(_RangeFile(self, name, size), BLOCK_BYTES)
+        from fsspec.spec import AbstractBufferedFile  # 0.2 s
+
+        kind = type("RangeFile", (AbstractBufferedFile,), {"_fetch_range": lambda _, start, end: self.read(name, start, end)})
+        return cast(BinaryIO, kind(None, name, block_size=BLOCK_BYTES, cache_type="readahead", size=size))
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Uploads a file whole."""
-        assert self.workspace is not None
+        """Completely or not at all. Raises UserError."""
+        folder = self.workspace if self.is_remote else Path(self.place(name)).parent
+        assert folder is not None
         try:
-            self.workspace.mkdir(parents=True, exist_ok=True)
-            delete_drafts(self.workspace, ["*"], ABANDONED_SECONDS)
-            with tempfile.NamedTemporaryFile(dir=self.workspace, prefix=".upload.", suffix=".tmp") as file:
-                fill(file)  # type: ignore[arg-type] # it writes as a file does
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self.is_remote:
+                return write_atomically(Path(self.place(name)), fill)
+            delete_drafts(folder, ["*"], ABANDONED_SECONDS)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as file:
+                fill(cast(BinaryIO, file))
                 file.flush()
-                self._retried(lambda system, url: system.put_file(file.name, url), name, "be written")
+                return self._retried(lambda system, url: system.put_file(file.name, url), name, "be written")
         except OSError as error:
-            raise cannot(f"{self.workspace}", "be written to", error, self.workspace) from None
+            raise cannot(f"{folder}" if self.is_remote else f"--out: {self.place(name)}", "be written", error, folder) from None
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):
-            self._retried(lambda system, url: system.rm_file(url), name, "be deleted")
+            self._retried(lambda system, place: system.rm_file(place), name, "be deleted")
 
-    def _retried(self, action: Callable[[Any, str], Found], name: str, what: str) -> Found:
-        url = self.place(name)
+    def _retried(self, action: Callable[[Any, str], Found], name: str, what: str = "be read") -> Found:
+        place = self.place(name)
         for wait in (*self.waits, None):
             try:
                 if (system := self._systems.get(os.getpid())) is None:
                     system = self._systems[os.getpid()] = self.connect(self.protocol)
-                return action(system, url)
+                return action(system, place)
             except ShardError:
                 raise
-            except PermissionError as error:
-                raise ShardError(f"{url} cannot {what} ({first_line(error) or 'no permission'})") from None
             except NotImplementedError:
-                raise ShardError(f"{url} cannot {what}: {self.protocol}:// does not allow it") from None
+                raise ShardError(f"{place} cannot {what}: {self.protocol}:// does not allow it") from None
             except Exception as error:  # each library has its own
                 # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the status.
                 is_missing = isinstance(error, FileNotFoundError)
                 failure = error.__cause__ or error if is_missing else error
                 status = getattr(failure, "status", None)
                 if is_missing and status in MISSING_STATUSES:
-                    raise MissingFile(f"{url} is not there") from None
-                if wait is None or status in FINAL_STATUSES:
-                    tries = f"; {len(self.waits) + 1} tries" if wait is None else ""
-                    raise ShardError(f"{url} cannot {what} ({first_line(failure)}{tries})") from None
+                    raise MissingFile(f"{place} is not there") from None
+                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError):
+                    reason = getattr(failure, "strerror", None) or first_line(failure)
+                    tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
+                    raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
                 time.sleep(wait * random.uniform(0.5, 1.0))  # processes that were refused together must not come back together
         raise AssertionError
 
 
-Files = LocalFiles | RemoteFiles
+class _LocalSystem:
+    """What fsspec's file systems do, of a disk: without waiting for a pipe, hidden files, or a folder named ~."""
 
+    def cat_file(self, path: str, start: int, end: int | None) -> bytes:
+        with os.fdopen(open_handle(path), "rb") as file:
+            file.seek(start)
+            return file.read() if end is None else file.read(end - start)
 
-class _RangeFile(io.RawIOBase):
-    """A remote file that can be read at any place. fsspec's own files have no retries."""
+    def info(self, path: str) -> dict[str, int]:
+        status = Path(path).stat()
+        return {"size": status.st_size, "mtime": status.st_mtime_ns}
 
-    def __init__(self, files: RemoteFiles, name: str, size: int) -> None:
-        self.files, self.name, self.length, self.position = files, name, size, 0
+    def find(self, path: str) -> list[Path]:
+        return [folder / name for folder, names in walk(Path(path)) for name in names]
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + (0, self.position, self.length)[whence]
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, place: Any) -> int:
-        stop = min(self.position + len(place), self.length)
-        if stop <= self.position:
-            return 0
-        content = self.files.read(self.name, self.position, stop)
-        place[: len(content)] = content
-        self.position = stop
-        return len(content)
+    def rm_file(self, path: str) -> None:
+        Path(path).unlink()
 
 
 def _connect(protocol: str) -> Any:
+    if not protocol:
+        return _LocalSystem()
     if protocol not in PROTOCOLS:
         raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://")
     options: dict[str, Any] = {}

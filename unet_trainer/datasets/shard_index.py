@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.input_files import parse_json
@@ -33,16 +36,40 @@ IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
 MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")  # a.seg.png
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 CHUNK_BYTES = 2**22
+END_BYTES = 2**20  # that are searched for something behind the end of an archive, which fills its last record with zeros
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+def path_in_shard(name: str) -> str:
+    """A member's name as it stands in a path below that of its shard: ./a.jpg is a.jpg."""
+    return PurePosixPath(name.lstrip("/")).as_posix() if "/" in name or not name else name
+
+
+def _require_text(value: str) -> str:
+    value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
+    if "\0" in value:
+        raise ValueError("it holds a NUL")
+    return value
+
+
+def _require_inside(value: str) -> str:
+    if value != path_in_shard(value) or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"{value!r:.60} is no path below the shards")
+    return value
+
+
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, AfterValidator(_require_text)]
+InnerPath = Annotated[Text, AfterValidator(_require_inside)]
 
 
 class Member(NamedTuple):
     """A file in a shard."""
 
-    name: str
-    offset: int
-    length: int
-    checksum: int  # CRC-32
+    name: InnerPath
+    offset: Natural
+    length: Natural
+    checksum: Natural  # CRC-32
 
     @property
     def end(self) -> int:
@@ -52,29 +79,29 @@ class Member(NamedTuple):
 class Sample(NamedTuple):
     """An image and its mask in one shard."""
 
-    name: str
+    name: Text
     image: Member
     mask: Member
-    part: str = ""  # train, val, test, or not divided
-    group: str = ""
-    image_facts: Mapping[str, Any] | None = None  # as the scan caches them
-    mask_facts: Mapping[str, Any] | None = None
+    part: Literal["", "train", "val", "test"] = ""  # empty: not divided
+    group: Text = ""
+    image_facts: dict[str, Any] | None = None  # as the scan caches them
+    mask_facts: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Shard:
-    name: str  # relative to the index, with slashes
-    num_bytes: int
+    name: Annotated[InnerPath, Field(pattern=r"\.tar$")]  # relative to the index, with slashes
+    num_bytes: Annotated[Natural, Field(alias="bytes")]
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True)
 class ShardIndex:
     shards: tuple[Shard, ...]
-    class_names: tuple[str, ...] | None = None
-    num_classes: int | None = None
-    unpaired: tuple[str, ...] = ()  # SHARD/KEY of samples of other tools without an image or without a mask
-    class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, if there was one
+    class_names: tuple[Text, ...] | None = None
+    num_classes: Annotated[Natural, Field(ge=1, le=MAX_CLASSES)] | None = None
+    unpaired: tuple[Text, ...] = ()  # SHARD/KEY of samples of other tools without an image or without a mask
+    class_file: tuple[Text, Text] | None = None  # name and text of the file that names the classes, if there was one
 
     @property
     def num_samples(self) -> int:
@@ -104,60 +131,18 @@ def index_from_json(text: str | bytes) -> ShardIndex:
         content = parse_json(text)
         if content["format"] != FORMAT:
             raise ShardError(f"format {content['format']!r:.20}; this version reads format {FORMAT}")
-        names, number, class_file = content["class_names"], content["num_classes"], content["class_file"]
-        _require(number is None or 1 <= _whole(number) <= MAX_CLASSES, number, "num_classes")
-        _require(class_file is None or len(class_file) == 2, class_file, "class_file")
-        index = ShardIndex(
-            tuple(_shard(row) for row in content["shards"]),
-            None if names is None else tuple(map(_text, names)),
-            number,
-            tuple(map(_text, content["unpaired"])),
-            None if class_file is None else (_text(class_file[0]), _text(class_file[1])),
-        )
-        _require(len({shard.name for shard in index.shards}) == len(index.shards), "a shard is listed twice", "index")
-        return index
-    except ShardError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        index: ShardIndex = TypeAdapter(ShardIndex).validate_python(content)
+        if len({shard.name for shard in index.shards}) < len(index.shards):
+            raise ValueError("a shard is listed twice")
+        for shard in index.shards:
+            if any(member.end > shard.num_bytes for sample in shard.samples for member in (sample.image, sample.mask)):
+                raise ValueError(f"a file lies beyond the end of {shard.name}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ShardError(f"not an index of shards ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+    except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"not an index of shards ({error or type(error).__name__})") from None
-
-
-def _shard(row: Any) -> Shard:
-    name, num_bytes = _text(row["name"]), _whole(row["bytes"])
-    is_inside = not name.startswith("/") and ".." not in PurePosixPath(name).parts
-    _require(is_inside and name.endswith(".tar"), name, "name of a shard")
-    return Shard(name, num_bytes, tuple(_sample(sample, num_bytes) for sample in row["samples"]))
-
-
-def _sample(row: Any, num_bytes: int) -> Sample:
-    name, image, mask, part, group, *facts = row
-    _require(part in ("", "train", "val", "test"), part, "part")
-    _require(len(facts) == 2 and all(one is None or isinstance(one, dict) for one in facts), facts, "facts")
-    return Sample(_text(name), _member(image, num_bytes), _member(mask, num_bytes), part, _text(group), *facts)
-
-
-def _member(row: Any, num_bytes: int) -> Member:
-    name, *numbers = row
-    member = Member(_text(name), *map(_whole, numbers))
-    _require(member.name == path_in_shard(member.name), member.name, "name of a member")
-    _require(member.end <= num_bytes, member.name, "place within its shard")
-    return member
-
-
-def _text(value: Any) -> str:
-    _require(isinstance(value, str) and "\0" not in value, value, "text")
-    value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
-    return str(value)
-
-
-def _whole(value: Any) -> int:
-    _require(type(value) is int and value >= 0, value, "whole number")
-    return int(value)
-
-
-def _require(is_right: bool, value: Any, what: str) -> None:
-    if not is_right:
-        raise ValueError(f"{what}: got {value!r:.60}")
+    return index
 
 
 # Tar files
@@ -187,58 +172,48 @@ def _padded(length: int) -> int:
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
     """Name, offset and length of the plain files in a tar file, in their order; a hard link is a second name of one before it.
 
-    Also of several archives that were joined (cat a.tar b.tar). Reads headers only. Raises ShardError, without the file's name:
-    tarfile itself takes a damaged header, or a file that was cut off between two members, for the end.
+    Reads headers only. Raises ShardError, without the file's name: tarfile itself takes a damaged header, or a file that was cut
+    off between two members, for the end.
     """
-    size = file.seek(0, io.SEEK_END)  # a file of unknown size, as in /proc, has 0
-    file.seek(0)
     start = file.read(6)
     if compression := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
         raise ShardError(f"compressed ({compression}); {NOT_PLAIN}")
     known: dict[str, tuple[int, int]] = {}
-    position: int | None = 0
     try:
-        while position is not None:
-            file.seek(position)
-            with tarfile.TarFile(fileobj=file, mode="r") as archive:
-                end = position
-                while (info := archive.next()) is not None:
-                    if info.size < 0 or archive.offset <= end:  # it would be read again, endlessly
-                        raise ShardError(
-                            f"not a complete tar file (the member at byte {info.offset} has a size of {info.size} bytes)"
-                        )
-                    end = archive.offset
-                    archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
-                    if info.issparse():
-                        raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
-                    if info.isreg():
-                        known[info.name] = info.offset_data, info.size
-                    elif info.islnk() and info.linkname in known:
-                        known[info.name] = known[info.linkname]
-                    else:
-                        continue
-                    yield info.name, *known[info.name]
-                position = _next_archive(file, archive.offset, size)
-    except ShardError:
-        raise
+        file.seek(0)
+        with tarfile.TarFile(fileobj=file, mode="r") as archive:
+            end = 0
+            while (info := archive.next()) is not None:
+                if info.size < 0 or archive.offset <= end:  # it would be read again, endlessly
+                    raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
+                end = archive.offset
+                archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
+                if info.issparse():
+                    raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
+                if info.isreg():
+                    known[info.name] = info.offset_data, info.size
+                elif info.islnk() and info.linkname in known:
+                    known[info.name] = known[info.linkname]
+                else:
+                    continue
+                yield info.name, *known[info.name]
+        _require_end(file, archive.offset)
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 
 
-def _next_archive(file: BinaryIO, end: int, size: int) -> int | None:
-    """Where another archive begins after one that ends here; None if it was the last. Raises ShardError if this is no end."""
+def _require_end(file: BinaryIO, end: int) -> None:
+    """Raises ShardError if an archive that tarfile takes for ended has no end marker here."""
     file.seek(end)
-    block = file.read(BLOCK) if end < size else b""
-    if not block:
+    marker = file.read(BLOCK)
+    if not marker:
         raise ShardError(
             "its end marker is missing: was it cut off? Copy it again; if nothing is missing, truncate -s +1024 FILE adds it"
         )
-    if any(block):
-        raise ShardError(f"not a complete tar file (byte {end} is not a header)")
-    while block and not any(block):
-        end += len(block)
-        block = file.read(BLOCK) if end < size else b""
-    return end if block else None
+    if any(marker):
+        raise ValueError(f"byte {end} is not a header")
+    if any(file.read(END_BYTES)):
+        raise ShardError("something follows its end: were archives joined with cat? Use them one by one")
 
 
 # Shards of other tools
@@ -256,16 +231,15 @@ def index_shard(
         folder, slash, last = path.rpartition("/")
         key, _, extension = last.partition(".")
         if key and extension.lower().rpartition(".")[2] in IMAGES:
-            by_key.setdefault(f"{folder}{slash}{key}", []).append(
-                Member(path, offset, length, _checksum(file, raw, offset, length))
-            )
+            member = Member(path, offset, length, _checksum(file, raw, offset, length))
+            by_key.setdefault(f"{folder}{slash}{key}", []).append(member)
         tick(max(0, offset + length - done))  # a hard link names an earlier one
         done = max(done, offset + length)
     tick(num_bytes - done)
     found = {key: _image_and_mask(members) for key, members in by_key.items()}
-    words = name.lower().removesuffix(".tar").replace("/", "-").replace("_", "-").replace(".", "-").split("-")
+    words = re.split(r"[-/_.]", name.lower())
     parts = {PARTS[word] for word in words if word in PARTS}  # train/a-000.tar and a-val-000.tar say their part
-    part = parts.pop() if len(parts) == 1 else ""
+    part: Any = parts.pop() if len(parts) == 1 else ""
     samples = tuple(Sample(key, *pair, part) for key, pair in found.items() if pair is not None)
     return Shard(name, num_bytes, samples), [f"{name}/{key}" for key, pair in found.items() if pair is None]
 
@@ -280,11 +254,6 @@ def _checksum(file: BinaryIO, name: str, offset: int, length: int) -> int:
         checksum = zlib.crc32(part, checksum)
         length -= len(part)
     return checksum
-
-
-def path_in_shard(name: str) -> str:
-    """A member's name as it stands in a path below that of its shard: ./a.jpg is a.jpg."""
-    return PurePosixPath(name.lstrip("/")).as_posix() if "/" in name or not name else name
 
 
 def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:

@@ -11,13 +11,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-import stat
 import threading
+import time
 import zlib
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from unet_trainer.system.os_errors import NO_ROOM
 from unet_trainer.system.resources import free_disk
 
 NUM_CONNECTIONS = 16  # of a process
-AHEAD_BYTES = 2**26  # of a process: fetched ahead; as much again may be in use
+AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
 MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
@@ -44,6 +44,13 @@ class Span(NamedTuple):
     shard: str
     start: int
     stop: int
+    members: tuple[Member, ...]
+
+    def is_right(self, content: bytes) -> bool:
+        return all(zlib.crc32(self.cut(content, member)) == member.checksum for member in self.members)
+
+    def cut(self, content: bytes, member: Member) -> memoryview:
+        return memoryview(content)[member.offset - self.start : member.end - self.start]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,15 +78,22 @@ class StoredFile:
         return [self.member.length, self.member.checksum, self.member.offset]
 
 
-@dataclass
+class _Worker(threading.local):
+    """What a thread that reads has asked for ahead, and the span that it has read last: a mask follows its image."""
+
+    def __init__(self) -> None:
+        self.ahead: dict[Span, Future[bytes]] = {}
+        self.last: tuple[Span | None, bytes] = None, b""
+
+
 class _Process:
     """What must not be shared with a forked process."""
 
-    number: int = field(default_factory=os.getpid)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(NUM_CONNECTIONS, "shards"))
-    spans: OrderedDict[Span, Future[bytes]] = field(default_factory=OrderedDict)  # the one that was asked for last at the end
-    whole: dict[str, threading.Lock] = field(default_factory=dict)  # by shard: see _fetch_whole
+    def __init__(self) -> None:
+        self.number = os.getpid()
+        self.threads = ThreadPoolExecutor(NUM_CONNECTIONS, "shards")
+        self.worker = _Worker()
+        self.whole = threading.Lock()  # see _fetch_whole
 
 
 class ShardStore:
@@ -91,32 +105,22 @@ class ShardStore:
         folder = Path(files.root).as_posix()
         self.path_prefix = "" if folder == "." else f"{folder.rstrip('/')}/"  # of the paths of its files
         self.gives_whole_files = False  # a server that knows no ranges
+        self.opened = time.monotonic()
         self._process = _Process()
-        self._files: dict[tuple[str, str], StoredFile] = {}
-        self._in_span: dict[Span, tuple[Member, ...]] = {}
+        self._files: dict[str, StoredFile] = {}  # by their paths below the root
         for shard in index.shards:
             for sample in shard.samples:
-                image, mask = sample.image, sample.mask
-                both = Span(shard.name, min(image.offset, mask.offset), max(image.end, mask.end))
-                is_close = both.stop - both.start <= 2 * (image.length + mask.length + BLOCK)
-                for member, facts in ((image, sample.image_facts), (mask, sample.mask_facts)):
-                    span = both if is_close else Span(shard.name, member.offset, member.end)
-                    self._in_span[span] = (image, mask) if is_close else (member,)
-                    self._files[shard.name, member.name] = StoredFile(self, shard.name, member, span, facts)
+                both = sample.image, sample.mask
+                start, stop = min(member.offset for member in both), max(member.end for member in both)
+                is_close = self.is_remote and stop - start <= 2 * (sum(member.length for member in both) + BLOCK)
+                together = Span(shard.name, start, stop, both)
+                for member, facts in zip(both, (sample.image_facts, sample.mask_facts), strict=True):
+                    span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
+                    self._files[f"{shard.name}/{member.name}"] = StoredFile(self, shard.name, member, span, facts)
 
-    def find(self, shard: str, member: str) -> StoredFile | None:
-        return self._files.get((shard, member))
-
-    def find_path(self, path: str) -> StoredFile | None:
+    def find(self, path: str) -> StoredFile | None:
         """By a path below that of a shard, as find_member has it."""
-        if not path.startswith(self.path_prefix):
-            return None
-        rest, end = path[len(self.path_prefix) :], 0
-        while (end := rest.find(".tar/", end)) >= 0:
-            end += len(".tar")
-            if (found := self.find(rest[:end], rest[end + 1 :])) is not None:
-                return found
-        return None
+        return self._files.get(path[len(self.path_prefix) :]) if path.startswith(self.path_prefix) else None
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
@@ -131,97 +135,58 @@ class ShardStore:
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        member, span = file.member, file.span
         if not self.is_remote:
-            content = self.files.read(file.shard, member.offset, member.end)
-            if len(content) != member.length or zlib.crc32(content) != member.checksum:
-                raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
-            return content
-        state = self._state()
-        coming = self._request(span)
-        try:
-            content = coming.result()
-        except BaseException:
-            with state.lock:
-                state.spans.pop(span, None)  # the next reader tries again
-            raise
-        if member == self._in_span[span][-1]:  # a mask is read after its image
-            with state.lock:
-                state.spans.pop(span, None)
-        return content[member.offset - span.start : member.end - span.start]
+            return self._fetch(file.span)
+        worker = self._state().worker
+        span, content = worker.last
+        if span != file.span:
+            coming = worker.ahead.pop(file.span, None)
+            content = self._fetch(file.span) if coming is None else coming.result()
+            worker.last = file.span, content
+        return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Begins to fetch what will be read soon, as far as memory allows."""
-        num_bytes = 0
+        """Begins to fetch what this thread will read next, as far as memory allows. What it asked for earlier is dropped."""
+        num_bytes, ahead = 0, {}
+        state = self._state()
         for span in dict.fromkeys(file.span for file in files) if self.is_remote else ():
             num_bytes += span.stop - span.start
             if num_bytes > AHEAD_BYTES:
-                return
-            self._request(span, ahead=True)
+                break
+            ahead[span] = state.worker.ahead.get(span) or state.threads.submit(self._fetch, span)
+        state.worker.ahead = ahead
 
     def _state(self) -> _Process:
         if self._process.number != os.getpid():
             self._process = _Process()
         return self._process
 
-    def _request(self, span: Span, ahead: bool = False) -> Future[bytes]:
-        """A span that has come, is coming or is fetched now. Forgets what was asked for longest ago beyond the limit."""
-        state = self._state()
-        with state.lock:
-            if (known := state.spans.get(span)) is not None:
-                return known
-            coming = state.spans[span] = Future()
-            sizes = [one.stop - one.start for one in state.spans]
-            while sum(sizes) > 2 * AHEAD_BYTES and len(sizes) > 1:
-                state.spans.popitem(last=False)
-                del sizes[0]
-        if ahead:
-            state.threads.submit(self._fill, span, coming)
-        else:
-            self._fill(span, coming)
-        return coming
-
-    def _fill(self, span: Span, coming: Future[bytes]) -> None:
-        try:
-            coming.set_result(self._fetch(span))
-        except BaseException as error:
-            coming.set_exception(error)
-
     def _fetch(self, span: Span) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
         if (kept := self._kept(span)) is not None:
             return kept
-        if self.gives_whole_files and self.cache is not None and self._fetch_whole(span) and (kept := self._kept(span)) is not None:
+        if self.gives_whole_files and self._fetch_whole(span) and (kept := self._kept(span)) is not None:
             return kept
-        for _ in range(MAX_FETCHES):
-            content = self.files.read(*span)
-            if self._is_right(span, content):
+        for _ in range(MAX_FETCHES if self.is_remote else 1):
+            content = self.files.read(span.shard, span.start, span.stop)
+            if span.is_right(content):
                 if self.cache is not None:
                     self.cache.write(span.shard, span.start, content)
                 return content
-        raise ShardError(f"its content differs from the index (checksum): {CHANGED}")
+        raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
     def _kept(self, span: Span) -> bytes | None:
-        kept = None if self.cache is None else self.cache.read(*span)
-        return kept if kept is not None and self._is_right(span, kept) else None
+        kept = None if self.cache is None else self.cache.read(span.shard, span.start, span.stop)
+        return kept if kept is not None and span.is_right(kept) else None
 
     def _fetch_whole(self, span: Span) -> bool:
         """The shard of a span into the cache, once for all threads of this process; False if the cache has no room for it."""
-        assert self.cache is not None
-        if not self.cache.keeps(span.shard, self.cache.sizes[span.shard]):
+        if self.cache is None or not self.cache.keeps(span.shard, self.cache.sizes[span.shard]):
             return False
-        state = self._state()
-        with state.lock:
-            lock = state.whole.setdefault(span.shard, threading.Lock())
-        with lock:
+        with self._state().whole:
             if self._kept(span) is None:
                 self.cache.write(span.shard, 0, self.files.read(span.shard))
         return True
-
-    def _is_right(self, span: Span, content: bytes) -> bool:
-        view = memoryview(content)
-        parts = ((view[member.offset - span.start : member.end - span.start], member) for member in self._in_span[span])
-        return all(zlib.crc32(part) == member.checksum for part, member in parts)
 
 
 def open_store(store: ShardStore, key: Hashable = None) -> ShardStore:
@@ -244,22 +209,19 @@ class RangeCache:
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
         """Makes room by deleting what is kept of other URLs, and keeps at most half of what is free on the disk. Raises OSError
         where nothing can be written."""
-        self.folder = folder / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self.folder = folder / _digest(url)
         self.sizes = {shard.name: shard.num_bytes for shard in shards}
-        self.starts: dict[str, int] = {}
-        total = 0
-        for shard in shards:
-            self.starts[shard.name], total = total, total + shard.num_bytes
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        with _opened(self.folder / SOURCE) as handle:
-            os.pwrite(handle, f"{url}\n".encode("utf-8", "surrogateescape"), 0)
-        self._make_room(max_bytes - min(max_bytes, total))
+        if self.allocated() > max_bytes:  # of a time when it was allowed more
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+        self._write(self.folder / SOURCE, 0, f"{url}\n".encode("utf-8", "surrogateescape"))
+        wanted = min(max_bytes, sum(self.sizes.values()))
+        self._make_room(max_bytes - wanted)
         room = int(MAX_SHARE * free_disk(folder)) + self.allocated()
-        self.max_bytes = min(max_bytes, room)
-        self.is_limited_by_disk = room < min(max_bytes, total)
-        self._is_full = False
-        self._trim()
+        self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
+        self._starts = dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
 
     def allocated(self) -> int:
         """Bytes that it takes on the disk."""
@@ -267,67 +229,44 @@ class RangeCache:
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
-        return self.starts[shard] + stop <= self.max_bytes
+        return self._starts[shard] + stop <= self.max_bytes
 
     def read(self, shard: str, start: int, stop: int) -> bytes | None:
         """What lies at that place, right or not; None if there is nothing."""
         with contextlib.suppress(OSError):
             if self.keeps(shard, stop):
-                with _closing(open_handle(self._file(shard), follow=False)) as handle:
-                    content = os.pread(handle, stop - start, start)
-                    return content if len(content) == stop - start else None
+                with os.fdopen(open_handle(self._file(shard), follow=False), "rb") as file:
+                    file.seek(start)
+                    return file.read(stop - start)
         return None
 
     def write(self, shard: str, start: int, content: bytes) -> None:
         """Where the disk is full, nothing more is kept."""
-        if self._is_full or not self.keeps(shard, start + len(content)):
-            return
-        try:
-            left, offset = memoryview(content), start
-            with _opened(self._file(shard)) as handle:
-                while left:
-                    written = os.pwrite(handle, left, offset)
-                    left, offset = left[written:], offset + written
-        except OSError as error:
-            self._is_full = error.errno in NO_ROOM  # any other error may not come again
+        if not self._is_full and self.keeps(shard, start + len(content)):
+            try:
+                self._write(self._file(shard), start, content)
+            except OSError as error:
+                self._is_full = error.errno in NO_ROOM  # any other error may not come again
+
+    def _write(self, path: Path, start: int, content: bytes) -> None:
+        """Links are not followed, and pipes not waited for."""
+        with open(path, "r+b", opener=lambda path, flags: os.open(path, WRITING, 0o644)) as file:
+            file.seek(start)
+            file.write(content)
 
     def _file(self, shard: str) -> Path:
-        digest = hashlib.sha256(shard.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        return self.folder / f"{digest}-{shard.rpartition('/')[2][-180:]}"
-
-    def _trim(self) -> None:
-        """Removes what lies beyond the limit, and shards that are not among these. Links are never followed."""
-        kept = {self._file(shard).name: min(self.sizes[shard], self.max_bytes - start) for shard, start in self.starts.items()}
-        for file in self.folder.iterdir():
-            with contextlib.suppress(OSError):
-                status = file.lstat()
-                if file.name != SOURCE and (kept.get(file.name, 0) <= 0 or not stat.S_ISREG(status.st_mode)):
-                    file.unlink()
-                elif status.st_size > kept.get(file.name, status.st_size):
-                    with _opened(file) as handle:
-                        os.ftruncate(handle, kept[file.name])
+        return self.folder / f"{_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
 
     def _make_room(self, max_others: int) -> None:
         """Deletes what is kept of other URLs, what was used longest ago first, until the rest takes at most so many bytes."""
-        places = [place for place in self.folder.parent.iterdir() if place != self.folder and not place.is_symlink()]
-        others = sorted(
-            (place for place in places if (place / SOURCE).is_file()), key=lambda place: (place / SOURCE).stat().st_mtime
-        )
-        while others and sum(map(_allocated, others)) > max_others:
-            shutil.rmtree(others.pop(0), ignore_errors=True)
+        sources = [place / SOURCE for place in self.folder.parent.iterdir() if place != self.folder and not place.is_symlink()]
+        others = sorted((source for source in sources if source.is_file()), key=lambda source: source.stat().st_mtime)
+        while others and sum(_allocated(source.parent) for source in others) > max_others:
+            shutil.rmtree(others.pop(0).parent, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _closing(handle: int) -> Iterator[int]:
-    """Files are not kept open: there may be more shards than a process may have open files."""
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _opened(file: Path) -> contextlib.AbstractContextManager[int]:
-    return _closing(os.open(file, WRITING, 0o644))
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _allocated(folder: Path) -> int:

@@ -10,27 +10,22 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import json
-import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, first_few, with_choices
-from unet_trainer.datasets.shard_files import Files, LocalFiles, MissingFile, RemoteFiles, is_url
+from unet_trainer.datasets.shard_files import Files, MissingFile, is_url
 from unet_trainer.datasets.shard_index import (
     INDEX_NAME,
     NOT_PLAIN,
     UNFINISHED,
-    Shard,
     ShardIndex,
     index_from_json,
     index_shard,
@@ -52,15 +47,11 @@ REUSE_SECONDS = 300.0  # for which a remote index is not read again by one proce
 KNOWN_BY_SHARDS = ("image_dir", "mask_dir", "mask_suffix")
 
 
-@dataclass(frozen=True)
-class ShardPlace:
+class ShardPlace(NamedTuple):
     """Where shards lie. `names`: of those that are meant; None: all that are there."""
 
     root: str
     names: tuple[str, ...] | None = None
-
-    def files(self, **options: Any) -> Files:
-        return RemoteFiles(self.root, **options) if is_url(self.root) else LocalFiles(self.root)
 
 
 def find_place(data_dir: str) -> ShardPlace | None:
@@ -79,7 +70,7 @@ def find_place(data_dir: str) -> ShardPlace | None:
             return ShardPlace(str(path.parent), _expand(path.name))
         if path.name == INDEX_NAME and path.is_file():
             return ShardPlace(str(path.parent))
-        if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(LocalFiles(data_dir)) and not list_files(path))):
+        if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))):
             return ShardPlace(str(path))
     return None
 
@@ -115,63 +106,57 @@ def _list_shards(files: Files) -> list[str]:
 # Opening
 
 
-_opened: dict[tuple[Any, ...], float] = {}  # place and settings → when
-
-
 def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
     """The shards that data_dir names, open for reading; None if it names none. Raises DataError."""
     place = find_place(config.data_dir)
     if place is None:
         return None
-    key = place, config.checkpoint_dir, config.cache_gb, os.getpid()
-    known: ShardStore | None = open_stores.get(place)
-    if known is not None and known.is_remote and time.monotonic() - _opened.get(key, -REUSE_SECONDS) < REUSE_SECONDS:
+    key = place, config.checkpoint_dir, config.cache_gb
+    known: ShardStore | None = open_stores.get(key)
+    if known is not None and known.is_remote and time.monotonic() - known.opened < REUSE_SECONDS:
         return known
     try:
-        store = _open(place, config, console)
+        return open_store(_open(place, config, console or Console(io.StringIO())), key)  # silent without one
     except ShardError as error:
         raise DataError(f"data_dir: {error}") from None
-    _opened[key] = time.monotonic()
-    return open_store(store, place)
 
 
-def _open(place: ShardPlace, config: Config, console: Console | None) -> ShardStore:
-    console = console or Console(io.StringIO())  # silent
-    files = place.files()
-    folder = Path(config.checkpoint_dir) / FOLDER
-    index = _read_index(place, place.files(waits=FIRST_WAITS))
+def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
+    files, folder = Files(place.root), Path(config.checkpoint_dir) / FOLDER
+    index = _read_index(place, Files(place.root, FIRST_WAITS))
     if index is None:
         if (place.names is None or not files.is_remote) and files.exists(UNFINISHED):
             raise ShardError(f"{place.root}: the shards there are not finished (there is no {INDEX_NAME} yet); start shard again")
         index = _index_others(place, files, folder, console)
     store = ShardStore(files, index)
     store.check()
-    if files.is_remote:
-        store.cache = _open_cache(place, index, folder, int(config.cache_gb * GB), console)
-        if not files.has_ranges(index.shards[0].name):
-            store.gives_whole_files = True
-            kept = "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
-            console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {kept}")
+    if not files.is_remote:
+        return store
+    try:
+        if max_bytes := int(config.cache_gb * GB):
+            store.cache = cache = RangeCache(folder, " ".join((place.root, *(place.names or ()))), index.shards, max_bytes)
+            if cache.is_limited_by_disk:
+                kept = f"{cache.max_bytes / GB:.3g} GB of the shards are kept"
+                console.note(f"cache_gb: {kept}, half of what is free on the disk of {folder}")
+    except OSError as error:
+        console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
+    store.gives_whole_files = bool(index.shards) and not files.has_ranges(index.shards[0].name)
+    if store.gives_whole_files:
+        kept = "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
+        console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {kept}")
     return store
 
 
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
-    may_lack = place.names is not None and files.is_remote  # a server that answers everything with a page, or refuses other files
     try:
-        content = files.read(INDEX_NAME)
+        index = index_from_json(files.read(INDEX_NAME))
     except MissingFile:
         return None
-    except ShardError:
-        if may_lack:
-            return None
-        raise
-    try:
-        index = index_from_json(content)
     except ShardError as error:
-        if may_lack:
+        if place.names is not None and files.is_remote:  # a server that answers everything with a page, or refuses other files
             return None
-        raise ShardError(f"{files.place(INDEX_NAME)}: {error}; write the shards again with shard") from None
+        raise _naming(files.place(INDEX_NAME), f"{error}; if it is damaged, write the shards again with shard") from None
     if place.names is None:
         return index
     known = {shard.name: shard for shard in index.shards}
@@ -180,8 +165,13 @@ def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     return dataclasses.replace(index, shards=tuple(known[name] for name in place.names))
 
 
+def _naming(place: str, message: str) -> ShardError:
+    """The error with the name of the file, which some messages have already."""
+    return ShardError(message if message.startswith(place) else f"{place}: {message}")
+
+
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
-    """Of shards of other tools. What an earlier start has read is cached, and read again if the shard has changed."""
+    """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has changed."""
     try:
         names = place.names or tuple(_list_shards(files))
     except MissingFile:
@@ -190,57 +180,29 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     if not names:
         raise ShardError(f"{place.root}: no {INDEX_NAME} there, and no .tar files")
     root = place.root if files.is_remote else str(Path(place.root).resolve())
-    cache = folder / f"index-{hashlib.sha256(json.dumps([root, names]).encode()).hexdigest()[:16]}.json"
-    versions: dict[str, list[Any]] = {name: list(files.size_and_version(name)) for name in names}
-    known = _read_cached(cache, versions)
-    missing = [name for name in names if name not in known]
-    for name in missing:
-        if versions[name][0] is None:
+    caches, versions, known = {}, {}, {}
+    for name in names:
+        versions[name] = size, _ = files.size_and_version(name)
+        if size is None:
             raise ShardError(f"{files.place(name)}: the server does not tell its size, so that it cannot be read in parts")
-    with console.bar("Indexing the shards once:", sum(versions[name][0] for name in missing), keep=False) as bar:
+        digest = hashlib.sha256(f"{root}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        caches[name] = folder / f"index-{digest}.json"
+        cached = read_cache(caches[name])
+        if cached.get("version") == list(versions[name]):
+            with contextlib.suppress(ShardError):
+                known[name] = index_from_json(str(cached.get("index")))
+    missing = [name for name in names if [shard.name for shard in getattr(known.get(name), "shards", ())] != [name]]
+    with console.bar("Indexing the shards once:", sum(versions[name][0] or 0 for name in missing), keep=False) as bar:
         for name in missing:
             try:
                 with files.open_file(name) as file:
-                    known[name] = index_shard(name, file, versions[name][0], bar.tick)
+                    shard, unpaired = index_shard(name, file, versions[name][0] or 0, bar.tick)
             except (OSError, ShardError) as error:
-                reason = f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
-                where = files.place(name)
-                raise ShardError(reason if reason.startswith(where) else f"{where}: {reason}") from None
-    if missing:
-        rows = [
-            [name, versions[name], index_to_json(ShardIndex((shard,), None, None, tuple(lacking)))]
-            for name, (shard, lacking) in known.items()
-        ]
-        write_cache(cache, {"shards": rows})
-    unpaired = [key for name in names for key in known[name][1]]
-    return ShardIndex(tuple(known[name][0] for name in names), unpaired=tuple(unpaired))
-
-
-def _read_cached(path: Path, versions: dict[str, list[Any]]) -> dict[str, tuple[Shard, Sequence[str]]]:
-    """The shards that were indexed earlier and have the same size and version."""
-    found: dict[str, tuple[Shard, Sequence[str]]] = {}
-    with contextlib.suppress(ShardError, ValueError, LookupError, TypeError, AttributeError):
-        for name, version, text in read_cache(path)["shards"]:
-            if version == versions[name]:
-                index = index_from_json(text)
-                if [shard.name for shard in index.shards] == [name]:
-                    found[name] = index.shards[0], index.unpaired
-    return found
-
-
-def _open_cache(place: ShardPlace, index: ShardIndex, folder: Path, max_bytes: int, console: Console) -> RangeCache | None:
-    if not max_bytes or not hasattr(os, "pread"):  # Windows: several processes cannot read one file at any place
-        return None
-    try:
-        cache = RangeCache(folder, " ".join((place.root, *(place.names or ()))), index.shards, max_bytes)
-    except OSError as error:
-        console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
-        return None
-    if cache.is_limited_by_disk:
-        console.note(
-            f"cache_gb: {cache.max_bytes / GB:.3g} GB of the shards are kept, half of what is free on the disk of {folder}"
-        )
-    return cache
+                raise _naming(files.place(name), str(getattr(error, "strerror", None) or error)) from None
+            known[name] = ShardIndex((shard,), unpaired=tuple(unpaired))
+            write_cache(caches[name], {"version": versions[name], "index": index_to_json(known[name])})
+    shards = tuple(shard for name in names for shard in known[name].shards)
+    return ShardIndex(shards, unpaired=tuple(key for name in names for key in known[name].unpaired))
 
 
 # Pairs
@@ -264,7 +226,7 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
             + ". An archive of folders images/ and masks/ has to be unpacked"
         )
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
-    notices, message, problems = [], "", []
+    notices, problems, message = [], [], ""
     if not store.is_remote and (others := list_files(Path(root))):
         notices.append(f"{counted(len(others), 'image file')} beside the shards in {root} left out, such as {others[0]}")
     if not used:

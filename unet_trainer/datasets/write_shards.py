@@ -11,13 +11,12 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.datasets.shard_files import Files, LocalFiles, MissingFile, RemoteFiles, is_url
+from unet_trainer.datasets.shard_files import Files, MissingFile
 from unet_trainer.datasets.shard_index import (
     INDEX_NAME,
     UNFINISHED,
@@ -36,22 +35,24 @@ from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.resources import free_disk
 
 
-@dataclass(frozen=True)
-class ScannedPair:
+class ScannedPair(NamedTuple):
     """A pair, and what the scan found in its files; None of test pairs, which are not read before they are used."""
 
     pair: Pair
     image: ImageFacts | None = None
     mask: MaskFacts | None = None
 
+    def members(self, key: str) -> list[tuple[str, Path, ImageFacts | MaskFacts | None, str]]:
+        """Of both files the name in a shard, the path, the facts, and the path as messages name it."""
+        pair = self.pair
+        return [
+            (f"{key}{pair.image.suffix.lower()}", pair.image, self.image, pair.shown_image),
+            (f"{key}.mask{pair.mask.suffix.lower()}", pair.mask, self.mask, pair.shown_mask),
+        ]
+
     def size_in_tar(self, key: str) -> int:
         """Of both files; one that is gone has no bytes, which reading it tells."""
-        files = zip(_member_names(self.pair, key), (self.pair.image, self.pair.mask), strict=True)
-        return sum(size_in_tar(name, (file_stamp(path) or [0])[0]) for name, path in files)
-
-
-def destination(out: str, workspace: Path) -> Files:
-    return RemoteFiles(out, workspace=workspace) if is_url(out) else LocalFiles(out)
+        return sum(size_in_tar(name, (file_stamp(path) or [0])[0]) for name, path, _, _ in self.members(key))
 
 
 def refuse_other_files(files: Files) -> None:
@@ -62,40 +63,37 @@ def refuse_other_files(files: Files) -> None:
         raise DataError(f"--out: there are shards in {files.root} ({shards[0]}); name another place, or delete them first")
 
 
-def refuse_full_disk(files: Files, pairs: Sequence[ScannedPair]) -> None:
-    """Raises DataError before anything is written."""
-    if not files.is_remote:
-        needed = sum(scanned.size_in_tar(scanned.pair.name) for scanned in pairs)
-        free = free_disk(Path(files.root))
-        if needed > free:
-            raise DataError(f"--out: {files.root} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there")
-
-
 def _names(files: Files) -> list[str]:
-    """Of the files at the top of the place."""
-    if isinstance(files, RemoteFiles):
-        with contextlib.suppress(MissingFile):
-            return files.find()
-        return []
-    folder = Path(files.root)
+    """Of the files at the top of the place, hidden ones too."""
     try:
-        return [path.name for path in folder.iterdir()] if folder.exists() else []
+        return files.find() if files.is_remote else [path.name for path in Path(files.root).iterdir()]
+    except (FileNotFoundError, MissingFile):
+        return []
     except OSError as error:
-        raise DataError(f"--out: {folder} cannot be read ({error.strerror})") from None
+        raise DataError(f"--out: {files.root} cannot be read ({error.strerror})") from None
 
 
 def write_shards(
     found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Callable[[], object]
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
-    keys = _keys([scanned.pair for scanned in pairs])
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
     by_part: dict[str, list[tuple[ScannedPair, str]]] = {}
-    for scanned, key in zip(pairs, keys, strict=True):
+    for scanned, key in zip(pairs, _keys([scanned.pair for scanned in pairs]), strict=True):
         by_part.setdefault(scanned.pair.part or "", []).append((scanned, key))
+    if not files.is_remote:
+        needed = sum(scanned.size_in_tar(key) for members in by_part.values() for scanned, key in members)
+        free = free_disk(Path(files.root))
+        if needed > free:
+            raise DataError(f"--out: {files.root} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there")
     shards = []
     with _marked_unfinished(files):
-        _delete_unfinished(files, stem)
+        # What an earlier start left: its shards may be more than those that are written now.
+        own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
+        for other in _names(files):
+            draft = DRAFT.fullmatch(other)
+            if own.fullmatch(draft["name"] if draft else other) or (draft and draft["name"] in (INDEX_NAME, UNFINISHED)):
+                files.delete(other)
         for part, members in by_part.items():
             prefix = f"{stem}-{part}" if part else stem
             for number, some in enumerate(_divide(members, shard_bytes)):
@@ -112,25 +110,13 @@ def _marked_unfinished(files: Files) -> Iterator[None]:
     if not files.is_remote and mark.is_file() and not mark.is_symlink() and is_in_use(mark):
         raise DataError(f"--out: another shard command is writing to {files.root}; wait for it, or name another place")
     files.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
-    handle = None if files.is_remote else open_handle(mark, follow=False)
-    try:
-        if handle is not None:
+    with contextlib.ExitStack() as stack:
+        if not files.is_remote:
+            handle = open_handle(mark, follow=False)
+            stack.callback(os.close, handle)
             lock_shared(handle)
         yield
-    finally:
-        if handle is not None:
-            os.close(handle)
     files.delete(UNFINISHED)
-
-
-def _delete_unfinished(files: Files, stem: str) -> None:
-    """What an earlier start left: its shards may be more than those that are written now. There are no others: see
-    refuse_other_files."""
-    own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
-    for name in _names(files):
-        draft = DRAFT.fullmatch(name)
-        if own.fullmatch(draft["name"] if draft else name) or (draft and draft["name"] in (INDEX_NAME, UNFINISHED)):
-            files.delete(name)
 
 
 def _keys(pairs: Sequence[Pair]) -> list[str]:
@@ -145,23 +131,18 @@ def _keys(pairs: Sequence[Pair]) -> list[str]:
     return list(taken)
 
 
-def _member_names(pair: Pair, key: str) -> tuple[str, str]:
-    return f"{key}{pair.image.suffix.lower()}", f"{key}.mask{pair.mask.suffix.lower()}"
-
-
-def _divide(members: Sequence[tuple[ScannedPair, str]], shard_bytes: int) -> Iterator[list[tuple[ScannedPair, str]]]:
+def _divide(members: Sequence[tuple[ScannedPair, str]], shard_bytes: int) -> list[list[tuple[ScannedPair, str]]]:
     """The pairs of each shard. A pair that is larger than a shard has one for itself."""
-    some: list[tuple[ScannedPair, str]] = []
-    num_bytes = 0
+    shards: list[list[tuple[ScannedPair, str]]] = []
+    left = 0
     for scanned, key in members:
         size = scanned.size_in_tar(key)
-        if some and num_bytes + size > shard_bytes:
-            yield some
-            some, num_bytes = [], 0
-        some.append((scanned, key))
-        num_bytes += size
-    if some:
-        yield some
+        if not shards or size > left:
+            shards.append([])
+            left = shard_bytes
+        shards[-1].append((scanned, key))
+        left -= size
+    return shards
 
 
 def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]) -> Shard:
@@ -172,12 +153,9 @@ def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: F
         nonlocal num_bytes
         with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
             for scanned, key in members:
-                pair = scanned.pair
-                image_name, mask_name = _member_names(pair, key)
-                image = _add(archive, image_name, pair.image, scanned.image, pair.shown_image)
-                mask = _add(archive, mask_name, pair.mask, scanned.mask, pair.shown_mask)
+                image, mask = (_add(archive, *member) for member in scanned.members(key))
                 facts = [None if found is None else plain_facts(found) for found in (scanned.image, scanned.mask)]
-                samples.append(Sample(pair.name, image, mask, pair.part or "", pair.group, *facts))
+                samples.append(Sample(scanned.pair.name, image, mask, scanned.pair.part or "", scanned.pair.group, *facts))
                 tick()
         num_bytes = file.tell()
 

@@ -41,7 +41,7 @@ def find_member(path: Path) -> Any:
     """The StoredFile of an open shard that has this path, data/cells-000000.tar/cell_17.png; None for any other path."""
     if not open_stores or ".tar" not in (text := path.as_posix()):
         return None
-    return next((found for store in reversed(open_stores.values()) if (found := store.find_path(text)) is not None), None)
+    return next((found for store in reversed(open_stores.values()) if (found := store.find(text)) is not None), None)
 
 
 def read_bytes(path: Path) -> bytes:

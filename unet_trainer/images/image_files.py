@@ -248,12 +248,12 @@ def _decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
 
 def _decode_alpha(data: bytes) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            turned = ImageOps.exif_transpose(picture) if headers.is_turned(data) else picture
-            return np.array(turned.convert("RGBA").getchannel("A"))
-    except headers.PIL_ERRORS:
-        return None
+
+    def look(picture: Image.Image) -> Pixels:
+        turned = ImageOps.exif_transpose(picture) if headers.is_turned(data) else picture
+        return np.array(turned.convert("RGBA").getchannel("A"))
+
+    return headers.look_with_pil(data, look, None)
 
 
 def _refuse_cut_off(data: bytes) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from PIL import Image
 
@@ -30,6 +30,18 @@ MANY_GREYS = 8  # so many in a palette, not in the order of their brightness, we
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; image_files.refuse_bomb replaces that check
 # What PIL raises for a broken header.
 PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
+Found = TypeVar("Found")
+
+
+def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
+    """What `look` finds in a picture, of which the header alone is read; the default where PIL cannot read it. Moves the position
+    of a file."""
+    stream = io.BytesIO(file) if isinstance(file, bytes) else file
+    stream.seek(0)
+    try:
+        return look(Image.open(stream))  # closing it would close the file
+    except PIL_ERRORS:
+        return default
 
 
 def tiff_header(data: bytes) -> TiffImage | None:
@@ -60,11 +72,7 @@ def has_palette(data: bytes) -> bool:
     if (tiff := tiff_header(data)) is not None:
         return tiff.palette is not None
     if data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8:
-        try:
-            with Image.open(io.BytesIO(data)) as picture:
-                return picture.mode == "P"  # PIL gives mode L for greys in order
-        except PIL_ERRORS:
-            return False
+        return look_with_pil(data, lambda picture: picture.mode == "P", False)  # PIL gives mode L for greys in order
     return png_colour_type(data) == PNG_PALETTE
 
 
@@ -72,13 +80,7 @@ def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
     """Red, green and blue of each index; empty for a file without a palette."""
     if (tiff := tiff_header(data)) is not None:
         return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
-    if not has_palette(data):
-        return []
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            channels = picture.getpalette("RGB") or []
-    except PIL_ERRORS:
-        return []
+    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or [], []) if has_palette(data) else []
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 
@@ -117,11 +119,7 @@ def orientation_of(data: bytes) -> int:
         return 1
     if b"Exif" not in data[:65536] and b"eXIf" not in data and not (data.startswith(WEBP_START) and b"EXIF" in data):
         return 1  # saves the time that PIL needs
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return int(picture.getexif().get(ORIENTATION, 1))
-    except PIL_ERRORS:
-        return 1
+    return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
 
 
 def is_cut_off(data: bytes) -> bool:
@@ -136,13 +134,7 @@ def is_cut_off(data: bytes) -> bool:
 
 def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
     """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position of a file."""
-    stream = io.BytesIO(file) if isinstance(file, bytes) else file
-    stream.seek(0)
-    try:
-        width, height = Image.open(stream).size  # reads the header only; closing it would close the file
-    except PIL_ERRORS:
-        return None
-    return height, width
+    return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
 def displayed_size(data: bytes) -> tuple[int, int] | None:

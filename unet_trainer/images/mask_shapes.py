@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -13,11 +12,6 @@ from numpy.typing import NDArray
 from unet_trainer.images.image_files import COLOUR, Pixels
 
 Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not repeated at the end
-ROWS_AT_ONCE = 1024
-# Which of the four pixels around a corner are set.
-UPPER_LEFT, UPPER_RIGHT, LOWER_LEFT, LOWER_RIGHT = 1, 2, 4, 8
-FALLING, RISING = UPPER_LEFT | LOWER_RIGHT, UPPER_RIGHT | LOWER_LEFT  # two objects touch at the corner
-IS_CORNER = np.array([bin(pixels).count("1") % 2 for pixels in range(16)], bool)
 # Neighbours of a pixel, anticlockwise from the right, as the bits of a number: right 1, upper right 2, above 4, ...
 NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
 EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
@@ -40,130 +34,34 @@ class Polygon:
     num_pixels: int
 
 
-class Corners(NamedTuple):
-    """The corners of all rings, from top to bottom and left to right. Where two objects touch, a corner is there twice.
-
-    A ring alternates between horizontal and vertical edges. Along a row, the corners 0 and 1, 2 and 3, ... are joined by a
-    horizontal edge, along a column likewise by a vertical one.
-    """
-
-    columns: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    is_shared: NDArray[np.bool_]
-    order: NDArray[np.int64]  # of the corners, column by column
-
-
 def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
     """Class id and outline of every object of an H,W mask but those of class 0; class by class, from top to bottom."""
-    present = np.zeros(256, bool)
-    for top in range(0, len(ids), ROWS_AT_ONCE):
-        present |= np.bincount(ids[top : top + ROWS_AT_ONCE].ravel(), minlength=256) > 0
-    for class_id in np.flatnonzero(present[1:]) + 1:
+    for class_id in np.flatnonzero(cv2.calcHist([ids], [0], None, [256], [0, 256])[1:]) + 1:
         for polygon in outline(ids, int(class_id)):
             yield int(class_id), polygon
 
 
-def outline(ids: Pixels, class_id: int) -> list[Polygon]:
+def outline(ids: Pixels, class_id: int) -> Iterator[Polygon]:
     """Of the objects of one class."""
-    corners = _find_corners(ids, class_id)
-    rings, ring_of_edge = _trace(corners)
-    tops = [int(np.lexsort((ring[:, 0], ring[:, 1]))[0]) for ring in rings]  # of each ring, its uppermost, leftmost corner
-    owner = list(range(len(rings)))
-    members: dict[int, list[Ring]] = {}
-    keys = corners.columns[corners.order[::2]] * (len(ids) + 1) + corners.rows[corners.order[::2]]  # upper ends of vertical edges
-    for number in sorted(range(len(rings)), key=lambda index: int(rings[index][tops[index], 1])):
-        column, row = (int(place) for place in rings[number][tops[number]])
-        if ids[row, column] == class_id:
-            members[number] = []
-            continue
-        # A hole. The object around it is that of the pixel above; its row of pixels begins at a vertical edge of that object, of
-        # the outer ring or of a hole that begins further up.
-        before = np.flatnonzero(ids[row - 1, :column] != class_id)
-        start = int(before[-1]) + 1 if len(before) else 0
-        edge = int(np.searchsorted(keys, start * (len(ids) + 1) + row - 1, side="right")) - 1
-        owner[number] = owner[ring_of_edge[edge]]
-        members[owner[number]].append(rings[number])
-    return [_polygon(rings[number], holes) for number, holes in members.items()]
+    _, labels, boxes, _ = cv2.connectedComponentsWithStats((ids == class_id).astype(np.uint8), connectivity=4)
+    for label in np.argsort(boxes[1:, cv2.CC_STAT_TOP], kind="stable") + 1:
+        left, top, width, height, num_pixels = boxes[label].tolist()
+        is_object = (labels[top : top + height, left : left + width] == label).astype(np.uint8)
+        # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the edge, and
+        # rounding leads to the corner of the pixel.
+        doubled = cv2.resize(is_object, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
+        contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+        rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
+        outer = int(np.argmin(tree[0, :, 3]))  # the one without a parent
+        yield Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels)
 
 
-def _find_corners(ids: Pixels, class_id: int) -> Corners:
-    columns, rows, shared, is_lower = [], [], [], []
-    height, width = ids.shape
-    for top in range(0, height + 1, ROWS_AT_ONCE):
-        bottom = min(top + ROWS_AT_ONCE, height + 1)
-        is_set = np.zeros((bottom - top + 1, width + 2), np.uint8)  # with a row above, and a column on each side
-        is_set[max(0, 1 - top) : min(bottom, height) - top + 1, 1:-1] = ids[max(0, top - 1) : min(bottom, height)] == class_id
-        pixels = is_set[:-1, :-1] | is_set[:-1, 1:] << 1 | is_set[1:, :-1] << 2 | is_set[1:, 1:] << 3
-        touch = (pixels == FALLING) | (pixels == RISING)
-        flat = np.flatnonzero(IS_CORNER[pixels] | touch)
-        flat = np.repeat(flat, 1 + touch.ravel()[flat])
-        row, column = np.divmod(flat, width + 1)
-        around = pixels[row, column]
-        is_second = np.zeros(len(flat), bool)
-        is_second[1:] = flat[1:] == flat[:-1]
-        columns.append(column)
-        rows.append(row + top)
-        shared.append(touch[row, column])
-        # The first of two is joined to the left, the second to the right. Falling: the first also upwards; rising: downwards.
-        is_lower.append(np.where(around == RISING, ~is_second, is_second))
-    all_columns, all_rows = np.concatenate(columns), np.concatenate(rows)
-    order = np.lexsort((np.concatenate(is_lower), all_rows, all_columns))
-    return Corners(all_columns, all_rows, np.concatenate(shared), order)
-
-
-def _trace(corners: Corners) -> tuple[list[Ring], list[int]]:
-    """The rings, and for each vertical edge, column by column, the ring that it is part of."""
-    num_corners = len(corners.order)
-    below = np.empty(num_corners, np.int64)  # the other end of a corner's vertical edge
-    below[corners.order[::2]], below[corners.order[1::2]] = corners.order[1::2], corners.order[::2]
-    edge_of = np.empty(num_corners, np.int64)
-    edge_of[corners.order] = np.arange(num_corners) // 2
-    vertical, edges, is_shared = below.tolist(), edge_of.tolist(), corners.is_shared.tolist()
-    place_of = (corners.rows * (int(corners.columns.max(initial=0)) + 1) + corners.columns).tolist()
-    places = np.stack([corners.columns, corners.rows], 1)
-    is_done = bytearray(num_corners)
-    rings: list[Ring] = []
-    ring_of_edge = [0] * (num_corners // 2)
-
-    def add(path: list[tuple[int, bool]]) -> None:
-        for corner, goes_on_vertically in path:
-            if goes_on_vertically:
-                ring_of_edge[edges[corner]] = len(rings)
-        rings.append(places[[corner for corner, _ in path]])
-
-    for start in range(num_corners):
-        if is_done[start]:
-            continue
-        path: list[tuple[int, bool]] = []
-        seen: dict[int, int] = {}  # shared corners of the path, and where they are in it
-        corner = start
-        while True:
-            for one, goes_on_vertically in ((corner, False), (corner ^ 1, True)):
-                is_done[one] = 1
-                if is_shared[one]:
-                    place = place_of[one]
-                    if place in seen:  # the ring has come back: what lies between is a ring of its own
-                        loop = path[seen[place] :]
-                        add(loop)
-                        del path[seen[place] :]
-                        for passed, _ in loop:
-                            seen.pop(place_of[passed], None)
-                    seen[place] = len(path)
-                path.append((one, goes_on_vertically))
-            corner = vertical[corner ^ 1]
-            if corner == start:
-                break
-        add(path)
-    return rings, ring_of_edge
-
-
-def _polygon(outer: Ring, holes: Sequence[Ring]) -> Polygon:
-    areas = [signed_area(ring) for ring in (outer, *holes)]
-    outer, *holes = (
-        ring if (area > 0) == (index == 0) else ring[::-1]
-        for index, (ring, area) in enumerate(zip((outer, *holes), areas, strict=True))
-    )
-    return Polygon(outer, holes, round(abs(areas[0]) - sum(abs(area) for area in areas[1:])))
+def _ring(contour: Pixels) -> Ring:
+    """The corners of a contour in a doubled mask. OpenCV runs the other way round. An inner corner comes twice: as the two ends of
+    a step from one edge to the next."""
+    points = (contour[::-1].astype(np.int64) + 1) // 2
+    before = np.concatenate([points[-1:], points[:-1]])
+    return points[(points != before).any(1)]
 
 
 def signed_area(ring: NDArray[np.int64] | NDArray[np.float64]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -25,27 +25,12 @@ CROP_STREAM = 4  # part of the seed: random numbers of crops are independent of 
 OVERLAP = 0.25  # least share of a tile that its neighbour covers too
 
 
-class Tiling(Protocol):
-    """Which samples a dataset has, and how one is taken from its pair."""
-
-    @property
-    def size(self) -> Size: ...
-
-    def __len__(self) -> int: ...
-
-    def pair_index(self, sample: int) -> int:
-        """The pair that a sample comes from."""
-
-    def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
-        """H,W,C image and H,W class ids of the pair → those of the sample. Crops and tiles take only a part of what they are given,
-        which may be read as it is taken."""
-
-
 @dataclass(frozen=True)
 class WholeImages:
     """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different.
 
-    With `native_masks` only the image is resized, and its mask keeps its own size.
+    With `native_masks` only the image is resized, and its mask keeps its own size. `extract` takes the image (H,W,C) and the class
+    ids (H,W) of the sample's pair; crops and tiles look at a part of them alone.
     """
 
     size: Size
@@ -130,6 +115,9 @@ class Tiles:
         ids = np.full_like(mask, IGNORED)
         ids[counted] = mask[counted]
         return image, ids
+
+
+Tiling = WholeImages | RandomCrops | Tiles  # which samples a dataset has, and how one is taken from its pair
 
 
 def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:

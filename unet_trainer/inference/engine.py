@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -13,7 +15,7 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.inference.model_files import ONNX_SUFFIX, ModelCard, Symmetry, read_model
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.segmenter import Segmenter, load_network_weights
@@ -48,13 +50,9 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     first = images[0]
     dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
     batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
-    # One call, unlike np.stack, which takes the GIL again after each image.
-    return torch.stack([torch.from_numpy(image if _suits_torch(image) else image.copy()) for image in images], out=batch)
-
-
-def _suits_torch(image: Pixels) -> bool:
-    """from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[..., ::-1]."""
-    return image.flags.writeable and min(image.strides) >= 0
+    # from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[..., ::-1].
+    suited = [image if image.flags.writeable and min(image.strides) >= 0 else image.copy() for image in images]
+    return torch.stack([torch.from_numpy(image) for image in suited], out=batch)  # one call: np.stack takes the GIL again and again
 
 
 def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
@@ -65,17 +63,13 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
         segmenter = Segmenter(spec, build_network(spec, encoder_weights=None), channels_last=True)
         load_network_weights(segmenter, weights)
     except (RuntimeError, UserError) as error:
+        heading, *others = str(error).splitlines()
+        reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
         raise CheckpointError(
-            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
-            f"({_first_difference(error)}); they may come from other versions of timm or segmentation-models-pytorch"
+            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here ({reason}); they may come "
+            "from other versions of timm or segmentation-models-pytorch"
         ) from None
     return card, segmenter.eval().requires_grad_(False)
-
-
-def _first_difference(error: Exception) -> str:
-    """Of a state_dict that does not fit: the line after the heading."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error))[:200]
 
 
 class TorchEngine:
@@ -86,7 +80,9 @@ class TorchEngine:
     ) -> None:
         self.card, segmenter = build_segmenter(path, raw)
         self.device = choose_device(device)
-        number_format = _choose_number_format(self.device) if precision == "auto" else precision
+        # float16 may overflow in a model that was not trained in it.
+        has_bfloat16 = self.device.type == "cuda" and inspect_hardware(self.device).has_bfloat16
+        number_format: NumberFormat = ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
         self.numerics = Numerics(self.device, number_format, channels_last=True)
         self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
 
@@ -113,11 +109,6 @@ class TorchEngine:
             return self.segmenter(images)
 
 
-def _choose_number_format(device: torch.device) -> NumberFormat:
-    """bfloat16 where the GPU computes it, float32 elsewhere: float16 may overflow in a model that was not trained in it."""
-    return "bfloat16" if device.type == "cuda" and inspect_hardware(device).has_bfloat16 else "float32"
-
-
 class SymmetricEngine:
     """Averages the logits of an engine over mirrored and turned images."""
 
@@ -132,35 +123,35 @@ class SymmetricEngine:
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor | None = None
         if isinstance(self.engine, TorchEngine):
             (images,) = to_device((images,), self.device)  # once, and turned there
-        for is_flipped, num_turns in self.views:
-            view = images.flip(2) if is_flipped else images
-            view = torch.rot90(view, num_turns, (1, 2)).contiguous()
-            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
-            logits = logits.flip(3) if is_flipped else logits
-            total = logits.clone() if total is None else total.add_(logits)
-        assert total is not None
-        return total / len(self.views)
+        return functools.reduce(torch.add, (self._logits_of_view(images, *view) for view in self.views)) / len(self.views)
+
+    def _logits_of_view(self, images: torch.Tensor, is_flipped: bool, num_turns: int) -> torch.Tensor:
+        """Turned back."""
+        view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
+        logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
+        return logits.flip(3) if is_flipped else logits
 
 
-def all_views(symmetries: tuple[Symmetry, ...]) -> list[tuple[bool, int]]:
-    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first.
+def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
+    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A vertical flip is
+    a horizontal flip and half a turn."""
+    is_flipped = "horizontal_flip" in symmetries or "vertical_flip" in symmetries
+    turns: tuple[int, ...] = (0, 2) if {"horizontal_flip", "vertical_flip"} <= set(symmetries) else (0,)
+    turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
+    first = 0 if "horizontal_flip" in symmetries else 2
+    return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]
 
-    A vertical flip is a horizontal flip and half a turn.
-    """
-    generators = {"horizontal_flip": (True, 0), "vertical_flip": (True, 2), "quarter_turn": (False, 1)}
-    found = [(False, 0)]
-    for view in found:  # grows while it is walked
-        for symmetry in symmetries:
-            is_flipped, num_turns = generators[symmetry]
-            # view, then the generator: a flip turns earlier rotations the other way round.
-            turned = (-view[1] if is_flipped else view[1]) + num_turns
-            following = (view[0] != is_flipped, turned % 4)
-            if following not in found:
-                found.append(following)
-    return found
+
+def with_symmetries(engine: Engine, note: Callable[[str], object]) -> Engine:
+    """For --tta."""
+    symmetries = engine.card.symmetries
+    if not symmetries:
+        note("--tta changes nothing: the model was trained without mirrored or turned images")
+        return engine
+    note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
+    return SymmetricEngine(engine, symmetries)
 
 
 def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
@@ -187,13 +178,13 @@ class ForwardGraphs:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.num_seen: dict[tuple[int, ...], int] = {}
-        self.graphs: dict[tuple[int, ...], _Graph | None] = {}  # None: it could not be captured
+        self.num_seen: Counter[tuple[int, ...]] = Counter()
+        self.graphs: dict[tuple[int, ...], _Graph | None] = {}  # by shape; None: it could not be captured
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C on any device → N,K,H,W float32."""
         shape = tuple(images.shape)
-        self.num_seen[shape] = self.num_seen.get(shape, 0) + 1
+        self.num_seen[shape] += 1
         if self.num_seen[shape] >= NUM_BEFORE_CAPTURE:
             self.prepare(shape, images.dtype)
         graph = self.graphs.get(shape)
@@ -201,10 +192,16 @@ class ForwardGraphs:
 
     def prepare(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Captures the graph of a shape, if there is none and memory allows it."""
-        if shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
+        is_gpu = isinstance(self.engine, TorchEngine) and self.engine.device.type == "cuda"
+        if not is_gpu or shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
             return
-        if isinstance(self.engine, TorchEngine) and self.engine.device.type == "cuda":
-            self.graphs[shape] = _capture(self.engine, shape, dtype)
+        assert isinstance(self.engine, TorchEngine)
+        try:
+            self.graphs[shape] = _Graph(self.engine, shape, dtype)
+        except RuntimeError:  # memory, or a layer that waits for the device: the engine works without
+            self.graphs[shape] = None
+            torch.cuda.synchronize(self.engine.device)
+            torch.cuda.empty_cache()
 
 
 class _Graph:
@@ -225,12 +222,3 @@ class _Graph:
         self.images.copy_(images, non_blocking=True)
         self.graph.replay()
         return self.logits
-
-
-def _capture(engine: TorchEngine, shape: tuple[int, ...], dtype: torch.dtype) -> _Graph | None:
-    try:
-        return _Graph(engine, shape, dtype)
-    except RuntimeError:  # memory, or a layer that waits for the device: the engine works without
-        torch.cuda.synchronize(engine.device)
-        torch.cuda.empty_cache()
-        return None

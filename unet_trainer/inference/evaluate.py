@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, resize_mask, tile_images
 from unet_trainer.inference.logits import all_ids, band_ids, batch_pixels
 from unet_trainer.inference.predictor import ModelInput, Predictor
-from unet_trainer.inference.scores import EvaluatedSet, ImageCounts, Worst, count_image, mean_over, scores_from_counts
+from unet_trainer.inference.scores import EvaluatedSet, ImageCounts, count_image, mean_over, scores_from_counts
 from unet_trainer.system.concurrency import ReadAhead, ordered_map
 from unet_trainer.system.resources import count_cores
 
@@ -63,19 +64,13 @@ class PairReader:
     def read(self, index: int) -> Sample:
         """Raises DataError."""
         pair, spec = self.pairs[index], self.predictor.spec
-        path = pair.image
-        try:
-            # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
-            min_side = 2 * max(spec.image_size) if spec.fit == "resize" and not self.resize_masks else None
-            image, size, is_missing = spec.image.decode(read_bytes(path), min_side)
-            path = pair.mask
-            truth = self.coding.encode(read_mask(path))
-            path = pair.image
+        # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
+        min_side = 2 * max(spec.image_size) if spec.fit == "resize" and not self.resize_masks else None
+        with _naming(pair.image):
+            image, size, is_missing = spec.image.decode(read_bytes(pair.image), min_side)
             given = self.predictor.prepare(image, size)
-        except ReadError as error:
-            raise DataError(f"{shown_path(path)}: {error}") from None
-        except DataError as error:
-            raise DataError(f"{shown_path(path)}: {error}; it has changed since it was looked at") from None
+        with _naming(pair.mask):
+            truth = self.coding.encode(read_mask(pair.mask))
         if self.resize_masks:
             truth = resize_mask(truth, size)
         if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
@@ -83,6 +78,16 @@ class PairReader:
         if size != self.sizes[index] or truth.shape != size or (truth == UNKNOWN).any():
             raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
         return Sample(index, given, truth)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ReadError as error:
+        raise DataError(f"{shown_path(path)}: {error}") from None
+    except DataError as error:
+        raise DataError(f"{shown_path(path)}: {error}; it has changed since it was looked at") from None
 
 
 def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = lambda: None) -> EvaluatedSet:
@@ -99,7 +104,7 @@ def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = 
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
     num_wrong, num_counted = np.zeros(num_images, np.int64), np.zeros(num_images, np.int64)
-    worst: list[tuple[tuple[float, float, str], Worst]] = []
+    worst: list[tuple[tuple[float, float, str], int, Pixels]] = []
     with (
         ReadAhead(reader.read, order, num_threads, _num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS) as samples,
         contextlib.closing(predict_samples(reader.predictor, (sample for _, sample in samples), options)) as predictions,
@@ -110,23 +115,23 @@ def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = 
             confusion += found.confusion
             num_counted[index] = found.confusion.sum()
             num_wrong[index] = num_counted[index] - found.confusion.trace()
-            rank = badness(found.counts, num_wrong[index] / max(1, num_counted[index]), reader.pairs[index].name)
-            worst = sorted([*worst, (rank, Worst(index, ids))], key=lambda entry: entry[0])[:NUM_WORST]
+            rank = badness(found.counts, num_wrong[index], num_counted[index], reader.pairs[index].name)
+            worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
-    return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [one for _, one in worst])
+    return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 
 def _num_bytes(sample: Sample) -> int:
     return sample.given.pixels.nbytes + sample.truth.nbytes
 
 
-def badness(counts: NDArray[np.int64], wrong_share: float, name: str) -> tuple[float, float, str]:
+def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: str) -> tuple[float, float, str]:
     """Sorts images from the worst on: by the mean IoU of their classes, then by the share of their pixels that is wrong.
 
     Images without an IoU, where no class is in truth or prediction, come last.
     """
     iou = float(mean_over(scores_from_counts(counts)["iou"], axis=-1))
-    return (2.0 if math.isnan(iou) else iou, -wrong_share, name)
+    return (2.0 if math.isnan(iou) else iou, -num_wrong / max(1, num_counted), name)
 
 
 def predict_samples(predictor: Predictor, samples: Iterable[Sample], options: Options) -> Generator[Predicted, None, None]:

@@ -17,13 +17,12 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.class_statistics import class_ids, total_counts
 from unet_trainer.datasets.dataset_report import DatasetReport, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.file_tree import resolved
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import depth_of, describe_reading
-from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, total_counts
 from unet_trainer.datasets.mask_reading import choose_classes
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, Question, first_few
@@ -103,7 +102,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
     words = [f"{name}={value}" for name, value in overrides.items()]
     own = None if folder is None else load_config(folder / RUN_CONFIG)
     given = overrides.get("data_dir")
-    if given is not None and (own is None or not _is_same(Path(given), Path(own.data_dir))):
+    if given is not None and (own is None or Path(given).resolve() != Path(own.data_dir).resolve()):
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if own is None or folder is None:
         raise UserError(
@@ -134,70 +133,43 @@ def load_evaluation_data(
 
 
 def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs, SplitName]:
-    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided."""
-    if source.is_own:
-        return _own_pairs(source, split or "val"), split or "val"
-    found = _find_parts(source, split)
-    parts = {pair.part for pair in found.pairs}
+    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The data of a
+    run are divided as the run divided them; `test` is what neither trained nor validated."""
+    now: FoundPairs | None = None
+    try:
+        now = find_dataset(source.config)
+    except DataError:
+        if not source.is_own or split == "test":
+            raise  # else the table of the run says what is missing
+    found = _own_pairs(source, now) if source.is_own and split != "test" else now
+    assert found is not None
+    test, parts = now.test if now else (), {pair.part for pair in found.pairs}
     if split is None:
-        split = "val" if "val" in parts else "test" if parts == {"test"} else "all"
+        split = "val" if source.is_own or "val" in parts else "test" if parts == {"test"} else "all"
     if split == "all":
-        return found, split
-    if split not in parts:
+        rule = f"{found.rule} and test of {now.rule}" if source.is_own and now and test else found.rule
+        return dataclasses.replace(found, pairs=found.pairs + test, rule=rule), split
+    if split == "test" and test:
+        return FoundPairs(test, f"test of {found.rule}"), split
+    chosen = tuple(pair for pair in found.pairs if pair.part == split)
+    if not chosen:
         has = ", ".join(sorted(part for part in parts if part)) or "pairs that are not divided (--split all)"
-        raise UserError(f"--split: {source.data_dir} has no {split}; it has {has} ({found.rule})")
-    return dataclasses.replace(found, pairs=tuple(pair for pair in found.pairs if pair.part == split)), split
+        fix = "; need test/images and test/masks there, or rows of test in split_file=FILE.csv" if split == "test" else ""
+        raise UserError(f"--split: {source.data_dir} has no {split} images with masks; it has {has} ({found.rule}){fix}")
+    return dataclasses.replace(found, pairs=chosen), split
 
 
-def _own_pairs(source: DataSource, split: SplitName) -> FoundPairs:
-    """As the run divided its data; `test` is what neither trained nor validated."""
+def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
+    """Of the table that the run wrote. `now`: what is there; masks that are made from other files are found among those."""
     assert source.run_folder is not None
-    if split == "test":
-        return _test_pairs(source)
     table = source.run_folder / SPLIT_CSV
     if not table.is_file():
         raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
     try:
-        found = read_split_csv(table, source.data_dir, _converted(source))
+        found = read_split_csv(table, source.data_dir, [*now.pairs, *now.test] if now else ())
     except DataError as error:
         raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
-    pairs = tuple(pair for pair in found.pairs if split in (pair.part, "all"))
-    test = _test_or_none(source) if split == "all" else None
-    return FoundPairs(pairs + (test.pairs if test is not None else ()), f"{table}{'' if test is None else f' and {test.rule}'}")
-
-
-def _converted(source: DataSource) -> Sequence[Pair]:
-    """Pairs whose masks are made from other files, which split.csv names by where they lay when it was written."""
-    try:
-        now = find_dataset(source.config)
-    except DataError:  # reading the table says what is missing
-        return ()
-    return [*now.pairs, *now.test]
-
-
-def _find_parts(source: DataSource, split: SplitName | None) -> FoundPairs:
-    """The pairs of a folder by its layout or by split_file, with their parts; test is looked for where it may be wanted."""
-    if split == "test":
-        return _test_pairs(source)
-    found = find_dataset(source.config)
-    return dataclasses.replace(found, pairs=found.pairs + found.test) if split == "all" else found
-
-
-def _test_or_none(source: DataSource) -> FoundPairs | None:
-    try:
-        return _test_pairs(source)
-    except UserError:
-        return None
-
-
-def _test_pairs(source: DataSource) -> FoundPairs:
-    found = find_dataset(source.config)
-    if not found.test:
-        raise UserError(
-            f"--split: {source.data_dir} has no test images with masks; "
-            "need test/images and test/masks there, or rows of test in split_file=FILE.csv"
-        )
-    return FoundPairs(found.test, f"test of {found.rule}")
+    return FoundPairs(found.pairs, str(table))
 
 
 def _scan_cache(source: DataSource) -> ScanCache | None:
@@ -223,7 +195,6 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
 
 def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
     """The model's own, unless mask_values or ignore_value say what these masks mean."""
-    coding = spec.coding
     if "mask_values" in overrides:
         if config.mask_values != "auto":
             return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
@@ -232,7 +203,7 @@ def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, o
         if chosen is None:
             raise UserError("mask_values: auto cannot tell what the values in these masks mean; give the value of each class")
         return chosen.coding
-    return dataclasses.replace(coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else coding
+    return dataclasses.replace(spec.coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else spec.coding
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
@@ -243,24 +214,20 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
         one, many = (f"{masks} with values that belong to no class of the model ({names})" for masks in ("mask", "masks"))
         report.problems.append(Problem("values", one, many, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
         return
-    ids = {class_id for mask in report.masks for class_id in class_ids(mask, coding)}
-    values = sorted(total_counts(report.masks))
-    if len(values) > 1 and not ids - {0, IGNORED, UNKNOWN}:
-        shown = first_few((show_value(value) for value in values), 8)
-        report.questions.append(
-            Question(
-                f"mask_values: the masks hold the values {shown}, and by the model's coding ({names}) none of them is any class "
-                f"but {spec.id_names[0]}; {order}"
-            )
-        )
-    elif not ids - {0, IGNORED, UNKNOWN}:
-        report.notices.append(f"no mask holds any class but {spec.id_names[0]}")
+    values, first = sorted(total_counts(report.masks)), spec.id_names[0]
+    if {class_id for mask in report.masks for class_id in class_ids(mask, coding)} - {0, IGNORED, UNKNOWN}:
+        return
+    if len(values) == 1:
+        report.notices.append(f"no mask holds any class but {first}")
+        return
+    shown = first_few((show_value(value) for value in values), 8)
+    by_coding = f"by the model's coding ({names}) none of them is any class but {first}; {order}"
+    report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
 
 
 def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
     """Those of the pairs whose images the run of this folder was trained on."""
-    listed = None if run_folder is None else _listed(run_folder, "train")
-    return [] if listed is None else [pair for pair in data.pairs if listed.holds(pair)]
+    return [] if run_folder is None else _listed(data.pairs, run_folder, "train")[0]
 
 
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
@@ -268,19 +235,28 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     folder = run_folder_of(other)
     if not data.source.is_own or folder is None or data.split not in ("train", "val"):
         return
-    theirs = _listed(folder, data.split)
-    if theirs is None:
-        return
-    num_same = sum(theirs.holds(pair) for pair in data.pairs)
-    if num_same == len(data.pairs) == len(theirs.images):
+    same, num_theirs = _listed(data.pairs, folder, data.split)
+    if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
     seen = trained_on(data, folder)
     leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
     raise UserError(
-        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {len(theirs.images)}, of which "
-        f"{num_same} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
+        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, of which "
+        f"{len(same)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
         f"both with one split: split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
     )
+
+
+def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
+    """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say. Wherever the
+    files lie now: in a folder, or in shards of it."""
+    table = run_folder / SPLIT_CSV
+    try:
+        images = listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+        contents = listed_contents(table, part)
+    except UserError:
+        return [], None
+    return [pair for pair in pairs if resolved(pair.image) in images or (pair.content and pair.content in contents)], len(images)
 
 
 def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:
@@ -289,38 +265,10 @@ def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: Segment
         raise UserError(f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}")
     if data.coding != this.coding:  # given by the user for these masks, for both models
         return
+    meanings = {**dict(enumerate(this.id_names)), IGNORED: "ignored", UNKNOWN: "no class"}
     values = np.array(sorted(total_counts(data.masks)))
     for value, mine, theirs in zip(values.tolist(), this.coding.encode(values), other.coding.encode(values), strict=True):
         if mine != theirs:
-            meanings = [_meaning(int(class_id), this.id_names) for class_id in (mine, theirs)]
-            raise UserError(f"--compare: mask value {show_value(value)} is {meanings[0]} here and {meanings[1]} for {name}")
-
-
-def _meaning(class_id: int, id_names: Sequence[str]) -> str:
-    return {IGNORED: "ignored", UNKNOWN: "no class"}.get(class_id) or id_names[class_id]
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """A part of a run's data."""
-
-    images: set[Path]
-    contents: set[str]  # digests of pairs
-
-    def holds(self, pair: Pair) -> bool:
-        """Wherever the files lie now: in a folder, or in shards of it."""
-        return resolved(pair.image) in self.images or (bool(pair.content) and pair.content in self.contents)
-
-
-def _listed(run_folder: Path, part: Part) -> _Listed | None:
-    """None if the run does not say."""
-    table = run_folder / SPLIT_CSV
-    try:
-        images = listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
-        return _Listed(images, listed_contents(table, part))
-    except UserError:
-        return None
-
-
-def _is_same(first: Path, second: Path) -> bool:
-    return first.resolve() == second.resolve()
+            raise UserError(
+                f"--compare: mask value {show_value(value)} is {meanings[int(mine)]} here and {meanings[int(theirs)]} for {name}"
+            )

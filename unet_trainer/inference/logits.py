@@ -20,7 +20,7 @@ from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_readers import ImageReader
 from unet_trainer.images.tiling import Size, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.metrics import upsampled_rows
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles

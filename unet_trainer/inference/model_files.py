@@ -66,6 +66,11 @@ class ModelCard:
         if wrong:
             raise ValueError(f"{', '.join(wrong)} cannot be right")
 
+    def describe(self) -> str:
+        """ ", epoch 3, val IoU 0.5000", as far as it is known."""
+        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
+        return epoch + ("" if self.val_iou is None else f", val IoU {self.val_iou:.4f}")
+
     def to_json(self) -> str:
         content = {"format": CARD_FORMAT, **vars(self), "spec": self.spec.to_dict()}
         return json.dumps(content, ensure_ascii=False, allow_nan=False)

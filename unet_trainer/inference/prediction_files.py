@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -47,10 +46,9 @@ from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import Draft, discard_drafts
 from unet_trainer.system.console import json_text
 
-ProbabilityFormat = Literal["png", "npy"]
-
 VALUES, OVERLAYS = "values", "overlays"  # folders in OUT, beside PROBABILITIES
 COCO_NAME = "polygons.json"
+TIFF_SUFFIXES = (".tif", ".tiff")
 SAMPLE_SIDE = 512  # of the reduced image that tells how a large one is to be displayed
 FULL = 65535  # a probability of 1 in a PNG
 
@@ -61,7 +59,7 @@ class Kinds:
 
     values: bool = False
     overlay: bool = False
-    probabilities: ProbabilityFormat | None = None
+    probabilities: Literal["png", "npy"] | None = None
     polygons: bool = False
 
 
@@ -70,6 +68,18 @@ class Rows(NamedTuple):
 
     ids: Pixels  # rows,W uint8
     probabilities: Pixels | None  # M,rows,W of the stored ids: uint16 for PNG, float32 for .npy
+
+
+class Output(NamedTuple):
+    """One file of an image."""
+
+    path: Path
+    take: Callable[[Rows], Pixels]  # what it holds of the results
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    channels: int = 1
+    palette: Palette | None = None
+    content: Content = "mask"
+    is_overlay: bool = False
 
 
 class PredictionFolder:
@@ -83,37 +93,40 @@ class PredictionFolder:
         # Two ids: the foreground's probability says all.
         self.probable_ids = [1] if spec.num_ids == 2 else list(range(spec.num_ids))
 
+    def mask(self, name: str) -> Path:
+        return self.out / f"{name}.png"
+
+    def outputs(self, name: str) -> list[Output]:
+        """Of one image, besides GeoTIFFs and polygons; its mask is written last."""
+        kinds, found = self.kinds, []
+        if kinds.values:
+            channels = 3 if self.values.ndim == 2 else 1
+            found.append(Output(self.out / VALUES / f"{name}.png", lambda rows: self.values[rows.ids], self.values.dtype, channels))
+        if kinds.overlay:
+            place = self.out / OVERLAYS / f"{name}.png"
+            found.append(Output(place, lambda rows: rows.ids, channels=3, content="picture", is_overlay=True))
+        if kinds.probabilities == "npy":
+            place = self.out / PROBABILITIES / f"{name}.npy"
+            found.append(Output(place, _planes, np.dtype(np.float32), len(self.probable_ids)))
+        elif kinds.probabilities == "png":
+            for index, class_id in enumerate(self.probable_ids):
+                inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
+                place = self.out / PROBABILITIES / inner / f"{name}.png"
+                found.append(Output(place, partial(_plane, index=index), np.dtype(np.uint16), content="picture"))
+        return [*found, Output(self.mask(name), lambda rows: rows.ids, palette=self.spec.id_colours)]
+
+    def files(self, name: str) -> list[Path]:
+        return [output.path for output in self.outputs(name)]
+
+    def is_done(self, name: str) -> bool:
+        return all(path.is_file() for path in self.files(name))
+
     def discard_drafts(self, name: str, processes: Sequence[int]) -> None:
         """Deletes what processes that were killed left behind of the files of one image."""
         for path in self.files(name):
             for written in {path, path.with_suffix(".tif")}:
                 for process in processes:
                     discard_drafts(written, process)
-
-    def mask(self, name: str) -> Path:
-        return self.out / f"{name}.png"
-
-    def files(self, name: str) -> list[Path]:
-        """Of one image, whatever its format; its mask is written last."""
-        found = []
-        if self.kinds.values:
-            found.append(self.out / VALUES / f"{name}.png")
-        if self.kinds.overlay:
-            found.append(self.out / OVERLAYS / f"{name}.png")
-        return [*found, *self.probability_files(name), self.mask(name)]
-
-    def probability_files(self, name: str) -> list[Path]:
-        folder = self.out / PROBABILITIES
-        if self.kinds.probabilities is None:
-            return []
-        if self.kinds.probabilities == "npy":
-            return [folder / f"{name}.npy"]
-        if len(self.probable_ids) == 1:
-            return [folder / f"{name}.png"]
-        return [folder / class_folder(class_id, self.spec.id_names[class_id]) / f"{name}.png" for class_id in self.probable_ids]
-
-    def is_done(self, name: str) -> bool:
-        return all(path.is_file() for path in self.files(name))
 
     def refuse_overwriting(self, inputs: Sequence[Input]) -> None:
         """Raises UserError if two results would have one name, or one would replace an image or a file that is no result, such as
@@ -123,7 +136,7 @@ class PredictionFolder:
         if self.kinds.polygons:
             _refuse_foreign(self.out / COCO_NAME, beside=self.mask(inputs[0].name))
         for given in inputs:
-            may_be_geotiff = given.path.suffix.lower() in (".tif", ".tiff")
+            may_be_geotiff = given.path.suffix.lower() in TIFF_SUFFIXES
             for path in self.files(given.name):
                 for written in (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,):
                     if _real(written) in sources:
@@ -133,6 +146,16 @@ class PredictionFolder:
                     raise UserError(f"{owners[path]} and {given.path}: both would write {path}; predict them in two commands")
             if may_be_geotiff and self.kinds.polygons:
                 _refuse_foreign(self.mask(given.name).with_suffix(".geojson"), beside=self.mask(given.name))
+
+
+def _plane(rows: Rows, index: int) -> Pixels:
+    assert rows.probabilities is not None
+    return rows.probabilities[index]
+
+
+def _planes(rows: Rows) -> Pixels:
+    assert rows.probabilities is not None
+    return np.moveaxis(rows.probabilities, 0, 2)
 
 
 @lru_cache(maxsize=4096)
@@ -178,70 +201,53 @@ def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     )
 
 
-class ImageFiles:
-    """The files of one image. Its rows come from top to bottom; then `finish` or `discard`.
+class ImageFiles(contextlib.ExitStack):
+    """The files of one image; use it in `with`. Its rows come from top to bottom, then `finish` gives the files their names. What
+    has none at the end is deleted.
 
     `picture`: the image where it is in memory, for the overlay; else it is read again. Raises OSError, and ReadError where the
     image can no longer be read.
     """
 
     def __init__(self, folder: PredictionFolder, given: Input, size: Size, picture: ImageReader | None = None) -> None:
+        super().__init__()
         self.folder, self.given, self.size, self.picture = folder, given, size, picture
-        self.georeference = georeference_of(given.path)
         self.drafts: list[Draft] = []
         self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
-        self.resources = contextlib.ExitStack()
         self.ids: list[Pixels] = []  # kept for the polygons
-        try:
-            self._open_all()
-        except BaseException:
-            self.discard()
-            raise
+        georeference = georeference_of(given.path)
+        with contextlib.ExitStack() as unless_opened:
+            unless_opened.push(self)
+            for output in folder.outputs(given.name):
+                self._open(output, georeference)
+            unless_opened.pop_all()
 
-    def _open_all(self) -> None:
-        folder, kinds, name = self.folder, self.folder.kinds, self.given.name
-        if kinds.values:
-            table = folder.values
-            channels = 3 if table.ndim == 2 else 1
-            self._add_rasters(folder.out / VALUES / f"{name}.png", lambda rows: table[rows.ids], table.dtype, channels)
-        if kinds.overlay:
-            writer = PngWriter(self._draft(folder.out / OVERLAYS / f"{name}.png").file, self.size, np.uint8, 3, None, "picture")
-            self.writers.append((OverlayWriter(writer, self._open_picture(), folder.colours, self.size), lambda rows: rows.ids))
-        paths, num_stored = folder.probability_files(name), len(folder.probable_ids)
-        if kinds.probabilities == "npy":
-            shape = self.size if num_stored == 1 else (*self.size, num_stored)
-            self.writers.append((NpyWriter(self._draft(paths[0]).file, shape, np.float32), partial(_planes, shape=shape)))
+    def _open(self, output: Output, georeference: Georeference | None) -> None:
+        path, take, dtype, channels, palette, content, is_overlay = output
+        writer: RowWriter
+        if path.suffix == ".npy":
+            writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
-            for index, path in enumerate(paths):
-                self._add_rasters(path, partial(_plane, index=index), np.dtype(np.uint16), content="picture")
-        self._add_rasters(folder.mask(name), lambda rows: rows.ids, np.dtype(np.uint8), palette=folder.spec.id_colours)
+            if georeference is not None and not is_overlay:  # is given its name first: the mask's PNG is the last file of all
+                file = self._draft(path.with_suffix(".tif"))
+                self.writers.append((TiffWriter(file, self.size, dtype, channels, palette, georeference.tags, content), take))
+            writer = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
+        if is_overlay:
+            writer = OverlayWriter(writer, self._open_picture(), self.folder.colours, self.size)
+        self.writers.append((writer, take))
 
-    def _add_rasters(
-        self,
-        path: Path,
-        take: Callable[[Rows], Pixels],
-        dtype: np.dtype[np.generic],
-        channels: int = 1,
-        palette: Palette | None = None,
-        content: Content = "mask",
-    ) -> None:
-        """A PNG and, with a georeference, a GeoTIFF, which is given its name first: the mask's PNG is the last file of all."""
-        if self.georeference is not None:
-            file = self._draft(path.with_suffix(".tif")).file
-            self.writers.append((TiffWriter(file, self.size, dtype, channels, palette, self.georeference.tags, content), take))
-        self.writers.append((PngWriter(self._draft(path).file, self.size, dtype, channels, palette, content), take))
-
-    def _draft(self, path: Path) -> Draft:
+    def _draft(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.drafts.append(Draft(path))
-        return self.drafts[-1]
+        self.callback(self.drafts[-1].discard)
+        return self.drafts[-1].file
 
     def _open_picture(self) -> ImageReader:
         if self.picture is not None:
             return self.picture
         spec = self.folder.spec.image
         found = read_small(self.given.path, spec)
-        return self.resources.enter_context(open_reader(self.given.path, spec)) if found is None else ImageReader(found[0])
+        return self.enter_context(open_reader(self.given.path, spec)) if found is None else ImageReader(found.pixels)
 
     def write(self, rows: Rows) -> None:
         for writer, take in self.writers:
@@ -249,57 +255,29 @@ class ImageFiles:
         if self.folder.kinds.polygons:
             self.ids.append(rows.ids)
 
-    def all_ids(self) -> Pixels:
-        """H,W, where polygons are wanted."""
-        return self.ids[0] if len(self.ids) == 1 else np.concatenate(self.ids)
-
     def finish(self) -> None:
         """Gives the files their names."""
-        try:
-            for writer, _ in self.writers:
-                writer.finish()
-            for draft in self.drafts:
-                draft.keep()
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Deletes what has not got its name."""
+        for writer, _ in self.writers:
+            writer.finish()
         for draft in self.drafts:
-            draft.discard()
-        self.resources.close()
+            draft.keep()
 
 
 def write_image(folder: PredictionFolder, given: Input, rows: Rows) -> None:
     """All files of an image whose rows are all there. Raises as ImageFiles does."""
-    size = rows.ids.shape[0], rows.ids.shape[1]
-    files = ImageFiles(folder, given, size)
-    try:
+    with ImageFiles(folder, given, (rows.ids.shape[0], rows.ids.shape[1])) as files:
         files.write(rows)
         files.finish()
-    finally:
-        files.discard()
 
 
 def georeference_of(path: Path) -> Georeference | None:
-    return read_georeference(path) if path.suffix.lower() in (".tif", ".tiff") else None
-
-
-def _plane(rows: Rows, index: int) -> Pixels:
-    assert rows.probabilities is not None
-    return rows.probabilities[index]
-
-
-def _planes(rows: Rows, shape: tuple[int, ...]) -> Pixels:
-    """As an array of this shape has them: H,W,M, or H,W of a single one."""
-    assert rows.probabilities is not None
-    return rows.probabilities[0] if len(shape) == 2 else np.moveaxis(rows.probabilities, 0, 2)
+    return read_georeference(path) if path.suffix.lower() in TIFF_SUFFIXES else None
 
 
 class OverlayWriter:
     """Reads the rows of the image as the ids of those rows come, and draws. One row behind: outlines depend on the row below."""
 
-    def __init__(self, writer: PngWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
+    def __init__(self, writer: RowWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
         self.writer, self.picture, self.colours, self.size = writer, picture, colours, size
         self.above: Pixels | None = None
         self.waiting = np.empty((0, size[1]), np.uint8)
@@ -326,64 +304,55 @@ class OverlayWriter:
 
 
 class CocoFile:
-    """Images may be added in any order and from any thread; the file has them in theirs. Annotations go to a temporary file as
-    they come: only those of images that wait for one before them are in memory. To be finished or discarded."""
+    """Polygons of all images. They are added in any order and from any thread, and wait in a temporary file; `finish` writes them
+    in the order of the images. To be closed."""
 
-    def __init__(self, path: Path, spec: SegmenterSpec, num_images: int) -> None:
-        self.lock = threading.Lock()
-        self.num_images = num_images
-        self.waiting: dict[int, tuple[str, Size, list[dict[str, Any]]] | None] = {}
-        self.next_index = 0
-        self.num_written = self.num_annotations = 0
+    def __init__(self, path: Path, spec: SegmenterSpec) -> None:
+        self.path, self.spec, self.lock = path, spec, threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.draft = Draft(path)
-        self.annotations: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 # closed when it is finished
-        categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
-        self._write(self.draft.file, f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [')
+        self.waiting: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
+        self.images: dict[int, tuple[dict[str, Any], int, int]] = {}  # about it, and where its annotations wait: start, lines
+        self.close = self.waiting.close
 
-    def add(self, index: int, file_name: str, size: Size, ids: Pixels) -> None:
+    def add(self, index: int, file_name: str, ids: Pixels) -> None:
         """The image with this place among all inputs."""
-        found = [_annotation(class_id, polygon) for class_id, polygon in find_polygons(ids)]
-        self._release(index, (file_name, size, found))
-
-    def leave_out(self, index: int) -> None:
-        """An image that could not be read, or has a file of its own."""
-        self._release(index, None)
+        found = [f"{json.dumps(_annotation(class_id, polygon))}\n".encode() for class_id, polygon in find_polygons(ids)]
+        about = {"id": index + 1, "file_name": file_name, "width": ids.shape[1], "height": ids.shape[0]}
+        with self.lock:
+            self.images[index] = about, self.waiting.tell(), len(found)
+            self.waiting.writelines(found)
 
     def finish(self) -> None:
-        assert self.next_index == self.num_images, f"{self.next_index} of {self.num_images} images"
-        self._write(self.draft.file, '],\n"annotations": [')
-        self.annotations.seek(0)
-        shutil.copyfileobj(self.annotations, self.draft.file)
-        self._write(self.draft.file, "]}\n")
-        self.draft.keep()
-        self.annotations.close()
+        """Nothing is written where there is no image."""
+        if not self.images:
+            return
+        in_order = [self.images[index] for index in sorted(self.images)]
+        categories = [{"id": class_id, "name": self.spec.id_names[class_id]} for class_id in range(1, self.spec.num_ids)]
+        images = ",".join(f"\n{json_text(about)}" for about, _, _ in in_order)
+        head = f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [{images}],\n'
 
-    def discard(self) -> None:
-        self.draft.discard()
-        self.annotations.close()
+        def annotations() -> Iterator[bytes]:
+            number = 0
+            for about, start, num_lines in in_order:
+                self.waiting.seek(start)
+                for _ in range(num_lines):
+                    number += 1
+                    yield f'{{"id": {number}, "image_id": {about["id"]}, '.encode() + self.waiting.readline()[1:-1]
 
-    def _release(self, index: int, content: tuple[str, Size, list[dict[str, Any]]] | None) -> None:
-        with self.lock:
-            self.waiting[index] = content
-            while self.next_index in self.waiting:
-                following = self.waiting.pop(self.next_index)
-                self.next_index += 1
-                if following is not None:
-                    self._append(self.next_index, *following)
+        _write_list(self.path, f'{head}"annotations": ', annotations())
 
-    def _append(self, image_id: int, file_name: str, size: Size, found: list[dict[str, Any]]) -> None:
-        image = {"id": image_id, "file_name": file_name, "width": size[1], "height": size[0]}
-        self._write(self.draft.file, f"{',' if self.num_written else ''}\n{json_text(image)}")
-        self.num_written += 1
-        for annotation in found:
-            separator = "," if self.num_annotations else ""
-            self.num_annotations += 1
-            line = json.dumps({"id": self.num_annotations, "image_id": image_id, **annotation})
-            self._write(self.annotations, f"{separator}\n{line}")
 
-    def _write(self, file: BinaryIO, text: str) -> None:
-        file.write(text.encode())
+def _write_list(path: Path, head: str, entries: Iterable[bytes]) -> None:
+    """A JSON file that ends in a list, entry by entry."""
+    draft = Draft(path)
+    try:
+        draft.file.write(f"{head}[".encode())
+        for number, entry in enumerate(entries):
+            draft.file.write((b",\n" if number else b"\n") + entry)
+        draft.file.write(b"]}\n")
+        draft.keep()
+    finally:
+        draft.discard()
 
 
 def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
@@ -405,22 +374,15 @@ def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Ge
     head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
         head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
-    draft = Draft(path)
-    try:
-        draft.file.write(f'{json.dumps(head)[:-1]}, "features": ['.encode())
-        separator = ""
-        for class_id, polygon in find_polygons(ids):
-            feature = {
-                "type": "Feature",
-                "properties": {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels},
-                "geometry": {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)},
-            }
-            draft.file.write(f"{separator}\n{json_text(feature)}".encode())
-            separator = ","
-        draft.file.write(b"]}\n")
-        draft.keep()
-    finally:
-        draft.discard()
+    features = (
+        {
+            "type": "Feature",
+            "properties": {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels},
+            "geometry": {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)},
+        }
+        for class_id, polygon in find_polygons(ids)
+    )
+    _write_list(path, f'{json.dumps(head)[:-1]}, "features": ', (json_text(feature).encode() for feature in features))
 
 
 def _coordinates(polygon: Polygon, georeference: Georeference) -> list[list[list[float]]]:

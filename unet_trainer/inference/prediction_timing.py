@@ -15,7 +15,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.tiling import fit_image
 from unet_trainer.inference.engine import Engine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_stream import Numbered, PredictionStream, one_opencv_thread
+from unet_trainer.inference.prediction_stream import PredictionStream, one_opencv_thread
 from unet_trainer.inference.predictor import ModelInput, Predictor
 
 FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
@@ -38,14 +38,13 @@ class Rates:
 def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
     """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of the device
     is not counted."""
-    images = [Numbered(number, given) for number, given in enumerate(inputs)]
     sample: list[ModelInput] = []
     started = time.perf_counter()
-    with one_opencv_thread(), stream.read_ahead(images) as ahead:
+    with one_opencv_thread(), stream.read_ahead(inputs) as ahead:
         for _, found in ahead:
             if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
                 sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
-    reading = len(images) / (time.perf_counter() - started)
+    reading = len(inputs) / (time.perf_counter() - started)
     if not sample:
         raise DataError("--time: for images that can be read and go through the network in batches; there is none")
     predictor = stream.predictor

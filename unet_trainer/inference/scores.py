@@ -57,7 +57,7 @@ class ImageCounts(NamedTuple):
 def count_image(truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False) -> ImageCounts:
     """H,W ids of one image, truth with IGNORED. Classes are reported from `first_id` on; `with_lines`: what clDice needs.
 
-    Ignored pixels count nowhere: for boundaries and centre lines they belong to no class, in truth and in prediction.
+    Ignored pixels are left out: for boundaries and centre lines they belong to no class, in truth and in prediction.
     """
     confusion = confusion_matrix(truth, predicted, num_ids)
     counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
@@ -142,8 +142,11 @@ def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None,
     num_images = len(counts[0])
     if num_draws is None:
         num_draws = min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
-    order, truth = _sorted_images(counts)
-    generator = np.random.default_rng([seed, zlib.crc32(truth.tobytes())])  # one seed for all sets would err alike in all
+    # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err alike in all.
+    truth = counts[0][..., Count.TRUTH].astype(np.float64)
+    others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(num_images, -1).astype(np.float64) for one in counts)
+    order = np.lexsort(np.column_stack([truth, others]).T[::-1])
+    generator = np.random.default_rng([seed, zlib.crc32(truth[order].tobytes())])
     flat = [one[order].reshape(num_images, -1).astype(np.float64) for one in counts]
     sums: list[list[Floats]] = [[] for _ in counts]
     num_at_once = max(1, MAX_WEIGHTS // num_images)
@@ -152,14 +155,6 @@ def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None,
         for parts, one in zip(sums, flat, strict=True):
             parts.append(weights @ one)
     return [np.concatenate(parts).reshape(num_draws, *one.shape[1:]) for parts, one in zip(sums, counts, strict=True)]
-
-
-def _sorted_images(counts: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], Floats]:
-    """An order of the images that only their counts decide, and their truth in it, which is that of all models."""
-    truth = counts[0][..., Count.TRUTH].astype(np.float64)
-    others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(len(truth), -1).astype(np.float64) for one in counts)
-    order = np.lexsort(np.column_stack([truth, others]).T[::-1])
-    return order, truth[order]
 
 
 def _draw_weights(generator: np.random.Generator, num_draws: int, num_images: int) -> Floats:
@@ -176,22 +171,6 @@ def interval(draws: Floats) -> Floats:
     return np.where(is_defined, ends, np.nan)
 
 
-def share_above_zero(draws: Floats) -> Floats:
-    """draws,... → ...: of the draws in which the difference is defined; NaN if it is in none."""
-    is_defined = np.isfinite(draws)
-    num_defined = is_defined.sum(0).astype(np.float64)
-    num_above = (np.where(is_defined, draws, 0.0) > 0).sum(0).astype(np.float64)
-    return np.divide(num_above, num_defined, out=np.full_like(num_above, np.nan), where=num_defined > 0)
-
-
-@dataclass(frozen=True)
-class Worst:
-    """An image among the worst and what the model made of it."""
-
-    index: int
-    ids: Pixels
-
-
 @dataclass(frozen=True)
 class EvaluatedSet:
     """Counts of all images, in the order of the pairs."""
@@ -200,76 +179,87 @@ class EvaluatedSet:
     confusion: NDArray[np.int64]  # K,K of all ids, summed: rows truth, columns prediction
     num_wrong: NDArray[np.int64]  # pixels of each image that are predicted wrongly
     num_counted: NDArray[np.int64]  # pixels of each image that are not ignored
-    worst: Sequence[Worst]  # the worst first
+    worst: Sequence[tuple[int, Pixels]]  # indices of the worst images, the worst first, and H,W ids that were predicted
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Scores by name, each with a value for every class and, after them, their mean. NaN: undefined."""
-
-    class_names: Sequence[str]
-    dataset: dict[str, Floats]  # K+1, from the counts of all images together
-    intervals: dict[str, Floats]  # 2,K+1 of `dataset`; NaN with a single image
-    image_means: dict[str, Floats]  # K+1: scores of each image, then the mean over those that have one
-    num_images: int
-    num_scored: NDArray[np.int64]  # K: images with the class in truth or prediction, whose IoU is in the mean over images
-    empty_truths: NDArray[np.int64]  # K: images without the class in truth
-    empty_predictions: NDArray[np.int64]
-    confusion: NDArray[np.int64]
-
-    @property
-    def row_names(self) -> list[str]:
-        """Of the rows to show: with one class, its mean is itself."""
-        return list(self.class_names) if len(self.class_names) == 1 else [*self.class_names, MEAN]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Dataset-level scores of this model minus those of another, on the same images; rows as in Summary."""
-
-    others: dict[str, Floats]  # K+1, the other model's scores
-    differences: dict[str, Floats]  # K+1
-    intervals: dict[str, Floats]  # 2,K+1, paired bootstrap
-    shares_above: dict[str, Floats]  # K+1, of the draws in which this model is the better one
-
-
-def summarise(evaluated: EvaluatedSet, class_names: Sequence[str]) -> Summary:
+def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Sequence[str]) -> dict[str, Any]:
+    """Scores of each class and of their mean, as evaluation.json has them; None: undefined. `class_names`: of the classes that are
+    reported, `id_names`: of all class ids."""
     counts = evaluated.counts
     per_image = scores_from_counts(counts)
-    draws = scores_from_counts(resampled_sums([counts])[0])
-    has_interval = len(counts) > 1
-    return Summary(
-        class_names,
-        {name: _with_mean(values) for name, values in scores_from_counts(counts.sum(0)).items()},
-        {name: interval(_with_mean(values)) * (1.0 if has_interval else np.nan) for name, values in draws.items()},
-        {name: _with_mean(mean_over(values, axis=0)) for name, values in per_image.items()},
-        len(counts),
-        np.isfinite(per_image["iou"]).sum(0),
-        (counts[..., Count.TRUTH] == 0).sum(0),
-        (counts[..., Count.PREDICTION] == 0).sum(0),
-        evaluated.confusion,
-    )
+    dataset = _with_means(scores_from_counts(counts.sum(0)))
+    image_means = _with_means({name: mean_over(values, axis=0) for name, values in per_image.items()})
+    ends = _intervals(_with_means(scores_from_counts(resampled_sums([counts])[0])), len(counts))
+
+    def row(index: int, name: str) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "name": name,
+            "dataset": {
+                score: {"value": number(values[index]), "interval": _ends(ends[score][:, index])}
+                for score, values in dataset.items()
+            },
+            "mean_over_images": {score: number(values[index]) for score, values in image_means.items()},
+        }
+        if index < len(class_names):
+            about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum())
+            about["empty_truths"] = int((counts[:, index, Count.TRUTH] == 0).sum())
+            about["empty_predictions"] = int((counts[:, index, Count.PREDICTION] == 0).sum())
+        return about
+
+    *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
+    return {
+        "num_images": len(counts),
+        "boundary_width": f"{BOUNDARY_RATIO:g} of the diagonal",
+        "bootstrap": {"over": "images", "level": LEVEL, "draws": NUM_DRAWS, "seed": SEED},
+        "classes": classes,
+        "mean": mean,
+        "confusion": {"ids": list(id_names), "rows_are_truth": evaluated.confusion.tolist()},
+    }
 
 
-def compare(this: EvaluatedSet, other: EvaluatedSet) -> Comparison:
-    """Of two models that were evaluated on the same images, in the same order."""
-    sums = resampled_sums([this.counts, other.counts])
-    mine, theirs = (_all_with_mean(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
-    my_draws, their_draws = (_all_with_mean(scores_from_counts(drawn)) for drawn in sums)
+def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str]) -> dict[str, Any]:
+    """Of two models that were evaluated on the same images, in the same order; as evaluation.json has it."""
+    mine, theirs = (_with_means(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
+    my_draws, their_draws = (_with_means(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts]))
     draws = {name: my_draws[name] - their_draws[name] for name in my_draws}
-    has_interval = len(this.counts) > 1
-    return Comparison(
-        theirs,
-        {name: mine[name] - theirs[name] for name in mine},
-        {name: interval(values) * (1.0 if has_interval else np.nan) for name, values in draws.items()},
-        {name: share_above_zero(values) for name, values in draws.items()},
-    )
+    ends = _intervals(draws, len(this.counts))
+
+    def row(index: int, name: str) -> dict[str, Any]:
+        scores = {
+            score: {
+                "this": number(mine[score][index]),
+                "other": number(theirs[score][index]),
+                "difference": number(mine[score][index] - theirs[score][index]),
+                "interval": _ends(ends[score][:, index]),
+                "share_of_draws_above_0": number(_share_above_zero(draws[score][:, index])),
+            }
+            for score in mine
+        }
+        return {"name": name, "dataset": scores}
+
+    *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
+    return {"differences": "this model minus the other", "classes": classes, "mean": mean}
 
 
-def _all_with_mean(scores: dict[str, Floats]) -> dict[str, Floats]:
-    return {name: _with_mean(values) for name, values in scores.items()}
+def _with_means(scores: dict[str, Floats]) -> dict[str, Floats]:
+    """...,K each → ...,K+1: the mean over the classes that have a value comes last."""
+    return {name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1) for name, values in scores.items()}
 
 
-def _with_mean(values: Floats) -> Floats:
-    """...,K → ...,K+1: the mean over the classes that have a value comes last."""
-    return np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
+def _intervals(draws: dict[str, Floats], num_images: int) -> dict[str, Floats]:
+    """Undefined of a single image."""
+    return {name: interval(values) * (1.0 if num_images > 1 else np.nan) for name, values in draws.items()}
+
+
+def _share_above_zero(draws: Floats) -> float:
+    """Of the draws in which the difference is defined."""
+    defined = draws[np.isfinite(draws)]
+    return float((defined > 0).mean()) if len(defined) else math.nan
+
+
+def number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _ends(values: Floats) -> list[float] | None:
+    return None if np.isnan(values).any() else values.tolist()

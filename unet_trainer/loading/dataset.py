@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from unet_trainer.images.image_files import Pixels, decode_mask, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
-from unet_trainer.loading.augmentation import Augmentation
-from unet_trainer.loading.pixel_cache import ContentDamage, PixelCache
+from unet_trainer.loading.pixel_cache import ContentDamage, MemoryCache
+
+if TYPE_CHECKING:
+    from unet_trainer.loading.augmentation import Augmentation  # imports albumentations, which prediction does without
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
@@ -80,9 +83,14 @@ class SegmentationDataset:
         self.augmentation = augmentation
         self.seed = seed
         self.resize_masks = resize_masks
-        self.mask_sizes = self._native_mask_sizes()  # of each pair; None: masks have the size of the samples
-        self._largest_mask = None if self.mask_sizes is None else _enclosing(self.mask_sizes)
-        self.cache: PixelCache | None = None
+        self.mask_sizes: list[Size] | None = None  # of each pair; None: masks have the size of the samples
+        self.batch_mask_size = tiling.size  # of the masks of a batch: it holds every mask, so that the memory of a batch is fixed
+        if isinstance(tiling, WholeImages) and tiling.native_masks:
+            own = [size.image if resize_masks else size.mask for size in sizes]
+            if any(size != tiling.size for size in own):
+                self.mask_sizes = own
+                self.batch_mask_size = max(height for height, _ in own), max(width for _, width in own)
+        self.cache: MemoryCache | None = None
         # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
         self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(pairs))), np.uint8)
         self._taken = np.zeros_like(self.noticed)
@@ -90,17 +98,6 @@ class SegmentationDataset:
 
     def __len__(self) -> int:
         return len(self.tiling)
-
-    def _native_mask_sizes(self) -> list[Size] | None:
-        if not (isinstance(self.tiling, WholeImages) and self.tiling.native_masks):
-            return None
-        sizes = [size.image if self.resize_masks else size.mask for size in self.sizes]
-        return None if all(size == self.tiling.size for size in sizes) else sizes
-
-    @property
-    def batch_mask_size(self) -> Size:
-        """Height and width of the masks of a batch: one that holds every mask, so that the memory of a batch is fixed."""
-        return self.tiling.size if self._largest_mask is None else self._largest_mask
 
     def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
         """H,W,C image and H,W class ids, at the mask's own size where `mask_sizes` are given."""
@@ -144,10 +141,7 @@ class SegmentationDataset:
         pair = self.tiling.pair_index(index)
         if self.cache is not None and pair < len(self.cache):
             try:
-                image, mask = self.cache.pair(pair)
-                if isinstance(self.tiling, WholeImages):  # others take a part, and only that is read
-                    image, mask = np.asarray(image), np.asarray(mask)
-                return self.tiling.extract(image, mask, epoch, index)
+                return self.tiling.extract(*self.cache.pair(pair), epoch, index)
             except ContentDamage:  # the files are as good, and slower
                 self.noticed[pair] |= CACHE_DAMAGED
         return self.tiling.extract(*self._pixels(pair), epoch, index)
@@ -212,11 +206,6 @@ class SegmentationDataset:
         return data
 
 
-def _enclosing(sizes: Sequence[Size]) -> Size:
-    """The smallest size that holds all of these."""
-    return max(height for height, _ in sizes), max(width for _, width in sizes)
-
-
 class EpochBatches:
     """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples.
 
@@ -278,31 +267,18 @@ class BatchAssembler:
     dataset: SegmentationDataset
     batches: EpochBatches
 
-    @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        return *self.dataset.tiling.size, self.dataset.image_spec.channels
-
-    @property
-    def itemsize(self) -> int:
-        return 1 if self.dataset.image_spec.is_8bit else 4
-
-    @property
-    def image_bytes(self) -> int:
-        height, width, channels = self.sample_shape
-        return self.batches.batch_size * height * width * channels * self.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        height, width = self.dataset.batch_mask_size
-        return self.image_bytes + self.batches.batch_size * height * width
+    def __post_init__(self) -> None:
+        spec, size = self.dataset.image_spec, self.batches.batch_size
+        self.image_shape = (size, *self.dataset.tiling.size, spec.channels)
+        self.mask_shape = (size, *self.dataset.batch_mask_size)
+        self.dtype = np.dtype(np.uint8 if spec.is_8bit else np.float32)
+        self.image_bytes = math.prod(self.image_shape) * self.dtype.itemsize
+        self.num_bytes = self.image_bytes + math.prod(self.mask_shape)
 
     def views(self, memory: Pixels) -> tuple[Pixels, Pixels]:
         """N,H,W,C images and N,H,W masks of a batch that lies in these bytes."""
-        height, width, channels = self.sample_shape
-        size = self.batches.batch_size
-        images = memory[: self.image_bytes].view(np.uint8 if self.itemsize == 1 else np.float32)
-        masks = memory[self.image_bytes : self.num_bytes]
-        return images.reshape(size, height, width, channels), masks.reshape(size, *self.dataset.batch_mask_size)
+        images, masks = memory[: self.image_bytes], memory[self.image_bytes : self.num_bytes]
+        return images.view(self.dtype).reshape(self.image_shape), masks.reshape(self.mask_shape)
 
     def fill(
         self, memory: Pixels, epoch: int, batch: int, piece: range, on_start: Callable[[int], object] = lambda position: None

@@ -1,4 +1,4 @@
-"""Iterates over the batches of an epoch, filled by a worker pool or in this process.
+"""Iterates over the batches of an epoch, filled by a worker pool or in this process; CutMix; and advice where training waits.
 
 What this process reads, it reads in a thread that it waits for no longer than `timeout`.
 """
@@ -6,6 +6,7 @@ What this process reads, it reads in a thread that it waits for no longer than `
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.loading.cutmix import cut_boxes
 from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
 from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
@@ -23,6 +23,10 @@ from unet_trainer.system.distributed import Launch
 Outcome = TypeVar("Outcome")
 
 STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
+CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
+SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
+MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
+MIN_GAIN = 1.05  # a setting that gains less is not named
 
 
 class Loader:
@@ -81,24 +85,21 @@ class Loader:
                 yield found
                 del found  # while the next one is read
             return
-        begun = self.pool.begin(self.number, epoch, first_batch)
-        if begun is None:
-            return
-        num_left = len(self) - first_batch
+        begun, batch = self.pool.begin(self.number, epoch, first_batch), first_batch
         try:
-            while num_left:
+            while batch < len(self):
                 pending = self.pool.take(begun, is_stopping, self.timeout)
                 if pending is None:
                     return
-                num_left -= 1  # before the yield: after the last batch the generator need not be resumed
                 images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
-                seconds = pending.read_seconds, pending.augment_seconds
+                found = self._batch(images, masks, epoch, batch, (pending.read_seconds, pending.augment_seconds))
+                batch += 1  # before the yield: after the last batch the generator need not be resumed
                 try:
-                    yield self._batch(images, masks, epoch, pending.batch, seconds)
+                    yield found
                 finally:
                     self.pool.release(pending)
         finally:
-            if num_left:
+            if batch < len(self):
                 self.pool.abandon(begun)
 
     def read(
@@ -149,3 +150,73 @@ class Loader:
 def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> list[int]:
     """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample comes twice."""
     return [index for index in range(len(dataset)) if dataset.tiling.pair_index(index) % world_size == rank]
+
+
+# CutMix: in some images of a batch, a rectangle is replaced by that of the image before, and so is its mask: a context that the
+# model has not seen. Where the rectangles lie is a pure function of (seed, epoch, batch); the pixels are moved on the device.
+
+
+def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int], share: float) -> torch.Tensor:
+    """N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the one before it.
+
+    `key`: seed, epoch, batch. A share of the images has none: 0, 0, 0, 0. Rectangles may be cut off by the border.
+    """
+    seed, epoch, batch = key
+    drawn = np.random.default_rng([seed, CUTMIX_STREAM, epoch, batch]).random((4, num_images))
+    sides = SMALLEST + (LARGEST - SMALLEST) * drawn[0]
+    boxes = np.zeros((num_images, 4), np.int64)
+    for axis, (length, centre) in enumerate(zip(size, drawn[1:3], strict=True)):
+        first, last = (centre - sides / 2) * length, (centre + sides / 2) * length
+        boxes[:, 2 * axis], boxes[:, 2 * axis + 1] = first.round().clip(0, length), last.round().clip(0, length)
+    boxes[drawn[3] >= share] = 0
+    return torch.from_numpy(boxes)
+
+
+def paste_pieces(images: torch.Tensor, masks: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """N,H,W,C images and N,H,W masks with the rectangles in place; all three on one device, for which nothing waits."""
+    rows = torch.arange(masks.shape[1], device=masks.device)
+    columns = torch.arange(masks.shape[2], device=masks.device)
+    in_rows = (rows >= boxes[:, :1]) & (rows < boxes[:, 1:2])
+    in_columns = (columns >= boxes[:, 2:3]) & (columns < boxes[:, 3:])
+    inside = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
+    mixed = torch.where(inside.unsqueeze(3), images.roll(1, 0), images)
+    return mixed, torch.where(inside, masks.roll(1, 0), masks)
+
+
+# Which setting would shorten the time that training waits for data, from measured times.
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """Measured in an epoch of training."""
+
+    images_per_second: float
+    data_wait: float  # share of the time
+    read_seconds: float  # of one image, in a worker
+    augment_seconds: float
+    num_workers: int
+
+
+def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str | None:
+    """One sentence when the model waits for more than a tenth of the time, else None."""
+    if times.data_wait <= MAX_WAIT:
+        return None
+    limit = times.images_per_second / max(1 - times.data_wait, 0.01)  # without any wait
+    workers = max(1, times.num_workers)
+    per_image = times.read_seconds + times.augment_seconds
+    rates: dict[str, float] = {}  # setting → images per second that the workers could read
+    most = num_cores - 1 if not on_cpu else num_cores // 2
+    if most > times.num_workers:
+        rates[f"num_workers: {most}"] = most / max(per_image, 1e-9)
+    if cache == "none":
+        rates["cache: ram"] = workers / max(times.augment_seconds, 1e-9)
+    reason = (
+        f"the model waits for data in {times.data_wait:.0%} of the time "
+        f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
+        f"{times.num_workers} workers)"
+    )
+    setting, rate = max(rates.items(), key=lambda item: item[1], default=("", 0.0))
+    rate = min(rate, limit)
+    if rate < MIN_GAIN * times.images_per_second:
+        return f"{reason}; a smaller image_size or a lighter augmentation would help, or more cores"
+    return f"{reason}; {setting} would give about {rate:.0f} images/s instead of {times.images_per_second:.0f}"

@@ -3,10 +3,7 @@
 A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
 the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read the folder share it.
 Drafts of killed runs and files that no run has used for a while are deleted, and on a full disk those used longest ago make room;
-never one that a run has open.
-
-Behind the pairs the file has a checksum of each of its blocks. A block is checked at its first reading in a run, by whichever
-process reads it. Read with pread and not mapped into memory: a file that another program makes shorter is an error, and no SIGBUS.
+never one that a run has open. Behind the pairs the file has a checksum of each, which is checked when a run reads the pair first.
 """
 
 from __future__ import annotations
@@ -19,38 +16,35 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import threading
 import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.tiling import Size
-from unet_trainer.system.concurrency import call_each
+from unet_trainer.system.concurrency import ReadAhead
 from unet_trainer.system.input_files import open_handle
 from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.resources import free_disk, free_host_memory
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
-BLOCK = 4096  # bytes that have one checksum; a pair begins with a block
-FORMAT = 3
+BLOCK = 4096  # bytes: a pair begins with a block
+FORMAT = 4
 TAIL = struct.Struct("<8sQI")  # magic, number of pairs, checksum of the table of checksums
-MAGIC = b"unetpix2"
+MAGIC = b"unetpix3"
 CHECKSUM_BYTES = 4
 SUFFIX, DRAFT_SUFFIX = ".pixels", ".draft"
 DRAFT_SECONDS = 24 * 3600  # where files cannot be locked, an older draft was left by a killed run
 UNUSED_SECONDS = 14 * 24 * 3600  # a cache that was not used for longer is deleted
 
 Place = Literal["ram", "disk"]
-_lock = threading.Lock()  # of reading and writing where there is no pread
 
 
 class ContentDamage(Exception):
@@ -66,25 +60,15 @@ class CacheEntry(NamedTuple):
     mask_size: Size
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.uint8 if self.itemsize == 1 else np.float32)
-
-    @property
-    def image_bytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        return self.image_bytes + math.prod(self.mask_size)
-
-    @property
     def end(self) -> int:
-        return self.start + -(-self.num_bytes // BLOCK) * BLOCK
+        num_bytes = math.prod(self.shape) * self.itemsize + math.prod(self.mask_size)
+        return self.start + -(-num_bytes // BLOCK) * BLOCK
 
     def views(self, content: Pixels) -> tuple[Pixels, Pixels]:
         """Image and mask of a pair that begins with these bytes."""
-        image = content[: self.image_bytes].view(self.dtype).reshape(self.shape)
-        return image, content[self.image_bytes : self.num_bytes].reshape(self.mask_size)
+        middle = math.prod(self.shape) * self.itemsize
+        image = content[:middle].view(np.uint8 if self.itemsize == 1 else np.float32).reshape(self.shape)
+        return image, content[middle : middle + math.prod(self.mask_size)].reshape(self.mask_size)
 
 
 def lay_out(
@@ -124,8 +108,8 @@ class MemoryCache:
         for view, part in zip(entry.views(self.content[entry.start : entry.end]), pixels, strict=True):
             view[:] = part
 
-    def pair(self, index: int) -> tuple[Any, Any]:
-        """Arrays, or StoredPixels that are read when they are looked at. They cannot be written to."""
+    def pair(self, index: int) -> tuple[Pixels, Pixels]:
+        """They cannot be written to. Raises ContentDamage."""
         entry = self.entries[index]
         image, mask = entry.views(self.content[entry.start : entry.end])
         image.flags.writeable = mask.flags.writeable = False
@@ -136,88 +120,40 @@ class MemoryCache:
 
 
 class DiskCache(MemoryCache):
-    """As MemoryCache, in a file; may be read from several threads and forked processes."""
+    """As MemoryCache, in a file that is mapped into memory; may be read from several threads and forked processes."""
 
     def __init__(self, path: Path, every_entry: Sequence[CacheEntry]) -> None:
         """The file has these entries or the first of them. Raises OSError, and ContentDamage."""
         self.path = path
         self.handle = open_handle(path, follow=False)
         weakref.finalize(self, os.close, self.handle)
-        size = os.fstat(self.handle).st_size
-        tail = self._read(max(0, size - TAIL.size), TAIL.size).tobytes()
-        magic, num_entries, checksum = TAIL.unpack(tail)
+        self.size = os.fstat(self.handle).st_size
+        if self.size < TAIL.size:
+            raise ContentDamage("it is too short")
+        self.content = np.frombuffer(mmap.mmap(self.handle, self.size, access=mmap.ACCESS_READ), np.uint8)
+        magic, num_entries, checksum = TAIL.unpack(self.content[-TAIL.size :].tobytes())
         self.entries = every_entry[:num_entries]
-        end = _end(self.entries)
-        if magic != MAGIC or num_entries > len(every_entry) or size != _file_bytes(self.entries):
+        if magic != MAGIC or num_entries > len(every_entry) or self.size != _file_bytes(self.entries):
             raise ContentDamage("it does not end as it should")
-        table = self._read(end, CHECKSUM_BYTES * (end // BLOCK)).tobytes()
+        table = self.content[_end(self.entries) : -TAIL.size].tobytes()
         if zlib.crc32(table) != checksum:
             raise ContentDamage("its table of checksums is damaged")
         self.checksums = np.frombuffer(table, "<u4")
-        self.is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.checksums))), np.uint8)  # shared with forked processes
+        self.is_checked = np.frombuffer(mmap.mmap(-1, max(1, num_entries)), np.uint8)  # shared with forked processes
 
-    def pair(self, index: int) -> tuple[StoredPixels, StoredPixels]:
+    def pair(self, index: int) -> tuple[Pixels, Pixels]:
+        if os.fstat(self.handle).st_size != self.size:  # reading beyond its end would be a SIGBUS
+            raise ContentDamage("it has become shorter")
         entry = self.entries[index]
-        image = StoredPixels(self, entry.start, entry.shape, entry.dtype)
-        return image, StoredPixels(self, entry.start + entry.image_bytes, entry.mask_size, np.dtype(np.uint8))
+        if not self.is_checked[index]:
+            if zlib.crc32(self.content[entry.start : entry.end].data) != self.checksums[index]:
+                raise ContentDamage("its content has changed")
+            self.is_checked[index] = 1
+        return super().pair(index)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()
-
-    def read(self, start: int, stop: int) -> Pixels:
-        """Raises ContentDamage."""
-        blocks = range(start // BLOCK, -(-stop // BLOCK))
-        if self.is_checked[blocks.start : blocks.stop].all():
-            return self._read(start, stop - start)
-        begin = blocks.start * BLOCK
-        content = self._read(begin, len(blocks) * BLOCK)
-        for block in blocks:
-            if not self.is_checked[block]:
-                if zlib.crc32(content[block * BLOCK - begin :][:BLOCK].data) != self.checksums[block]:
-                    raise ContentDamage("its content has changed")
-                self.is_checked[block] = 1
-        return content[start - begin : stop - begin]
-
-    def _read(self, offset: int, num_bytes: int) -> Pixels:
-        content = np.empty(num_bytes, np.uint8)
-        left = memoryview(content.data)
-        try:
-            while left and (number := _pread_into(self.handle, left, offset)):
-                left, offset = left[number:], offset + number
-        except OSError as error:
-            raise ContentDamage(error.strerror or str(error)) from None
-        if left:
-            raise ContentDamage("it has become shorter")
-        content.flags.writeable = False
-        return content
-
-
-PixelCache = MemoryCache | DiskCache
-
-
-@dataclass(frozen=True)
-class StoredPixels:
-    """An image or a mask in a file. Taking rows and columns of it reads those rows; np.asarray reads all. Raises ContentDamage."""
-
-    file: DiskCache
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, place: tuple[slice, slice]) -> Pixels:
-        rows, columns = place
-        top, bottom, _ = rows.indices(self.shape[0])
-        return self._read(top, max(top, bottom))[:, columns]  # whole rows: faster than a call for each part of a row
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Pixels:
-        whole = self._read(0, self.shape[0])
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def _read(self, top: int, bottom: int) -> Pixels:
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        content = self.file.read(self.start + top * row_bytes, self.start + bottom * row_bytes)
-        return content.view(self.dtype).reshape(bottom - top, *self.shape[1:])
 
 
 def fill_cache(
@@ -232,15 +168,16 @@ def fill_cache(
     limit: int | None = None,
     mask_sizes: Sequence[Size] | None = None,
     timeout: float | None = None,
-) -> PixelCache:
+) -> MemoryCache:
     """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would return.
 
-    `mask_sizes`: of each pair, where they differ from the images'. Raises ReadTimeout if no pair is read in `timeout` seconds.
+    `mask_sizes`: of each pair, where they differ from the images'. Raises ReadTimeout if a pair is not read in `timeout` seconds.
     """
 
     def for_each(store: Callable[[int, tuple[Pixels, Pixels]], None], num_entries: int) -> None:
-        for _ in call_each(lambda index: store(index, read(index)), num_entries, num_threads, timeout):
-            tick()
+        with ReadAhead(lambda index: store(index, read(index)), range(num_entries), num_threads, timeout=timeout) as ahead:
+            for _ in ahead:
+                tick()
 
     if place == "ram":
         free = free_host_memory() if limit is None else limit
@@ -255,10 +192,9 @@ def fill_cache(
         _delete_old_files(folder, keep=path)
         every_entry = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
         found = _find_cache(path, every_entry)
-        max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
-        if found is None and limit is None and _end(every_entry) > max_bytes:
+        if found is None and limit is None:
             _make_room(folder, _end(every_entry))
-            max_bytes = int(free_disk(folder) * MAX_SHARE)
+        max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
         entries = [entry for entry in every_entry if entry.end <= max_bytes]
         if found is None or len(found) < len(entries):
             _build(path, entries, for_each)
@@ -280,69 +216,38 @@ def _find_cache(path: Path, every_entry: Sequence[CacheEntry]) -> DiskCache | No
 
 
 def _file_bytes(entries: Sequence[CacheEntry]) -> int:
-    return _end(entries) + CHECKSUM_BYTES * (_end(entries) // BLOCK) + TAIL.size
+    return _end(entries) + CHECKSUM_BYTES * len(entries) + TAIL.size
 
 
 def _build(path: Path, entries: Sequence[CacheEntry], for_each: Callable[[Callable[..., None], int], None]) -> None:
     """Written under a temporary name until it is complete: another run may be building the same cache."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=DRAFT_SUFFIX)
-    draft = Path(name)
-    checksums = np.zeros(_end(entries) // BLOCK, "<u4")
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}{DRAFT_SUFFIX}")
+    checksums, lock = np.zeros(len(entries), "<u4"), threading.Lock()
 
     def store(index: int, pixels: tuple[Pixels, Pixels]) -> None:
         entry = entries[index]
         content = np.zeros(entry.end - entry.start, np.uint8)
         for view, part in zip(entry.views(content), pixels, strict=True):
             view[:] = part
-        for block in range(len(content) // BLOCK):
-            checksums[entry.start // BLOCK + block] = zlib.crc32(content[block * BLOCK : (block + 1) * BLOCK].data)
-        _write_at(handle, content.data, entry.start)
+        checksums[index] = zlib.crc32(content.data)
+        with lock:
+            file.seek(entry.start)
+            file.write(content.data)
 
     try:
-        try:
-            lock_shared(handle)  # as long as this process lives, nobody takes the draft for that of a killed run
+        with draft.open("xb") as file:
+            lock_shared(file.fileno())  # as long as this process lives, nobody takes the draft for that of a killed run
             if hasattr(os, "posix_fallocate"):  # a full disk is told before hours are spent
-                os.posix_fallocate(handle, 0, _file_bytes(entries))
+                os.posix_fallocate(file.fileno(), 0, _file_bytes(entries))
             for_each(store, len(entries))
-            table = checksums.tobytes()
-            _write_at(handle, memoryview(table + TAIL.pack(MAGIC, len(entries), zlib.crc32(table))), _end(entries))
-            if hasattr(os, "fchmod"):
-                os.fchmod(handle, 0o666 & ~_umask())
-            os.fsync(handle)
-            draft.replace(path)
-        finally:
-            os.close(handle)
+            file.seek(_end(entries))
+            file.write(checksums.tobytes() + TAIL.pack(MAGIC, len(entries), zlib.crc32(checksums.tobytes())))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-
-
-def _pread_into(handle: int, place: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(handle, [place], offset)
-    with _lock:
-        os.lseek(handle, offset, os.SEEK_SET)
-        part = os.read(handle, len(place))
-    place[: len(part)] = part
-    return len(part)
-
-
-def _write_at(handle: int, left: memoryview, offset: int) -> None:
-    while left:
-        if hasattr(os, "pwrite"):
-            written = os.pwrite(handle, left, offset)
-        else:
-            with _lock:
-                os.lseek(handle, offset, os.SEEK_SET)
-                written = os.write(handle, left)
-        left, offset = left[written:], offset + written
-
-
-def _umask() -> int:
-    """It can only be read by setting it."""
-    before = os.umask(0o022)
-    os.umask(before)
-    return before
 
 
 def _delete_old_files(folder: Path, keep: Path) -> None:
@@ -361,14 +266,11 @@ def _delete_old_files(folder: Path, keep: Path) -> None:
 
 def _make_room(folder: Path, num_bytes: int) -> None:
     """Deletes caches, those used longest ago first, until a file of so many bytes fits."""
-
-    def used_at(file: Path) -> float:
-        try:
-            return file.lstat().st_mtime
-        except OSError:  # another run has just deleted it
-            return 0.0
-
-    for file in sorted(folder.glob(f"*{SUFFIX}"), key=used_at):
+    ages = {}
+    for file in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another run has just deleted it
+            ages[file] = file.lstat().st_mtime
+    for file in sorted(ages, key=lambda file: ages[file]):
         if free_disk(folder) * MAX_SHARE >= num_bytes:
             return
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
-"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere.
+"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere; and
+the copy of batches to the GPU.
 
 The life of a batch:
 
-    planned    its epoch is in `plans`
+    planned    its key is in `planned`
     assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
     filled     no piece is missing any more
     taken      `take` has handed it to the training loop, which reads it from the buffer
@@ -17,6 +18,7 @@ real reason; if not, it is counted in `failures` for the user to be told.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import multiprocessing
 import multiprocessing.util
@@ -42,7 +44,6 @@ import torch
 
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
-from unet_trainer.loading.transfer import copy_stream, pin, unpin
 from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
@@ -52,7 +53,45 @@ BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end 
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 MAX_OPEN_PIECES = 1024
 STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
-ERROR_BYTES = 512  # of a worker's error message
+PIPE_BYTES = 2**18  # asked for: the messages of MAX_OPEN_PIECES
+
+
+# Copies to the GPU, in a stream of their own: a batch is copied while the previous step still computes.
+
+
+def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it is."""
+    if device.type != "cuda":
+        return tuple(tensor.to(device) for tensor in tensors)
+    with torch.cuda.stream(copy_stream(device)):
+        moved = tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
+    computing = torch.cuda.current_stream(device)
+    computing.wait_stream(copy_stream(device))
+    for tensor in moved:
+        tensor.record_stream(computing)  # else its memory could be reused for the next copy while the step still reads it
+    return moved
+
+
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def pin(memory: torch.Tensor) -> bool:
+    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but correct."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros((), device="cuda")  # clears the error, which the next kernel would raise
+    return False
+
+
+def unpin(memory: torch.Tensor, device: torch.device) -> None:
+    copy_stream(device).synchronize()
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+# Workers.
 
 # receive a task (empty: no more tasks), send a result, the worker's number
 WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
@@ -79,14 +118,14 @@ class Result(NamedTuple):
 
     batch_id: int
     start: int
-    worker: int
     is_filled: int
     read_seconds: float
     augment_seconds: float
+    error: bytes  # why it is not filled; empty: it is not wanted any more
 
 
 TASK = struct.Struct("7q")
-RESULT = struct.Struct("4q2d")
+RESULT = struct.Struct("3q2d200s")
 
 
 class ForkBackend:
@@ -100,6 +139,9 @@ class ForkBackend:
         task_reader, self.task_writer = os.pipe()
         self.result_reader, result_writer = os.pipe()
         parent_ends = (self.task_writer, self.result_reader)
+        for file in parent_ends:
+            with contextlib.suppress(OSError):  # beyond the limit of this user
+                fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.workers: list[BaseProcess] = []
         # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
         self.close = multiprocessing.util.Finalize(self, _close, (*parent_ends, self.workers), exitpriority=100)
@@ -196,20 +238,12 @@ class ThreadBackend:
 WorkerBackend = ForkBackend | ThreadBackend
 
 
-@dataclass
-class EpochPlan:
-    """The batches of an epoch that are to be filled, from one of them to the last."""
+class BatchKey(NamedTuple):
+    """A batch of an epoch, of the assembler of this number."""
 
     assembler: int
     epoch: int
-    first: int
-    unassigned: deque[int]  # batch numbers
-    num_to_take: int
-    is_begun: bool = False
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        return self.assembler, self.epoch, self.first
+    batch: int
 
 
 @dataclass
@@ -232,32 +266,13 @@ class SharedBuffers:
         # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
         self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
         self.in_progress[:] = -1
-        self.errors = np.frombuffer(mmap.mmap(-1, ERROR_BYTES * num_workers), np.uint8).reshape(num_workers, ERROR_BYTES)
         self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are handed back unfilled
         self.memory = torch.from_numpy(memory)
 
     def pin_for(self, device: torch.device) -> None:
         """Called after the fork: workers must not inherit registered memory."""
         if pin(self.memory):
-            weakref.finalize(self, _unpin, self.memory, device)
-
-    def write_error(self, worker: int, error: Exception) -> None:
-        """Called by the worker. An error that the training process has not read yet stays: it may be reading just now."""
-        row = self.errors[worker]
-        if not row[0]:
-            text = np.frombuffer(f"{type(error).__name__}: {error}".encode(errors="replace")[:ERROR_BYTES], np.uint8)
-            row[1 : len(text)] = text[1:]
-            row[0] = text[0]  # last: it marks the text as complete
-
-    def take_error(self, worker: int) -> str:
-        """Called by the training process; empty if there is no error that it has not read."""
-        row = self.errors[worker]
-        if not row[0]:
-            return ""
-        text = row.tobytes().rstrip(b"\0").decode(errors="replace")
-        row[1:] = 0
-        row[0] = 0  # last: the worker may write again
-        return text
+            weakref.finalize(self, unpin, self.memory, device)
 
 
 @dataclass
@@ -265,9 +280,7 @@ class PendingBatch:
     """A batch that is assigned to the workers."""
 
     batch_id: int
-    assembler: int
-    epoch: int
-    batch: int
+    key: BatchKey
     buffers: SharedBuffers
     buffer: int
     num_missing: int  # pieces
@@ -275,11 +288,6 @@ class PendingBatch:
     read_seconds: float = 0.0
     augment_seconds: float = 0.0
     is_wanted: bool = True
-
-
-def _unpin(memory: torch.Tensor, device: torch.device) -> None:
-    copy_stream(device).synchronize()
-    unpin(memory)
 
 
 class WorkerPool:
@@ -299,8 +307,9 @@ class WorkerPool:
         self.buffers: SharedBuffers | None = None
         self.free: deque[int] = deque()
         self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
-        self.plans: deque[EpochPlan] = deque()
+        self.planned: deque[BatchKey] = deque()  # in the order in which they are taken, behind those that are pending
         self.pending: deque[PendingBatch] = deque()  # in the order in which they are taken
+        self.begun: object = None  # stands for the epoch that batches are taken from
         self.incomplete: dict[int, PendingBatch] = {}  # by batch id: pieces are missing, wanted or not
         self.next_batch_id = 0
 
@@ -322,29 +331,29 @@ class WorkerPool:
         self._started()
 
     def plan(self, assembler: int, epoch: int, first: int = 0) -> None:
-        """Adds an epoch behind those that are planned already."""
-        batches = range(first, len(self.assemblers[assembler].batches))
-        if batches and (assembler, epoch, first) not in [plan.key for plan in self.plans]:
-            self.plans.append(EpochPlan(assembler, epoch, first, deque(batches), len(batches)))
+        """Adds the batches of an epoch, from `first` on, behind those that are planned already; not a second time."""
+        keys = [BatchKey(assembler, epoch, batch) for batch in range(first, len(self.assemblers[assembler].batches))]
+        if keys and keys[-1] not in (*self.planned, *(batch.key for batch in self.pending)):
+            self.planned.extend(keys)
             self._assign()
 
-    def begin(self, assembler: int, epoch: int, first: int) -> EpochPlan | None:
-        """Starts taking from this epoch; other plans before it are dropped. None if it has no batch."""
-        if self.plans and (self.plans[0].key != (assembler, epoch, first) or self.plans[0].is_begun):
+    def begin(self, assembler: int, epoch: int, first: int) -> object:
+        """Starts taking from this epoch; other plans before it are dropped. Returns what `take` and `abandon` are to be given."""
+        following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
+        if following != (assembler, epoch, first):
             self.drop_plans()
-        self.plan(assembler, epoch, first)
-        if self.plans:
-            self.plans[0].is_begun = True
-        return self.plans[0] if self.plans else None
+            self.plan(assembler, epoch, first)
+        self.begun = object()
+        return self.begun
 
-    def abandon(self, begun: EpochPlan) -> None:
-        """Drops the rest of an epoch, and all plans behind it."""
-        if any(plan is begun for plan in self.plans):  # else another epoch was begun since
+    def abandon(self, begun: object) -> None:
+        """Drops the rest of an epoch, and all plans behind it, unless another was begun since."""
+        if self.begun is begun:
             self.drop_plans()
 
     def drop_plans(self) -> None:
         """Workers hand back unfilled what they have not begun."""
-        self.plans.clear()
+        self.planned.clear()
         if self.buffers is not None:
             self.buffers.first_wanted[0] = self.next_batch_id
         for batch in self.pending:
@@ -353,9 +362,9 @@ class WorkerPool:
                 self.free.append(batch.buffer)
         self.pending.clear()
 
-    def take(self, begun: EpochPlan, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
+    def take(self, begun: object, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
         """The next batch, filled; `release` must follow. None when the run is asked to stop while waiting."""
-        if not self.plans or self.plans[0] is not begun:
+        if self.begun is not begun:
             raise RuntimeError("another epoch was begun before this one was over")
         asked = time.monotonic()
         backend = self._assign()
@@ -379,15 +388,12 @@ class WorkerPool:
                     f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading {reading}"
                 )
         batch = self.pending.popleft()
-        self.plans[0].num_to_take -= 1
-        if not self.plans[0].num_to_take:
-            self.plans.popleft()
         self._fill_failed_pieces(batch, is_stopping, timeout)
         return batch
 
     def view(self, batch: PendingBatch) -> tuple[Pixels, Pixels]:
         """Images and masks, as they lie in the buffer."""
-        return self.assemblers[batch.assembler].views(batch.buffers.arrays[batch.buffer])
+        return self.assemblers[batch.key.assembler].views(batch.buffers.arrays[batch.buffer])
 
     def release(self, batch: PendingBatch) -> None:
         """Gives the buffer back, once the copy to the GPU has ended."""
@@ -423,23 +429,20 @@ class WorkerPool:
     def _assign(self) -> WorkerBackend:
         """Gives the workers as many planned batches as there are free buffers."""
         backend, buffers = self._started()
-        while (plan := next((plan for plan in self.plans if plan.unassigned), None)) is not None:
-            pieces = self.assemblers[plan.assembler].pieces(self.num_workers)
+        while self.planned:
+            pieces = self.assemblers[self.planned[0].assembler].pieces(self.num_workers)
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
             if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, backend.capacity):
                 break  # two full pipes would block both ends for ever
             buffer = self._free_buffer()
             if buffer is None:
                 break
-            batch = PendingBatch(
-                self.next_batch_id, plan.assembler, plan.epoch, plan.unassigned.popleft(), buffers, buffer, len(pieces)
-            )
+            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, buffer, len(pieces))
             self.next_batch_id += 1
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                task = Task(batch.batch_id, batch.assembler, batch.epoch, batch.batch, buffer, piece.start, piece.stop)
-                backend.send(TASK.pack(*task))
+                backend.send(TASK.pack(*Task(batch.batch_id, *batch.key, buffer, piece.start, piece.stop)))
         return backend
 
     def _free_buffer(self) -> int | None:
@@ -459,8 +462,7 @@ class WorkerPool:
             batch.augment_seconds += result.augment_seconds
             if not result.is_filled:
                 batch.failed.append(result.start)
-                reason = batch.buffers.take_error(result.worker)
-                if batch.is_wanted and reason:
+                if batch.is_wanted and (reason := result.error.rstrip(b"\0").decode(errors="ignore")):
                     self.failures.reason = reason
             if not batch.num_missing:
                 del self.incomplete[result.batch_id]
@@ -469,15 +471,16 @@ class WorkerPool:
         return bool(messages)
 
     def _fill_failed_pieces(self, batch: PendingBatch, is_stopping: Callable[[], bool], timeout: float | None) -> None:
-        assembler = self.assemblers[batch.assembler]
+        number, *place = batch.key
+        assembler = self.assemblers[number]
         try:
             for piece in assembler.pieces(self.num_workers):
                 if piece.start in batch.failed:
-                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], batch.epoch, batch.batch, piece)
+                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], *place, piece)
                     call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
                     self.failures.num_pieces += 1
         except ReadTimeout:
-            files = assembler.files(batch.epoch, batch.batch)
+            files = assembler.files(*place)
             self.close()  # and what the thread may still write into is not used again
             raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:
@@ -489,14 +492,14 @@ class WorkerPool:
         if self.buffers is None or not (self.pending or self.incomplete):
             return "nothing"
         wanted = self.pending[0] if self.pending else next(iter(self.incomplete.values()))
-        in_progress = self.buffers.in_progress
+        in_progress = self.buffers.in_progress.tolist()
         files = []
-        for batch_id, position in in_progress.tolist() if number is None else [in_progress[number].tolist()]:
+        for batch_id, position in in_progress if number is None else [in_progress[number]]:
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
-                files.append(self.assemblers[batch.assembler].file(batch.epoch, batch.batch, position))
-        files = files or self.assemblers[wanted.assembler].files(wanted.epoch, wanted.batch)
-        return _first_files(files)
+                assembler, epoch, of_batch = batch.key
+                files.append(self.assemblers[assembler].file(epoch, of_batch, position))
+        return _first_files(files or self.assemblers[wanted.key.assembler].files(wanted.key.epoch, wanted.key.batch))
 
 
 def _first_files(files: Sequence[Path]) -> str:
@@ -512,19 +515,21 @@ def _worker_main(
 ) -> None:
     """Worker main loop."""
     own = [assembler.clone_for_worker() for assembler in assemblers]
+    in_progress = buffers.in_progress[number]
     while message := receive():
         task = Task(*TASK.unpack(message))
-        on_start = partial(_note_position, buffers.in_progress[number], task.batch_id)
-        is_filled, seconds = 0, (0.0, 0.0)
+        result = Result(task.batch_id, task.start, 0, 0.0, 0.0, b"")
         if task.batch_id >= buffers.first_wanted[0]:
-            piece = range(task.start, task.stop)
+            on_start = partial(_note_position, in_progress, task.batch_id)
             try:
-                seconds = own[task.assembler].fill(buffers.arrays[task.buffer], task.epoch, task.batch, piece, on_start)
-                is_filled = 1
+                seconds = own[task.assembler].fill(
+                    buffers.arrays[task.buffer], task.epoch, task.batch, range(task.start, task.stop), on_start
+                )
+                result = Result(task.batch_id, task.start, 1, *seconds, b"")
             except Exception as error:  # of any kind: the training process reads the piece again and raises what it meets
-                buffers.write_error(number, error)
-        buffers.in_progress[number] = -1
-        send(RESULT.pack(*Result(task.batch_id, task.start, number, is_filled, *seconds)))
+                result = result._replace(error=f"{type(error).__name__}: {error}".encode(errors="replace"))
+        in_progress[:] = -1
+        send(RESULT.pack(*result))
 
 
 def _note_position(place: np.ndarray, batch_id: int, position: int) -> None:

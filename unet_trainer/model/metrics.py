@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.images.tiling import Size, nearest_positions
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.worker_pool import to_device
 
 MAX_ELEMENTS = 2**23  # logits that are upsampled at a time; a CPU is slower with a quarter and with four times as many
 MAX_COUNTERS = 2**16  # over several copies of the matrix, so that atomic additions seldom collide

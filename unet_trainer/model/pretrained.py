@@ -1,33 +1,31 @@
 """Imagenet weights of an encoder by themselves: from this machine, or fetched within a time limit, or none, with the reason.
 
-Nothing here raises or hangs because of a network, a disk or a cache: a download runs in a process of its own, which is ended at
-the time limit, and what is on this machine is loaded without asking the network.
+Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking the network,
+and a download runs in a process of its own, `python pretrained.py FILES`, which is ended at the time limit. To start quickly, that
+imports neither torch nor what builds networks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from os import environ
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import segmentation_models_pytorch as smp
-import timm
-import torch
-from huggingface_hub import constants, try_to_load_from_cache
-
-from unet_trainer.model import fetch_weights
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 TIME_LIMIT = 60.0  # seconds in all
-CONNECT_LIMIT = 3.0  # of these, to reach the hub's host
+CONNECT_LIMIT = 3.0  # of these, to reach the host
 TERMINATE_LIMIT = 2.0  # to delete what was fetched in part
 TIMM_NAMES = ("model.safetensors", "pytorch_model.bin")  # as timm looks for them
 ADVICE = "run once with a network, or give encoder_weights=FILE.safetensors"
@@ -41,12 +39,25 @@ class HubFile:
     revision: str | None
     names: tuple[str, ...]
 
+    @property
+    def server(self) -> str:
+        return constants.ENDPOINT
+
     def is_here(self) -> bool:
         try:
             found = [try_to_load_from_cache(self.repo_id, name, constants.HF_HUB_CACHE, self.revision) for name in self.names]
         except (OSError, ValueError):  # a cache that cannot be read, or whose refs are no text
             return False
         return any(isinstance(path, str) for path in found)
+
+    def download(self) -> None:
+        for name in self.names:
+            try:
+                hf_hub_download(self.repo_id, name, revision=self.revision)
+                return
+            except EntryNotFoundError as error:
+                if isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]:  # the former: the hub did not answer
+                    raise
 
 
 @dataclass(frozen=True)
@@ -56,13 +67,24 @@ class UrlFile:
     url: str
     path: str
 
+    @property
+    def server(self) -> str:
+        return self.url
+
     def is_here(self) -> bool:
         return Path(self.path).is_file()
 
+    def download(self) -> None:
+        path, draft = Path(self.path), Path(f"{self.path}.{os.getpid()}.part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            urllib.request.urlretrieve(self.url, draft)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
-def choose_encoder_weights(
-    encoder: str, say: Callable[[str], object], time_limit: float = TIME_LIMIT, connect_limit: float = CONNECT_LIMIT
-) -> tuple[str | None, str]:
+
+def choose_encoder_weights(encoder: str, say: Callable[[str], object], time_limit: float = TIME_LIMIT) -> tuple[str | None, str]:
     """ "imagenet" or None for random weights, and why, in one clause. `say` is told when a download begins."""
     files = weight_files(encoder, "imagenet")
     if not files:
@@ -73,7 +95,7 @@ def choose_encoder_weights(
         return None, f"HF_HUB_OFFLINE is set: random weights; {ADVICE}"
     say(f"Fetching imagenet weights for {encoder} (once; at most {time_limit:g} s)")
     started = time.monotonic()
-    failure = fetch(files, time_limit, connect_limit)
+    failure = fetch(files, time_limit)
     if failure is None and is_here(encoder, "imagenet"):
         return "imagenet", f"fetched in {time.monotonic() - started:.0f} s"
     return None, f"{failure or 'the download left no file'}: random weights; {ADVICE}"
@@ -89,6 +111,8 @@ def weight_files(encoder: str, weights: str) -> list[HubFile | UrlFile]:
     """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such weights."""
     if encoder.startswith("tu-"):
         return _timm_files(encoder.removeprefix("tu-"))
+    import segmentation_models_pytorch as smp
+
     settings = smp.encoders.encoders[encoder]["pretrained_settings"].get(weights)
     if settings is None:
         return []
@@ -96,6 +120,9 @@ def weight_files(encoder: str, weights: str) -> list[HubFile | UrlFile]:
 
 
 def _timm_files(name: str) -> list[HubFile | UrlFile]:
+    import timm
+    import torch
+
     try:
         source = timm.get_pretrained_cfg(name)
     except RuntimeError:  # a tag that does not exist, which build_network refuses
@@ -109,23 +136,16 @@ def _timm_files(name: str) -> list[HubFile | UrlFile]:
     return []
 
 
-def fetch(files: list[HubFile | UrlFile], time_limit: float, connect_limit: float = CONNECT_LIMIT) -> str | None:
+def fetch(files: list[HubFile | UrlFile], time_limit: float) -> str | None:
     """Downloads the files into their caches; returns None, or why it failed."""
-    url_files = [file for file in files if isinstance(file, UrlFile)]
-    request: dict[str, Any] = {
-        "hub_files": [dataclasses.asdict(file) for file in files if isinstance(file, HubFile)],
-        "url_files": [dataclasses.asdict(file) for file in url_files],
-        "endpoint": constants.ENDPOINT,
-        "cache_dir": str(constants.HF_HUB_CACHE),
-        "connect_to": url_files[0].url if url_files else constants.ENDPOINT,
-        "connect_limit": connect_limit,
-    }
-    command = [sys.executable, "-P", fetch_weights.__file__, json.dumps(request)]
-    variables = {**environ, "HF_HUB_DISABLE_XET": "1"}  # its native code does not end at SIGTERM, and would leave parts of files
+    if failure := _check_connection(files[0].server):
+        return failure
+    command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
+    variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}
+    variables["HF_HUB_DISABLE_XET"] = "1"  # its native code does not end at SIGTERM, and would leave parts of files
+    nowhere = subprocess.DEVNULL
     try:
-        process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        process = subprocess.Popen(command, env=variables, text=True, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere)
     except OSError as error:
         return f"no process could be started to fetch them ({error.strerror})"
     with process:
@@ -134,18 +154,29 @@ def fetch(files: list[HubFile | UrlFile], time_limit: float, connect_limit: floa
         except subprocess.TimeoutExpired:
             return f"not fetched within {time_limit:g} s"
         finally:
-            _end(process)
-    if process.returncode == 0:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(TERMINATE_LIMIT)
+                process.kill()
+    return None if process.returncode == 0 else output.strip() or f"the download failed (exit status {process.returncode})"
+
+
+def _check_connection(url: str) -> str | None:
+    """Why the host cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we cannot."""
+    from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
+
+    target, proxies = urlsplit(url), urllib.request.getproxies()
+    if target.scheme in proxies or "all" in proxies:
         return None
-    return output.strip() or f"the download failed (exit status {process.returncode})"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(TERMINATE_LIMIT)
-        process.kill()
+    host, port = target.hostname or "", target.port or (80 if target.scheme == "http" else 443)
+    try:  # resolving a name has no time limit of its own
+        call_with_timeout(lambda: socket.create_connection((host, port), CONNECT_LIMIT).close(), CONNECT_LIMIT)
+    except (ReadTimeout, TimeoutError):
+        return f"no network ({host} did not answer within {CONNECT_LIMIT:g} s)"
+    except OSError as error:
+        return f"no network ({host}: {error.strerror or error})"
+    return None
 
 
 @contextlib.contextmanager
@@ -157,3 +188,22 @@ def offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def main(content: str) -> None:
+    """The process that downloads. Prints why it failed, in one clause, and exits with 1; prints nothing otherwise."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that parts of files are deleted
+    try:
+        for file in json.loads(content):
+            (HubFile if "repo_id" in file else UrlFile)(**file).download()
+    except Exception as error:  # whatever it is, the run goes on without these weights
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}".removesuffix(": ")[:160]
+        print(f"the download failed ({reason})")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

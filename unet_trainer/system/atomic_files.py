@@ -17,13 +17,11 @@ import contextlib
 import errno
 import fnmatch
 import glob
-import itertools
 import math
 import os
 import re
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,9 +33,9 @@ from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
-# Temporary files, which a crash may leave behind: .last.pt.k2j3h4_a.tmp and, of a hard link, .previous.pt.1234.tmp
+# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp, of a hard link .previous.pt.1234.tmp, and, of earlier
+# versions, .last.pt.k2j3h4_a.tmp
 DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
-_numbers = itertools.count()
 
 
 def write_atomically(
@@ -51,26 +49,22 @@ def write_atomically(
     `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
     instant one of the two names, and nearly always both, holds a complete file. An OSError names `path`, not the draft.
     """
-    with _naming(path):
-        refuse_special(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        draft = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.chmod(0o644)
+    draft = Draft(path)
+    try:
+        with _naming(path):
+            write(draft.file)
+            draft.file.flush()
+            os.fsync(draft.file.fileno())
+            draft.file.close()
             if verify is not None:
-                verify(draft)
+                verify(draft.draft)
             if previous is not None and path.exists():
                 _keep_previous(path, previous)
-            draft.replace(path)
+            draft.keep()
             _sync_folder(path.parent)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
+    except BaseException:
+        draft.discard()
+        raise
 
 
 @contextlib.contextmanager
@@ -121,25 +115,22 @@ class Draft:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.draft: Path | None = path.with_name(f"{_draft_start(path, os.getpid())}{next(_numbers)}.tmp")
+        self.draft = path.with_name(f"{_draft_start(path, os.getpid())}{time.time_ns()}.tmp")
         with _naming(path):
             refuse_special(path)
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
-        assert self.draft is not None
         with _naming(self.path):
             self.file.close()
             self.draft.replace(self.path)
-        self.draft = None
 
     def discard(self) -> None:
         """Does nothing after `keep`."""
-        if self.draft is not None:
-            with contextlib.suppress(OSError):  # a full disk: the last bytes cannot be written
-                self.file.close()
-            self.draft.unlink(missing_ok=True)
-            self.draft = None
+        with contextlib.suppress(OSError):  # a full disk: the last bytes cannot be written
+            self.file.close()
+        with contextlib.suppress(OSError):
+            self.draft.unlink()
 
 
 def discard_drafts(path: Path, process: int) -> None:
@@ -194,8 +185,17 @@ def _sync_folder(folder: Path) -> None:
 
 def write_output(option: str, path: Path, text: str) -> None:
     """Writes a text where `option` (--json) says. Raises UserError, which names both."""
+    content = text.encode("utf-8", "surrogateescape")
     try:
-        _write(path, text.encode("utf-8", "surrogateescape"))
+        if not _is_stream(path):
+            write_bytes_atomically(final_path(path), content)
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for its reader.
+        own = _own_stream(path.stat())
+        with os.fdopen(os.dup(own) if own is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
+            file.write(content)
     except OSError as error:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
 
@@ -203,20 +203,19 @@ def write_output(option: str, path: Path, text: str) -> None:
 def check_output(option: str, path: Path) -> None:
     """Before minutes are spent: raises UserError where `write_output` would."""
     try:
-        if (status := _status(path)) is not None and not stat.S_ISREG(status.st_mode):
-            _refuse_unwritable(path, status)
-        elif not (folder := final_path(path).parent).is_dir():
+        if _is_stream(path):
+            return
+        if not (folder := final_path(path).parent).is_dir():
             raise UserError(f"{option}: there is no folder {folder}")
-        elif not os.access(folder, os.W_OK | os.X_OK):
+        if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     except OSError as error:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether an ordinary file stands there, whose content would be lost."""
-    status = _status(path)
-    return status is not None and stat.S_ISREG(status.st_mode) and _own_stream(status) is None
+    """Whether an ordinary file stands there, whose content would be lost. Raises OSError where nothing can be written."""
+    return path.exists() and not _is_stream(path)
 
 
 def final_path(path: Path) -> Path:
@@ -229,26 +228,20 @@ def final_path(path: Path) -> Path:
     return final
 
 
-def _write(path: Path, content: bytes) -> None:
-    status = _status(path)
-    if status is None or is_replaceable(path):
-        write_bytes_atomically(final_path(path), content)
-        return
-    _refuse_unwritable(path, status)
-    for text in (sys.stdout, sys.stderr):
-        text.flush()
-    # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for its reader.
-    stream = _own_stream(status)
-    with os.fdopen(os.dup(stream) if stream is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
-        file.write(content)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Of what a link leads to; None where there is nothing yet."""
+def _is_stream(path: Path) -> bool:
+    """Whether it is written to, not replaced: a device, a pipe, this program's own output. OSError: it is a folder or a disk."""
     try:
-        return path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        return None
+        return False
+    mode = status.st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or _own_stream(status) is not None:
+        return True
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.ENOTSUP, f"it is {'a disk' if stat.S_ISBLK(mode) else 'no file'}", str(path))
+    return False
 
 
 def _own_stream(status: os.stat_result) -> int | None:
@@ -258,13 +251,3 @@ def _own_stream(status: os.stat_result) -> int | None:
             if os.path.samestat(os.fstat(number), status):
                 return number
     return None
-
-
-def _refuse_unwritable(path: Path, status: os.stat_result) -> None:
-    """Raises OSError for what is neither a device that takes characters, nor a pipe, nor this program's own output."""
-    if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode) or _own_stream(status) is not None:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    what = "a disk" if stat.S_ISBLK(status.st_mode) else "no file"
-    raise OSError(errno.ENOTSUP, f"it is {what}", str(path))

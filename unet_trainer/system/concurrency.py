@@ -3,7 +3,7 @@
 worker processes   forked from this one and killed with it: `forked_map` here; WorkerPool (loading/worker_pool), which fills
                    batches in shared memory; the pool that writes predictions (inference/prediction_stream)
 threads            ahead of the caller (ReadAhead, ordered_map), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or
-                   because a call may hang (call_with_timeout, call_each); for work that releases the GIL
+                   because a call may hang (call_with_timeout); for work that releases the GIL
 HTTP server        a thread for each request of `try` and `watch`: system/local_server
 probe              a Python process that tries what could crash this one: training/step_probe
 """
@@ -13,11 +13,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import queue
 import signal
 import sys
 import threading
@@ -42,7 +42,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kernel (a dead network disk) is left behind
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
-LIVENESS_SECONDS = 1.0  # between checks for children of forked_map that hang
+POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
 STOP_POLL_SECONDS = 0.1  # between checks for a signal
 JOIN_SECONDS = 30.0  # for the calls under way when a ReadAhead ends early, or when the interpreter exits
 THREAD_SHARE = 0.01  # of the time that a ThrottledTask may keep a core busy
@@ -118,57 +118,75 @@ def forked_map(
     `set_up` is called once in each child. After `timeout` seconds on one item a child is killed. Where processes cannot be forked,
     threads do the work: nothing is caught from standard error, a crash is a crash, and there is no time limit.
     """
-    if not items:
-        return
     if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
-        with ThreadPoolExecutor(num_children) as threads:
+        with ThreadPoolExecutor(max(1, num_children)) as threads:
             yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
         return
-    waiting = deque(range(len(items)))
-    children: list[_Child] = []
-    work = partial(_answer_indices, function, items, set_up)
+    waiting = iter(range(len(items)))
+    children: dict[Connection, _Child] = {}
+
+    def give_next(child: _Child | None = None) -> None:
+        index = next(waiting, None)
+        if index is not None:
+            child = child or _Child(function, items, set_up, list(children))
+            children[child.connection] = child
+            child.send(index)
+
     try:
-        for _ in range(min(num_children, len(items))):
-            children.append(_Child(work, children))
-        while waiting or any(child.index is not None for child in children):
-            for child in children:
-                if child.index is None and waiting:
-                    child.send(waiting.popleft())
-            busy = {child.connection: child for child in children if child.index is not None}
-            ready = multiprocessing.connection.wait(list(busy), LIVENESS_SECONDS)
-            for connection, child in busy.items():
-                index, outcome = child.index, None
-                assert index is not None
+        for _ in range(num_children):
+            give_next()
+        while children:
+            ready = multiprocessing.connection.wait(list(children), POLL_SECONDS)
+            for connection, child in list(children.items()):
                 if connection in ready:
-                    outcome, error = child.receive()
-                    if error is not None:
-                        raise RuntimeError(f"a child process failed:\n{error}")
+                    outcome = child.receive()
                 elif timeout is not None and time.monotonic() - child.since > timeout:
                     outcome = Crash(f"no answer in {timeout:g} s", is_timeout=True)
                 else:
                     continue
-                child.index = None
-                yield index, outcome
+                yield child.index, outcome
+                del children[connection]
                 if isinstance(outcome, Crash):
                     child.close()
-                    children.remove(child)
-                    children.append(_Child(work, children))
+                    give_next()
+                else:
+                    give_next(child)
+                    if connection not in children:  # there is no more to do
+                        child.close()
     finally:
-        for child in children:
+        for child in children.values():
             child.close()
 
 
 class _Child:
-    """A process that answers indices, one at a time. Its standard error goes into a file, that of this process stays as it is."""
+    """A process that answers indices, one at a time. Its standard error goes into a file."""
 
-    def __init__(self, work: Callable[[Connection, IO[bytes]], None], others: Sequence[_Child]) -> None:
-        self.index: int | None = None  # of the item that it works on
-        self.since = 0.0  # when it began with it
+    def __init__(
+        self,
+        function: Callable[[Item, ReadStderr], Outcome],
+        items: Sequence[Item],
+        set_up: Callable[[], object],
+        inherited: Sequence[Connection],
+    ) -> None:
+        self.index, self.since = 0, 0.0  # of the item that it works on, and when it began with it
         self.connection, theirs = multiprocessing.Pipe()
         self.stderr: IO[bytes] = os.fdopen(os.memfd_create("standard error"), "w+b")
-        # A child that inherited the parent's end of a pipe would keep it open when the parent dies.
-        inherited = [self.connection, *(other.connection for other in others)]
-        self.process = start_process(_run_child, work, theirs, inherited, self.stderr)
+
+        def answer() -> None:
+            for other in (*inherited, self.connection):  # else they would stay open when the parent dies
+                other.close()
+            os.dup2(self.stderr.fileno(), 2)
+            set_up()
+            with contextlib.suppress(EOFError, OSError):  # the parent is gone
+                while True:
+                    index = theirs.recv()
+                    try:
+                        message = pickle.dumps((function(items[index], self.read_stderr), ""))
+                    except Exception:  # an outcome that cannot be pickled is an error as well
+                        message = pickle.dumps((None, traceback.format_exc()))
+                    theirs.send_bytes(message)
+
+        self.process = start_process(answer)
         theirs.close()
 
     def send(self, index: int) -> None:
@@ -176,55 +194,30 @@ class _Child:
         with contextlib.suppress(OSError):  # it died while idle: `receive` reports it
             self.connection.send(index)
 
-    def receive(self) -> tuple[Any, str | None]:
-        """Outcome and error."""
+    def receive(self) -> Any:
+        """The outcome, or a Crash. Raises RuntimeError with the traceback of the child."""
         try:
-            return self.connection.recv()
+            outcome, error = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(KILL_SECONDS)
-            printed = " ".join(_read_anew(self.stderr).split())
-            return Crash(f"{describe_exit(self.process)}: {printed[-MAX_MESSAGE:]}".removesuffix(": ")), None
+            printed = " ".join(self.read_stderr().split())
+            return Crash(f"{describe_exit(self.process)}: {printed[-MAX_MESSAGE:]}".removesuffix(": "))
+        if error:
+            raise RuntimeError(f"a child process failed:\n{error}")
+        return outcome
+
+    def read_stderr(self) -> str:
+        """All that was written to it, which is forgotten."""
+        self.stderr.seek(0)
+        text = self.stderr.read().decode(errors="replace")
+        self.stderr.seek(0)
+        self.stderr.truncate()
+        return text
 
     def close(self) -> None:
         kill_processes([self.process])
         self.connection.close()
         self.stderr.close()
-
-
-def _read_anew(file: IO[bytes]) -> str:
-    """All that was written to it, which is forgotten."""
-    file.seek(0)
-    text = file.read().decode(errors="replace")
-    file.seek(0)
-    file.truncate()
-    return text
-
-
-def _run_child(
-    work: Callable[[Connection, IO[bytes]], None], connection: Connection, inherited: Sequence[Connection], stderr: IO[bytes]
-) -> None:
-    for other in inherited:
-        other.close()
-    os.dup2(stderr.fileno(), 2)
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone
-        work(connection, stderr)
-
-
-def _answer_indices(
-    function: Callable[[Item, ReadStderr], Outcome],
-    items: Sequence[Item],
-    set_up: Callable[[], object],
-    connection: Connection,
-    stderr: IO[bytes],
-) -> None:
-    set_up()
-    while True:
-        index = connection.recv()
-        try:
-            answer = pickle.dumps((function(items[index], partial(_read_anew, stderr)), None))
-        except Exception:  # an outcome that cannot be pickled is an error as well
-            answer = pickle.dumps((None, traceback.format_exc()))
-        connection.send_bytes(answer)
 
 
 # Threads.
@@ -278,48 +271,15 @@ def call_with_timeout(
     """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after is_stopping: a file
     on a dead network disk never answers. The thread that hangs is left behind."""
     future = start_thread(function, "reading")
-    started, stopping_since = time.monotonic(), None
-    while True:
-        with contextlib.suppress(TimeoutError):
-            return future.result(STOP_POLL_SECONDS)
-        if future.done():  # the function itself raised a TimeoutError
-            return future.result()
-        now = time.monotonic()
-        if stopping_since is None and is_stopping():
-            stopping_since = now
-        is_late = timeout is not None and now - started > timeout
-        if is_late or (stopping_since is not None and now - stopping_since > stop_seconds):
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    has_stopped = False
+    while not wait([future], STOP_POLL_SECONDS).done:
+        if not has_stopped and is_stopping():
+            has_stopped = True
+            deadline = min(deadline, time.monotonic() + stop_seconds)
+        if time.monotonic() > deadline:
             raise ReadTimeout
-
-
-def call_each(function: Callable[[int], object], number: int, num_threads: int, timeout: float | None) -> Iterator[int]:
-    """Calls the function with 0, 1, ... in threads and gives each number as it is done; raises what the function raises.
-
-    Raises ReadTimeout when no call ends for `timeout` seconds. Ends without waiting for calls that are under way.
-    """
-    waiting, done, is_over = iter(range(number)), queue.SimpleQueue[tuple[int, BaseException | None]](), threading.Event()
-
-    def work() -> None:
-        while not is_over.is_set() and (index := next(waiting, None)) is not None:
-            try:
-                function(index)
-                done.put((index, None))
-            except BaseException as error:
-                done.put((index, error))
-
-    for _ in range(min(num_threads, number)):
-        start_thread(work, "reading")
-    try:
-        for _ in range(number):
-            try:
-                index, error = done.get(timeout=timeout)
-            except queue.Empty:
-                raise ReadTimeout from None
-            if error is not None:
-                raise error
-            yield index
-    finally:
-        is_over.set()
+    return future.result()
 
 
 def ordered_map(
@@ -343,8 +303,8 @@ def ordered_map(
 class ReadAhead(Generic[Item, Outcome]):
     """Calls a function on items in threads; items and outcomes in order. Iterate over it once, inside `with`.
 
-    An exception of the function is raised at its item's turn. No call begins while results of `max_bytes` or more, or `max_items`,
-    wait: with the calls under way they may become more.
+    An exception of the function is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call
+    begins while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more.
     """
 
     def __init__(
@@ -355,13 +315,12 @@ class ReadAhead(Generic[Item, Outcome]):
         num_bytes: Callable[[Outcome], int] = lambda outcome: 0,
         max_bytes: int = 1,
         max_items: int = 64,
+        timeout: float | None = None,
     ) -> None:
         self.function, self.items, self.num_bytes = function, items, num_bytes
-        self.max_bytes, self.max_items = max_bytes, max_items
-        # Two conditions, and one thread woken at a time: waking all of them for each item costs more than the items.
-        lock = threading.Lock()
-        self.has_room, self.is_ready = threading.Condition(lock), threading.Condition(lock)
-        self.ready: dict[int, tuple[Future[Outcome], int]] = {}  # with its bytes
+        self.max_bytes, self.max_items, self.timeout = max_bytes, max_items, timeout
+        self.room = threading.Condition()
+        self.outcomes: dict[int, Future[tuple[Outcome, int]]] = {}  # with their bytes
         self.num_begun = self.num_taken = self.num_waiting_bytes = 0
         self.is_stopping = False
         self.threads: list[Future[None]] = []
@@ -372,53 +331,55 @@ class ReadAhead(Generic[Item, Outcome]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self.has_room:
+        with self.room:
             self.is_stopping = True
-            self.has_room.notify_all()
-        wait(self.threads, JOIN_SECONDS)
+            self.room.notify_all()
+        if not isinstance(error, ReadTimeout):
+            wait(self.threads, JOIN_SECONDS)
 
     def __iter__(self) -> Iterator[tuple[Item, Outcome]]:
         for index, item in enumerate(self.items):
-            with self.is_ready:
-                self.is_ready.wait_for(partial(self.ready.__contains__, index))
-                future, num_bytes = self.ready.pop(index)
+            future = self.outcomes.setdefault(index, Future())
+            try:
+                outcome, num_bytes = future.result(self.timeout)
+            except TimeoutError:
+                if future.done():  # the function itself raised it
+                    raise
+                raise ReadTimeout from None
+            del self.outcomes[index], future
+            with self.room:
                 self.num_taken += 1
                 self.num_waiting_bytes -= num_bytes
-                self.has_room.notify()
-            yield item, future.result()
-            del future  # and what it holds, while the next is waited for
+                self.room.notify()
+            yield item, outcome
+            del outcome  # while the next is waited for
 
     def _work(self) -> None:
         while True:
-            with self.has_room:
-                self.has_room.wait_for(lambda: self.is_stopping or self._may_begin())
+            with self.room:
+                self.room.wait_for(self._may_begin)
+                # One thread is woken at a time, and wakes the next: waking all for each item costs more than the items.
+                self.room.notify()
                 if self.is_stopping or self.num_begun == len(self.items):
-                    self.has_room.notify()  # the next thread ends too
                     return
                 index = self.num_begun
                 self.num_begun += 1
-                if self._may_begin():
-                    self.has_room.notify()
-            future: Future[Outcome] = Future()
-            num_bytes = 0
+            future = self.outcomes.setdefault(index, Future())
             try:
                 outcome = self.function(self.items[index])
                 num_bytes = self.num_bytes(outcome)
-                future.set_result(outcome)
+                with self.room:
+                    self.num_waiting_bytes += num_bytes
+                future.set_result((outcome, num_bytes))
                 del outcome
             except BaseException as error:  # raised where the result is taken
                 future.set_exception(error)
-            with self.is_ready:
-                self.ready[index] = future, num_bytes
-                self.num_waiting_bytes += num_bytes
-                if index == self.num_taken:
-                    self.is_ready.notify()
             del future  # else it would be held until the next is there
 
     def _may_begin(self) -> bool:
         has_room = self.num_begun - self.num_taken < self.max_items and self.num_waiting_bytes < self.max_bytes
         # The next that is to be taken must not wait for others behind it to be taken.
-        return has_room or self.num_begun == self.num_taken or self.num_begun == len(self.items)
+        return has_room or self.num_begun == self.num_taken or self.num_begun == len(self.items) or self.is_stopping
 
 
 class WriteBehind:
@@ -430,11 +391,17 @@ class WriteBehind:
 
     def __init__(self, num_threads: int, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.num_bytes = 0  # of the tasks in `pending`
-        self.pending: deque[tuple[Future[object], int]] = deque()
+        self.pending: deque[tuple[Future[object], int]] = deque()  # with their bytes
         self.threads = ThreadPoolExecutor(num_threads)
 
     def __enter__(self) -> WriteBehind:
+        """Starts every thread: a signal while one is started would leave it, and what it writes, behind."""
+        is_over = threading.Event()
+        try:
+            for _ in range(self.threads._max_workers):
+                self.threads.submit(is_over.wait)
+        finally:
+            is_over.set()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -445,10 +412,9 @@ class WriteBehind:
             self.threads.shutdown(cancel_futures=True)
 
     def submit(self, task: Callable[[], object], num_bytes: int) -> None:
-        while self.pending and (self.pending[0][0].done() or self.num_bytes + num_bytes > self.max_bytes):
+        while self.pending and (self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes):
             self._take_oldest()
         self.pending.append((self.threads.submit(task), num_bytes))
-        self.num_bytes += num_bytes
 
     def finish(self) -> None:
         """Waits until all tasks are done."""
@@ -456,8 +422,7 @@ class WriteBehind:
             self._take_oldest()
 
     def _take_oldest(self) -> None:
-        future, num_bytes = self.pending.popleft()
-        self.num_bytes -= num_bytes
+        future, _ = self.pending.popleft()
         try:
             future.result()
         except BaseException:
@@ -555,8 +520,7 @@ class ThrottledTask:
         """Does what is still requested; gives up waiting after JOIN_SECONDS."""
         deadline = time.monotonic() + JOIN_SECONDS
         for _ in range(2):  # what is under way, and what was requested meanwhile
-            if self._future is not None:
-                wait([self._future], max(0.0, deadline - time.monotonic()))
+            wait([self._future] if self._future is not None else [], max(0.0, deadline - time.monotonic()))
             self._start()
 
     def take_error(self) -> Exception | None:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
@@ -33,7 +32,7 @@ FolderId = tuple[int, int]  # device, inode
 _held_here: set[FolderId] = set()
 
 
-class FolderLock:
+class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """Held from `acquire` until the end of the block. Where locks are unsupported, it holds none."""
 
     def __init__(self) -> None:
@@ -41,11 +40,8 @@ class FolderLock:
         self.folder_id: FolderId | None = None  # of the folder that was locked, whatever bears its name later
         self.handle: int | None = None  # of the locked file
 
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.is_same_file():
+    def __exit__(self, *_: object) -> None:
+        if self._is_same_file():
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self._close()
@@ -77,12 +73,9 @@ class FolderLock:
         """
         if self.folder_id is None:
             return True
-        try:
-            if id_of(self.path.parent) != self.folder_id:
-                return False
-        except OSError:
+        if _id_or_none(self.path.parent) != self.folder_id:
             return False
-        if self.handle is None or self.is_same_file():
+        if self.handle is None or self._is_same_file():
             return True
         with contextlib.suppress(OSError):  # as in `acquire`; the folder itself is the same
             if self._lock() is not None:
@@ -91,7 +84,7 @@ class FolderLock:
                 return False
         return True
 
-    def is_same_file(self) -> bool:
+    def _is_same_file(self) -> bool:
         """Whether the lock file that is held is the one in the folder."""
         try:
             return self.handle is not None and os.path.samestat(os.fstat(self.handle), self.path.lstat())
@@ -109,7 +102,7 @@ class FolderLock:
         owner: str | None = "another process"
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.is_same_file():  # else the previous holder has deleted the file meanwhile
+            if self._is_same_file():  # else the previous holder has deleted the file meanwhile
                 owner = None
                 with contextlib.suppress(OSError):  # a full disk: the lock is held, without the name of its holder
                     os.ftruncate(self.handle, 0)
@@ -142,10 +135,7 @@ def is_locked(folder: Path) -> bool:
 
 def is_locked_here(folder: Path) -> bool:
     """Whether the run that trains there is one of this process."""
-    try:
-        return id_of(folder) in _held_here
-    except OSError:
-        return False
+    return _id_or_none(folder) in _held_here
 
 
 def lock_shared(handle: int) -> None:
@@ -179,3 +169,10 @@ def _is_locked(path: Path, is_shared: bool) -> bool | None:
 def id_of(folder: Path) -> FolderId:
     status = folder.stat()
     return status.st_dev, status.st_ino
+
+
+def _id_or_none(folder: Path) -> FolderId | None:
+    try:
+        return id_of(folder)
+    except OSError:
+        return None

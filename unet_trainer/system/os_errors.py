@@ -19,10 +19,10 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-PERMISSION = (errno.EACCES, errno.EPERM)
-PROCESS_LIMIT = "no more processes or threads may be started"
-NO_TEMPORARY_FOLDER = "there is no folder for temporary files that can be written to"
 ADVICE = {
+    errno.EACCES: "",
+    errno.EPERM: "",
+    errno.ENAMETOOLONG: "",
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room within your quota",
     errno.EROFS: "choose a folder on a disk that can be written to",
@@ -41,51 +41,48 @@ ADVICE = {
     errno.EISDIR: "name a file",
     errno.ENOTSUP: "name a file",
 }
-OF_THE_MACHINE = frozenset((*ADVICE, *PERMISSION, errno.ENAMETOOLONG))
+NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
+NO_THREAD = "can't start new thread"
 
 
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether the machine is the cause, so that a sentence helps more than a traceback."""
     if isinstance(error, OSError):
-        return error.errno in OF_THE_MACHINE or _lacks_temporary_folder(error)
-    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+        return error.errno in ADVICE or NO_TEMPORARY_FOLDER in str(error)
+    return isinstance(error, RuntimeError) and NO_THREAD in str(error)
+
+
+def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
+    """Why it failed, in the system's own words where they say it, and what to do, where the reason does not say that. `path`: what
+    was to be written."""
+    if NO_TEMPORARY_FOLDER in str(error):
+        return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
+    number = error.errno or 0 if isinstance(error, OSError) else errno.EAGAIN if NO_THREAD in str(error) else 0
+    if number == errno.ENOSPC and _lacks_inodes(path or Path(named_file(error) or os.curdir)):
+        return "No inodes left on device: it has room, but for no more files", "delete files there, however small"
+    reason = getattr(error, "strerror", None) or str(error)
+    if number == errno.EMFILE:
+        reason += _limit("RLIMIT_NOFILE", "ulimit -n")
+    if number == errno.EAGAIN:
+        reason = f"no more processes or threads may be started{_limit('RLIMIT_NPROC', 'ulimit -u')}"
+    return reason, ADVICE.get(number, "")
 
 
 def reason(error: BaseException, path: Path | None = None) -> str:
-    """Why it failed, in the system's own words where they say it. `path`: what was to be written."""
-    if not isinstance(error, OSError):
-        return PROCESS_LIMIT if is_of_the_machine(error) else str(error)
-    if _lacks_temporary_folder(error):
-        return NO_TEMPORARY_FOLDER
-    if lacks_inodes(error, path):
-        return "No inodes left on device: it has room, but for no more files"
-    if error.errno == errno.EMFILE:
-        return f"{os.strerror(errno.EMFILE)}{_limit('RLIMIT_NOFILE', 'ulimit -n')}"
-    if error.errno == errno.EAGAIN:
-        return f"{PROCESS_LIMIT}{_limit('RLIMIT_NPROC', 'ulimit -u')}"
-    return error.strerror or str(error)
+    return explain(error, path)[0]
 
 
 def advice(error: BaseException, path: Path | None = None) -> str:
-    """What to do about it; empty where the reason says all."""
-    if not isinstance(error, OSError):
-        return ADVICE[errno.EAGAIN] if is_of_the_machine(error) else ""
-    if _lacks_temporary_folder(error):
-        return "name one: TMPDIR=FOLDER"
-    if lacks_inodes(error, path):
-        return "delete files there, however small"
-    return ADVICE.get(error.errno or 0, "")
+    return explain(error, path)[1]
+
+
+def with_advice(error: BaseException, path: Path | None = None) -> str:
+    return "; ".join(filter(None, explain(error, path)))
 
 
 def sentence(error: BaseException, path: Path | None = None) -> str:
     """The file, the reason and what to do."""
-    where = f"{shown}: " if (shown := named_file(error)) else ""
-    return f"{where}{with_advice(error, path)}"
-
-
-def with_advice(error: BaseException, path: Path | None = None) -> str:
-    todo = advice(error, path)
-    return reason(error, path) + (f"; {todo}" if todo else "")
+    return ": ".join(filter(None, (named_file(error), with_advice(error, path))))
 
 
 def named_file(error: BaseException) -> str:
@@ -96,29 +93,19 @@ def named_file(error: BaseException) -> str:
 
 def cannot(where: str, what: str, error: OSError, path: Path | None = None) -> UserError:
     """cannot("--json: report.json", "be written", error): the message, for exit code 2."""
-    todo = advice(error, path)
-    return UserError(f"{where} cannot {what} ({reason(error, path)})" + (f"; {todo}" if todo else ""))
+    why, todo = explain(error, path)
+    return UserError("; ".join(filter(None, (f"{where} cannot {what} ({why})", todo))))
 
 
-def lacks_inodes(error: OSError, path: Path | None = None) -> bool:
+def _lacks_inodes(path: Path) -> bool:
     """Whether a disk that takes no more files still has room: deleting large files would not help."""
-    if error.errno != errno.ENOSPC or not hasattr(os, "statvfs"):
-        return False
-    place = path or (Path(name) if (name := named_file(error)) else None)
-    while place is not None:
+    for place in (path, *path.parents) if hasattr(os, "statvfs") else ():
         with contextlib.suppress(OSError, ValueError):
             disk = os.statvfs(place)
             return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
-        place = place.parent if place.parent != place else None
     return False
 
 
-def _lacks_temporary_folder(error: OSError) -> bool:
-    return "No usable temporary directory" in str(error)
-
-
 def _limit(name: str, command: str) -> str:
-    if resource is None or not hasattr(resource, name):
-        return ""
-    soft, _ = resource.getrlimit(getattr(resource, name))
-    return "" if soft == resource.RLIM_INFINITY else f" ({command} is {soft})"
+    soft = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else -1
+    return "" if soft < 0 or soft == resource.RLIM_INFINITY else f" ({command} is {soft})"

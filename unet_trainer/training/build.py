@@ -18,10 +18,10 @@ from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learnin
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.class_statistics import class_ids, class_shares
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import first_few
 from unet_trainer.datasets.split_csv import read_split_csv
@@ -46,7 +46,7 @@ from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import ALONE, Job, Launch
+from unet_trainer.system.distributed import ALONE, Job, Launch, current
 from unet_trainer.system.resources import count_cores, free_host_memory
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, SampleImages, build_eval_forward, choose_samples, predict
@@ -150,7 +150,7 @@ class Components:
         copy = HostCopy(ids)
 
         def draw() -> Pixels:
-            predicted = samples.stitch(copy.content().numpy())
+            predicted = samples.shown(copy.content().numpy())
             return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
 
         return draw
@@ -226,7 +226,7 @@ def build_loaders(
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
-        with processes.main_process_first("cache") if config.cache == "disk" else contextlib.nullcontext():
+        with processes.main_process_first() if config.cache == "disk" else contextlib.nullcontext():
             _fill_caches(config, (train_dataset, val_dataset), console, launch.local_world_size)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
@@ -359,7 +359,7 @@ def build_components(
     if config.sync_batchnorm and launch.world_size > 1:
         if device.type != "cuda":
             raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
-        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, current().gradient_group)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,14 +24,13 @@ import torch
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.transfer import to_device
-from unet_trainer.loading.worker_pool import WorkerError
+from unet_trainer.loading.worker_pool import WorkerError, to_device
 from unet_trainer.model.losses import TERMS, WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, first_line
-from unet_trainer.system.distributed import Job, PeerFailed, PeerLost
+from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring_model, shrink
 from unet_trainer.training.errors import NonFinite, TrainingFailed
@@ -42,7 +40,6 @@ from unet_trainer.training.state import TrainState
 from unet_trainer.training.step import TrainStep
 
 ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
-KINDS = ("bug", "user", "failed", "worker", "memory", "non-finite", "signal")  # the gravest first
 
 
 class Recovery:
@@ -198,43 +195,28 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     checkpointer.save_state()
 
 
-@dataclass(frozen=True)
-class FailureReport:
-    """What a process tells the others; `kind` is None for one that had no error of its own."""
-
-    rank: int
-    kind: str | None
-    text: str
-    is_whole: bool  # no step is under way
-    position: tuple[int, int]
-    batch_number: int | None = None
-    signal_number: int = 0
-
-
 def agree_on_failure(error: BaseException, processes: Job, step: TrainStep, state: TrainState) -> BaseException:
     """The error that this process has to handle: its own, if it is the cause, or one that stands for it. Raises PeerLost.
 
     The state counts as whole afterwards if it is on all of them.
     """
-    own = not isinstance(error, PeerFailed)
-    if own:
-        if step.sync is not None:
-            step.sync.average_in_vain()
-        processes.announce_failure()
-    report = FailureReport(
+    was_told = isinstance(error, PeerFailed)
+    if not was_told and step.sync is not None:
+        step.sync.average_in_vain()
+    own = Failure(
         rank=processes.launch.rank,
-        kind=kind_of(error) if own else None,
+        kind=None if was_told else kind_of(error),
         text=describe(error),
         is_whole=not step.mid_accumulation,
         position=(state.epoch, state.batch),
         batch_number=error.batch_number if isinstance(error, NonFinite) else None,
         signal_number=error.signal_number if isinstance(error, Interrupted) else 0,
     )
-    reports = [FailureReport(**one) for one in processes.all_gather_failed(asdict(report))]
-    if not all(one.is_whole for one in reports) or len({one.position for one in reports}) > 1:
+    failures = processes.agree(own, was_told)
+    if not all(one.is_whole for one in failures) or len({one.position for one in failures}) > 1:
         step.mid_accumulation = True
-    cause = min((one for one in reports if one.kind is not None), key=lambda one: KINDS.index(str(one.kind)))
-    return error if cause.rank == report.rank else stand_in(cause)
+    cause = cause_of(failures)
+    return error if cause.rank == own.rank else stand_in(cause)
 
 
 def kind_of(error: BaseException) -> str:
@@ -250,7 +232,7 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError | TrainingFailed | WorkerError | NonFinite) else first_line(error)
 
 
-def stand_in(cause: FailureReport) -> BaseException:
+def stand_in(cause: Failure) -> BaseException:
     """For a process that has no error of its own, or a lesser one."""
     if cause.kind == "signal":
         return Interrupted(cause.signal_number, cause.text)

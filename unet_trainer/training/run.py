@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.wait_advice import EpochTimes, advise
+from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.system.concurrency import ThrottledTask
@@ -72,17 +72,16 @@ class Run:
         patience = self.config.early_stopping_patience
         return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.is_out_of_patience(patience)
 
-    def begin_step(self, batch: int) -> None:
+    def begin_step(self) -> None:
         """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
-        saves. From here on each owes the others its part of the step, in a large job of the next few."""
+        saves. From here on each owes the others its part of the step."""
         sync = self.components.train_step.sync
-        if sync is None or sync.num_owed:
+        if sync is None:
             return
         is_due = self.processes.any_rank(self.checkpointer.is_due())
         if is_due:
             self.state.gather_ranks(self.processes)
-        num_left = -(-(len(self.loaders.train) - batch) // self.config.accumulation_steps)
-        sync.num_owed = min(sync.steps_per_vote, num_left)
+        sync.is_owed = True
         if is_due:
             self.checkpointer.save_state()
 
@@ -283,7 +282,6 @@ def next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
             run.worker_error = error
     if batch is not None:
         return batch
-    step = run.components.train_step
-    if not step.mid_accumulation and not (step.sync is not None and step.sync.num_owed):
+    if not run.components.train_step.mid_accumulation:
         run.raise_if_ending()
     return run.loaders.train.read(run.state.epoch, index, run.signals.is_stopping)

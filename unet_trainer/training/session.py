@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
+from unet_trainer.system.distributed import Failure, PeerFailed, PeerLost, cause_of, current
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
@@ -43,11 +43,12 @@ class Session:
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Around the import of torch. A process of a job finishes it before a signal ends it: torch that is half imported can
-        neither tell the others nor be imported again."""
+        """Around the import of torch, after which the processes of a job are connected. Each finishes it before a signal ends it:
+        torch that is half imported can neither tell the others nor be imported again."""
         with contextlib.nullcontext() if self.processes.is_alone else self.signals.deferred():
             yield
         self.signals.check()
+        self.processes.start(self.signals)
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Calls this when the run ends, however it ends; the last one first."""
@@ -60,11 +61,11 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         was_finished = self.events.has_ended  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
-        if isinstance(error, KeyboardInterrupt) and not self.processes.is_alone:
-            self.signals.is_deferred = True  # another process had the signal first: that for this one is still to come
+        if not self.processes.is_alone:
+            self.signals.is_deferred = True  # another process may have had the signal first: that for this one is still to come
         try:
-            if shown is not None and not isinstance(shown, PeerFailed):
-                self.processes.report_failure(*_report_of(shown))  # for processes that wait for this one
+            if shown is not None:
+                shown = self._agree(shown)
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
             if isinstance(error, KeyboardInterrupt):
                 self._say_interrupted(error, was_finished)
@@ -75,6 +76,22 @@ class Session:
                 self.console.close_log()
         if shown is not error and shown is not None:
             raise shown from None
+
+    def _agree(self, error: BaseException) -> BaseException:
+        """Tells the other processes, which may wait for this one; what it ends with."""
+        is_leaving_at_once = isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)
+        if self.processes.is_alone or isinstance(error, PeerLost) or is_leaving_at_once:
+            return error
+        kinds = {UserError: "user", TrainingFailed: "failed", Interrupted: "signal", PeerFailed: None}
+        kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "bug")
+        was_told = isinstance(error, PeerFailed) and error.rank is None
+        try:
+            own = Failure(self.processes.launch.rank, kind, *_report_of(error))
+            cause = cause_of(self.processes.agree(own, was_told))
+        except PeerLost:  # the others are done, or gone
+            self.processes.speaks = True
+            return error
+        return PeerFailed(f"rank {cause.rank}: {cause.text}", cause.exit_code, cause.rank) if was_told else error
 
     def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
@@ -114,8 +131,6 @@ def _report_of(error: BaseException) -> tuple[str, int]:
     """What the other processes are told, and the exit code that they end with."""
     if isinstance(error, Interrupted):
         return f"interrupted by {error}", 128 + error.signal_number
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", EXIT_INTERRUPTED
     if isinstance(error, UserError):
         return str(error), EXIT_USER_ERROR
-    return (str(error), EXIT_TRAINING_FAILED) if isinstance(error, TrainingFailed | PeerLost) else (repr(error), 1)
+    return (str(error), EXIT_TRAINING_FAILED) if isinstance(error, TrainingFailed | PeerFailed) else (repr(error), 1)

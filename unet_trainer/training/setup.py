@@ -94,11 +94,11 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
     _say_job(processes, device, config.resume, console)
-    with processes.main_process_first("dataset"):  # the others find what the first one has read
+    with processes.main_process_first():  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same_dataset(processes, dataset, config.data_dir)
     make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
-    settings = share_settings(processes, "settings", make_settings, device)
+    settings = share_settings(processes, make_settings, device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)
     session.on_exit(loaders.close)
@@ -124,7 +124,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     if folder is None:
         if source is not None:
             console.note(f"{source} lies in no run's folder: a new run goes on from it")
-        folder = Path(processes.broadcast_made("folder", lambda: str(_begin_folder(config, session))))
+        folder = Path(processes.broadcast_made(lambda: str(_begin_folder(config, session))))
     if processes.is_main:
         _open_folder(folder, settings, session, _start_facts(settings, hardware, dataset, state, earlier is not None))
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
@@ -168,14 +168,14 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         folder = None if source is None else folder_of(source)
         return [None if path is None else str(path) for path in (source, folder)]
 
-    source, folder = (None if name is None else Path(name) for name in processes.broadcast_made("source", find))
+    source, folder = (None if name is None else Path(name) for name in processes.broadcast_made(find))
     if folder is not None and processes.is_main:
         session.lock.acquire(folder, session.console.note)
     if source is None:
         return None, None, None
     content = read_run(source, session.console.warn) if processes.is_main else {}
     facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
-    return source, folder, {**processes.broadcast_made("checkpoint", lambda: facts), **content}
+    return source, folder, {**processes.broadcast_made(lambda: facts), **content}
 
 
 def check_same_config(processes: Job, config: Config) -> None:
@@ -184,7 +184,7 @@ def check_same_config(processes: Job, config: Config) -> None:
         return
     own = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
     own |= package_versions()  # other kernels, other bits: the weights would drift apart
-    first = processes.broadcast_made("config", lambda: own)
+    first = processes.broadcast_made(lambda: own)
     here = socket.gethostname()
     others = [f"{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
     if others:
@@ -213,17 +213,17 @@ def check_same_dataset(processes: Job, dataset: CheckedDataset, data_dir: str) -
     facts = {"names of files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
     own = {what: hashlib.sha256(repr(fact).encode()).hexdigest() for what, fact in facts.items()}
     here = f"{len(names['train'])} images train and {len(names['val'])} validate"
-    digests, there = processes.broadcast_made("dataset digest", lambda: (own, here))
+    digests, there = processes.broadcast_made(lambda: (own, here))
     if others := [what for what in own if own[what] != digests[what]]:
         counts = f"{here}, against {there}" if here != there else f"other {' and '.join(others)}"
         where = f"{data_dir} on {socket.gethostname()}"
         raise UserError(f"data_dir: {where} is not what rank 0 has there ({counts}); all machines need the same files")
 
 
-def share_settings(processes: Job, name: str, make: Callable[[], Settings], device: torch.device) -> Settings:
+def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device) -> Settings:
     """Those that rank 0 makes, with this process's own device."""
     made = make() if processes.is_main else None
-    content: dict[str, Any] = processes.broadcast_made(name, lambda: {} if made is None else made.to_dict())
+    content: dict[str, Any] = processes.broadcast_made(lambda: {} if made is None else made.to_dict())
     if made is not None:
         return made
     settings = Settings.from_dict(content)
@@ -244,7 +244,7 @@ def _build_components(
     launch, components = processes.launch, None
     if processes.is_main:
         components = build_components_with_weights(settings, spec, device, num_batches, console, resumes, launch)
-    settings = share_settings(processes, "settings with weights", lambda: settings, device)
+    settings = share_settings(processes, lambda: settings, device)
     return settings, components or build_components(settings.taken, spec, device, num_batches, console, True, launch)
 
 

@@ -20,9 +20,9 @@ from functools import partial
 
 import torch
 
-from unet_trainer.loading.cutmix import paste_pieces
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.transfer import to_device
+from unet_trainer.loading.loader import paste_pieces
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
 from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary
@@ -38,7 +38,6 @@ from unet_trainer.training.state import EpochMetrics
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
 NUM_FAULTS = 2  # as FiniteGuard.faults has them
-RANKS_PER_VOTE = 64  # an agreement takes a hop from process to process: beyond so many, they agree before every other step, ...
 
 
 def build_train_forward(
@@ -325,7 +324,7 @@ class FiniteGuard:
 
 class GradientSync:
     """Averages the gradients of a step over the ranks, with what they have to know of each other's step. A process that has agreed
-    to steps owes the others its part of them, even if it fails.
+    to a step owes the others its part of it, even if it fails.
 
     Not DistributedDataParallel: its hooks take the compiled backward pass out of its CUDA graph (pytorch #139207), and it overlaps
     nothing there, since a compiled backward pass hands over all gradients at its end. Here they are copied into one flat buffer,
@@ -336,8 +335,7 @@ class GradientSync:
     def __init__(self, processes: Job, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.processes = processes
         self.parameters = list(parameters)
-        self.num_owed = 0
-        self.steps_per_vote = -(-processes.launch.world_size // RANKS_PER_VOTE)
+        self.is_owed = False
         sizes = [parameter.numel() for parameter in self.parameters]
         self.flat = torch.zeros(sum(sizes) + NUM_FAULTS, device=self.parameters[0].device)
         # With the strides of the parameters (channels last), so that copying is one launch for many tensors.
@@ -370,7 +368,7 @@ class GradientSync:
 
     def average(self) -> None:
         """The buffer, over all processes. Never recorded: NCCL has a stream and a watchdog of its own."""
-        self.num_owed = max(0, self.num_owed - 1)
+        self.is_owed = False
         self.processes.all_reduce_mean(self.flat)
 
     @torch.no_grad()
@@ -382,9 +380,8 @@ class GradientSync:
 
     @torch.no_grad()
     def average_in_vain(self) -> None:
-        """Gives the others what they wait for, with a fault: their steps change nothing."""
-        while self.num_owed:
-            self.num_owed -= 1
+        """Gives the others what they wait for, with a fault: their step changes nothing."""
+        if self.is_owed:
             self.flat.zero_()
             self.faults.fill_(1.0)
-            self.processes.all_reduce_mean(self.flat)
+            self.average()
