@@ -35,7 +35,7 @@ from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.console import Console, cause_line
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.training.build import build_components
-from unet_trainer.training.compilation import compile_components_once, is_out_of_memory, random_batches
+from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches
 from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
@@ -175,7 +175,7 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
-        failure = compile_components_once(config, components, None).failure
+        failure = compile_steps(components, batch, eval_batch).failure
         if failure is not None:
             raise RuntimeError(failure)
     step, metrics = components.train_step, EpochMetrics(config.num_classes, device)
