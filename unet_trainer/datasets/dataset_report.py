@@ -403,7 +403,7 @@ def _unknown_fix(config: Config, evidence: MaskEvidence) -> tuple[str, dict[str,
 
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
-    split, data_dir = report.split, Path(config.data_dir)
+    split = report.split
     if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
         return
 
