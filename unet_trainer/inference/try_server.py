@@ -59,6 +59,7 @@ class TryServer(LocalServer):
         self.places = threading.BoundedSemaphore(MAX_WAITING)
         self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
         self.worker = ThreadPoolExecutor(1, "inference")
+        self.is_computing = False
         self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
         super().__init__(address, PageHandler)
 
@@ -68,13 +69,17 @@ class TryServer(LocalServer):
         image = torch.zeros(1, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32)
         self.worker.submit(self.predictor.engine.logits, image)
 
+    @property
+    def is_busy(self) -> bool:
+        return self.is_computing
+
     def run(self, compute: Callable[[], bytes]) -> bytes:
         """In the thread for images."""
-        self.is_busy = True
+        self.is_computing = True
         try:
             return compute()
         finally:
-            self.is_busy, self.progress = False, (0, 0)
+            self.is_computing, self.progress = False, (0, 0)
 
 
 class PageHandler(LocalHandler):

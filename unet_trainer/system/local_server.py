@@ -49,7 +49,6 @@ class LocalServer(ThreadingHTTPServer):
     """Answers below a random KEY."""
 
     request_queue_size = 64
-    is_busy = False  # whether something is being computed that cannot be stopped
 
     def __init__(self, address: tuple[str, int], handler: type[LocalHandler]) -> None:
         """Raises OSError if the address cannot be used."""
@@ -69,6 +68,11 @@ class LocalServer(ThreadingHTTPServer):
         host = self.server_name
         host = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_port}/{self.key}/"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being computed that cannot be stopped."""
+        return False
 
     def is_known_host(self, host: str) -> bool:
         """Whether a Host header names this server. Its port is free: a tunnel may have another.
