@@ -238,4 +238,4 @@ def call_shrink(**changes):
 def test_parts_double_until_each_is_one_image(before, after):
     settings, num_parts, _ = call_shrink(on_oom="shrink", batch_parts=before)
     assert num_parts == settings.taken.batch_parts == after
-    assert settings.reasons()["batch_parts"] == "decided: memory ran out (on_oom: shrink)"
+    assert settings.decisions["batch_parts"].reason == "memory ran out (on_oom: shrink)"
