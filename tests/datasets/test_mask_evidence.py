@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from helpers.mask_facts import facts_of, objects, soft_discs, stripes, with_border
-from unet_trainer.datasets.class_statistics import (
+from unet_trainer.datasets.mask_evidence import (
     ClassRow,
+    MaskEvidence,
     class_table,
     describe_classes,
     has_background,
+    swapped_palettes,
 )
-from unet_trainer.datasets.mask_evidence import MaskEvidence, swapped_palettes
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.mask_coding import MaskCoding

@@ -1,6 +1,7 @@
 """The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it.
 
-The settings are one block of YAML that trains when it is pasted into a config, or written as one.
+What is open is answered first, each question by the most likely of its answers, so that classes and split are judged as training
+will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as one.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unet_trainer.commands.command_line import file_header, train_command
+from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, id_names, is_demo_dir, to_plain
-from unet_trainer.datasets.answered_report import Answer, AnsweredReport, build_answered_report
-from unet_trainer.datasets.class_statistics import (
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, report_on
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.mask_evidence import (
+    MaskEvidence,
     absent_classes,
     class_ids,
     class_shares,
@@ -26,13 +33,9 @@ from unet_trainer.datasets.class_statistics import (
     describe_ignored,
     has_background,
     ignored_share,
-    total_counts,
-    value_table,
 )
-from unet_trainer.datasets.dataset_report import DatasetReport, describe_sizes
-from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.pairs import FoundPairs
-from unet_trainer.datasets.problems import Question, describe_problems, setting_lines
+from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems, setting_lines
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
@@ -45,6 +48,9 @@ from unet_trainer.system.atomic_files import check_output, write_bytes_atomicall
 from unet_trainer.system.console import Console, counted, json_text
 from unet_trainer.system.os_errors import cannot
 
+MAX_ANSWERS = 12
+# Settings by which other pairs are found, or other masks are made.
+FIND_KEYS = {"image_dir", "mask_dir", "mask_suffix", "unpaired", "split_file", "group_pattern", "class_names"}
 IN_JSON = " (--json FILE lists them)"
 MAX_WIDTH = 15  # of the values of a class: those of a colour fit
 WRITES = "--write FILE writes them as a config"
@@ -52,6 +58,133 @@ LARGE = 1.5  # times image_size: resizing would lose much of such an image
 GUESS = "GUESS"  # begins what the user is to confirm
 CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
 NUM_PICTURES = 24
+
+
+# What is open, answered
+
+
+class Answer(NamedTuple):
+    """Settings that were added to the config, why, and what may be set in their place."""
+
+    settings: Mapping[str, Any]
+    reason: str
+    others: Sequence[Choice] = ()
+    is_guess: bool = True  # the user is to confirm it; else it is advice
+
+
+@dataclass
+class AnsweredReport:
+    """`report` is that of `config`, which has the answers."""
+
+    config: Config
+    report: DatasetReport
+    answers: list[Answer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # all of them: those that the answers solve, and those that are left
+    questions: list[Question] = field(default_factory=list)  # likewise
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def guesses(self) -> list[Answer]:
+        """What the config as it was given leaves open, with the likely answer."""
+        return [answer for answer in self.answers if answer.is_guess]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the config with the answers can be trained on."""
+        return self.report.split is not None and not self.report.blocking_message
+
+    @property
+    def is_settled_but_for_files(self) -> bool:
+        """Whether it can be once the files are mended that have a problem."""
+        return bool(self.report.problems) and not self.report.questions and self.report.split is not None
+
+
+def build_answered_report(config: Config, console: Console) -> AnsweredReport:
+    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no pairs can be
+    found, and no answer is known."""
+    answers: list[Answer] = []
+    solved: list[Problem | Question] = []
+    found: FoundPairs | None = None
+    while True:
+        try:
+            found = found or find_dataset(config, console)
+        except Question as question:
+            if len(answers) == MAX_ANSWERS:
+                raise
+            answer, found = _answer_where_the_data_is(config, question, console)
+            solved.append(question)
+        else:
+            report = report_on(found, config, console)
+            next_answer = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
+            if next_answer is None:
+                break
+            answer, of = next_answer
+            solved += of
+            found = None if FIND_KEYS & answer.settings.keys() else found
+        config = _with_settings(config, answer.settings)
+        answers.append(answer)
+    problems = [one for one in solved if isinstance(one, Problem)]
+    problems += [problem for problem in report.problems if problem not in problems]
+    questions = [*(one for one in solved if isinstance(one, Question)), *report.questions]
+    answered = AnsweredReport(config, report, answers, problems, questions, list(report.notices))
+    return _take_advice(answered, console) if report.advised else answered
+
+
+def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer, Sequence[Problem | Question]] | None:
+    """An answer, and what it solves. Problems come first: what is asked may be another thing once they are solved."""
+    for problem in report.problems:
+        if problem.settings and _with_settings(config, problem.settings) != config:
+            same = [other for other in report.problems if other.settings == problem.settings]
+            return Answer(problem.settings, "; ".join(other.title for other in same)), same
+    for question in report.questions:
+        if question.choices and _with_settings(config, question.choices[0].settings) != config:
+            first, *others = question.choices
+            return Answer(first.settings, first.meaning, others), [question]
+    return None
+
+
+def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    return load_config(config, to_plain(dict(settings)))
+
+
+def _answer_where_the_data_is(config: Config, question: Question, console: Console) -> tuple[Answer, FoundPairs | None]:
+    """The first answer by which every file has its partner, or else that which pairs most, and what it finds if nothing is left to
+    ask; raises the question if no answer helps."""
+    best: tuple[tuple[bool, int], Choice, FoundPairs | None] | None = None
+    for choice in question.choices:
+        found = None
+        try:
+            found = find_dataset(_with_settings(config, choice.settings), console)
+        except Question as following:
+            if not following.choices or str(following) == str(question):
+                continue
+        except (DataError, ConfigError):
+            continue
+        score = (not found.blocking_message, len(found.pairs)) if found else (False, 0)
+        if best is None or score > best[0]:
+            best = score, choice, found
+        if score[0]:
+            break
+    if best is None:
+        raise question
+    _, chosen, found = best
+    return Answer(chosen.settings, chosen.meaning, [other for other in question.choices if other is not chosen]), found
+
+
+def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
+    """With the settings that a notice advises for a better split, if they do what they are for."""
+    advised = answered.report.advised
+    config = _with_settings(answered.config, advised)
+    report = build_dataset_report(config, console)
+    if report.questions or report.split is None:
+        return answered
+    note = [notice for notice in answered.notices if notice not in report.notices]
+    reason = "keeps images that are alike on one side of the split, see the note above"
+    answers = [*answered.answers, Answer(advised, reason, is_guess=False)]
+    return AnsweredReport(config, report, answers, answered.problems, answered.questions, [*report.notices, *note])
+
+
+# What is printed and written
 
 
 def check_data(config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None) -> bool:
@@ -85,15 +218,14 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
     for notice in answered.notices:
         if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
             console.note(shorten(notice))
-    for problem in answered.problems:
-        console.say()
-        console.say(shorten(describe_problems([problem], where=IN_JSON)))
-    for question in answered.questions:
-        console.say()
-        console.say(shorten("\n  ".join([question.text, *([] if _shows_values(report.coding) else question.table)])))
+    # The lines of the classes show each value of the masks, and the table of a question would repeat them.
+    shows_values = report.coding is not None and report.coding.values is not None and not report.coding.ignores_unknown
+    open_texts = [describe_problems([problem], where=IN_JSON) for problem in answered.problems]
+    open_texts += ["\n  ".join([question.text, *([] if shows_values else question.table)]) for question in answered.questions]
+    for text in open_texts:
+        console.say(f"\n{shorten(text)}")
     lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
-    console.say()
-    console.say(_verdict(answered))
+    console.say(f"\n{_verdict(answered)}")
     for line in lines:
         console.say(f"  {line}", "yellow" if f"# {GUESS}" in line else None)
     if config_file is not None:
@@ -124,13 +256,12 @@ def _verdict(answered: AnsweredReport) -> str:
 
 
 def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], console: Console) -> None:
-    console.say()
     if not answered.is_settled:
-        console.say("--write: nothing was written, because the data is not ready.")
+        console.say("\n--write: nothing was written, because the data is not ready.")
         return
     header = [f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()]
     write_output("--write", path, "\n".join([*header, "", *lines, ""]))
-    console.say(f"Written. It trains as it is: {train_command(path)}")
+    console.say(f"\nWritten. It trains as it is: {train_command(path)}")
 
 
 def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> None:
@@ -173,15 +304,10 @@ def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str]
         console.say(f"      {name:<{name_width}}  {values:>{value_width}}  {share}, in {holders} of {counted(len(ids), 'mask')}")
 
 
-def _shows_values(coding: MaskCoding | None) -> bool:
-    """Whether the lines of the classes show each value of the masks."""
-    return coding is not None and coding.values is not None and not coding.ignores_unknown
-
-
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
     report = answered.report
-    config, split = report.decided(answered.config), report.split
-    sizes, spec = Counter(image.size for image in report.images), report.image_spec
+    config, split, spec, evidence = report.decided(answered.config), report.split, report.image_spec, MaskEvidence(report.masks)
+    sizes, dtypes, channels = (Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels"))
     classes = [] if report.coding is None else class_table(report.masks, report.coding, id_names(config))
     content = {
         "ok": answered.is_settled,
@@ -190,37 +316,34 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
         "num_pairs": len(report.found.pairs),
         **{f"num_{name}": None if split is None else len(getattr(split, name)) for name in ("train", "val", "test")},
         "sizes": [[height, width, count] for (height, width), count in sizes.most_common()],
-        "dtypes": dict(Counter(image.dtype for image in report.images)),
-        "channels": {str(count): number for count, number in Counter(image.channels for image in report.images).items()},
+        "dtypes": dict(dtypes),
+        "channels": {str(count): number for count, number in channels.items()},
         "mean": None if spec is None else list(spec.mean),
         "std": None if spec is None else list(spec.std),
-        "classes": [{"values": values, "name": name, "share": share} for values, name, share in classes],
+        "classes": [row._asdict() for row in classes],
         "values": [
-            {"value": to_plain(as_written([row.value])), "share": row.share, "masks": row.num_masks}
-            for row in value_table(report.masks)
+            {"value": to_plain(as_written([value])), "share": evidence.share(value), "masks": evidence.holders[value]}
+            for value, _ in evidence.counts.most_common()
         ],
         "problems": [
-            {
-                **{name: getattr(problem, name) for name in ("kind", "title", "fix")},
-                "lines": list(problem.lines),
-                "settings": to_plain(dict(problem.settings)),
-            }
-            for problem in answered.problems
+            {**{name: getattr(one, name) for name in ("kind", "title", "fix")}, "lines": list(one.lines), **_settings_of(one)}
+            for one in answered.problems
         ],
         "questions": [
-            {
-                "text": question.text,
-                "choices": [{"meaning": one.meaning, "settings": to_plain(dict(one.settings))} for one in question.choices],
-            }
-            for question in answered.questions
+            {"text": one.text, "choices": [{"meaning": choice.meaning, **_settings_of(choice)} for choice in one.choices]}
+            for one in answered.questions
         ],
-        "guesses": [{"reason": guess.reason, "settings": to_plain(dict(guess.settings))} for guess in answered.guesses],
+        "guesses": [{"reason": guess.reason, **_settings_of(guess)} for guess in answered.guesses],
         "notices": answered.notices,
         "contact_sheet": None if sheet is None else str(sheet),
         "settings": to_plain(block_settings(answered)) if lines else None,
         "config": list(lines),
     }
     write_output("--json", path, json_text(content, indent=2) + "\n")
+
+
+def _settings_of(one: Problem | Choice | Answer) -> dict[str, Any]:
+    return {"settings": to_plain(dict(one.settings))}
 
 
 # The settings
@@ -266,10 +389,8 @@ def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[
     place = "its place" if len(lines) == 1 else "their place"
     lines = [*([f"# {reason}"] if reason else []), *lines]
     for other in answer.others:
-        lines += [
-            f"# or in {place}{': ' if other.meaning else ''}{other.meaning}",
-            *(f"#   {line}" for line in setting_lines(other.settings)),
-        ]
+        lines.append(f"# or in {place}{': ' if other.meaning else ''}{other.meaning}")
+        lines += [f"#   {line}" for line in setting_lines(other.settings)]
     return lines
 
 
@@ -278,12 +399,15 @@ def _class_settings(report: DatasetReport) -> dict[str, Any]:
     if report.classes is None:
         return {}
     coding, names = report.classes.coding, report.classes.class_names
-    settings: dict[str, Any] = {"num_classes": report.classes.num_classes}
-    settings |= {"class_names": names} if names else {}
-    settings["mask_values"] = coding.mask_values
-    settings |= {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
-    settings |= {"unknown_values": "ignore"} if coding.ignores_unknown else {}
-    return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
+    found = {
+        "num_classes": report.classes.num_classes,
+        "class_names": names,
+        "mask_values": coding.mask_values,
+        "ignore_value": coding.written_ignore_value,
+        "unknown_values": "ignore" if coding.ignores_unknown else None,
+        "mask_tolerance": coding.tolerance or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _advise_fit(answered: AnsweredReport) -> list[Answer]:
@@ -307,8 +431,9 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
         return None
     if report.coding is not None:
         coding, names = report.coding, id_names(report.decided(config))
-    else:
-        coding, names = _values_as_classes(report.masks)
+    else:  # the most frequent values, as many as there are colours; the others are drawn as ignored
+        values = sorted(value for value, _ in MaskEvidence(report.masks).counts.most_common(len(COLOURS)))
+        coding, names = given_coding([as_written([value]) for value in values], None, True), list(map(show_value, values))
     is_background = has_background(names, class_shares(report.masks, coding, len(names)))
     pictures, labels = [], []
     for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:
@@ -334,12 +459,6 @@ def sheet_name(data_dir: Path) -> str:
     return f"{name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}.png"
 
 
-def _values_as_classes(masks: Sequence[MaskFacts]) -> tuple[MaskCoding, list[str]]:
-    """The most frequent values, as many as there are colours; the others are drawn as ignored."""
-    values = sorted(value for value, _ in total_counts(masks).most_common(len(COLOURS)))
-    return given_coding([as_written([value]) for value in values], None, True), [show_value(value) for value in values]
-
-
 def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
     """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
 
@@ -348,18 +467,15 @@ def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) 
     held = [class_ids(mask, coding) for mask in masks]
     shares = class_shares(masks, coding, num_ids)
     classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
-    rare, queues = classes[:-1] or classes, []
+    rare = classes[:-1] or classes
+    turns: list[tuple[int, int, int]] = []  # the turn of a pair among those of its class, its index, and the class
     for class_id in rare:
         holders = [index for index, its in enumerate(held) if class_id in its]
         holders.sort(key=lambda index: -held[index][class_id])
         spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
         holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
-        queues.append([(index, class_id) for index in holders])
+        turns += [(turn, index, class_id) for turn, index in enumerate(holders)]
     chosen: dict[int, int] = {}
-    for turn in range(len(held)):
-        for queue in queues:
-            if turn < len(queue):
-                chosen.setdefault(*queue[turn])
-    for index in range(len(held)):
-        chosen.setdefault(index, IGNORED)
-    return list(chosen.items())
+    for _, index, class_id in sorted(turns, key=lambda turn: turn[0]):
+        chosen.setdefault(index, class_id)
+    return list((chosen | {index: IGNORED for index in range(len(held)) if index not in chosen}).items())

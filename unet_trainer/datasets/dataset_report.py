@@ -20,19 +20,12 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import split_values
 from unet_trainer.config.schema import Config, id_names, to_plain
-from unet_trainer.datasets.class_files import ClassFile, find_class_file, parse_class_file
-from unet_trainer.datasets.class_statistics import class_ids, class_shares, has_background
+from unet_trainer.datasets.class_files import find_class_file, parse_class_file
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, choose_nodata, describe_reading, mismatch
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, swapped_palettes
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, class_shares, has_background, swapped_palettes
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
-from unet_trainer.datasets.neighbours import (
-    Reader,
-    describe_neighbours,
-    describe_neighbours_across,
-    find_neighbours,
-    find_neighbours_across,
-)
+from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import UNREADABLE, Choice, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
@@ -103,23 +96,22 @@ class DatasetReport:
         message = self.blocking_message
         if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
             raise DataError(message or "the dataset has no pair that can be used")
-        decisions = self.kind, self.classes, self.image_spec, self.statistics_reason, self.split
-        return CheckedDataset(self.pairs, self.images, self.masks, *decisions, self.notices)
+        return CheckedDataset(**vars(self))
+
+    def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
+        """The scanned facts of some of the pairs, in their order."""
+        positions = {pair.image: index for index, pair in enumerate(self.pairs)}
+        indices = [positions[pair.image] for pair in pairs]
+        return [self.images[index] for index in indices], [self.masks[index] for index in indices]
 
 
-@dataclass(frozen=True)
-class CheckedDataset:
-    """A dataset that can be trained on. `pairs`, `images` and `masks` are in the same order."""
+class CheckedDataset(DatasetReport):
+    """A dataset that can be trained on."""
 
-    pairs: Sequence[Pair]
-    images: Sequence[ImageFacts]
-    masks: Sequence[MaskFacts]
     kind: ImageKind
     classes: ChosenClasses
     image_spec: ImageSpec
-    statistics_reason: str
     split: Split
-    notices: Sequence[str]
 
     @property
     def coding(self) -> MaskCoding:
@@ -132,10 +124,6 @@ class CheckedDataset:
     def has_background(self, config: Config) -> bool:
         """Whether class 0 is what no class is. The config has the classes that were found."""
         return has_background(id_names(config), class_shares(self.masks, self.coding, self.num_ids))
-
-    def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
-        """The scanned facts of some of the pairs, in their order."""
-        return facts_of(pairs, self.pairs, self.images, self.masks)
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
@@ -158,15 +146,6 @@ class CheckedDataset:
             class_names_reason=self.classes.class_names_reason,
             mask_tolerance=self.coding.tolerance,
         )
-
-
-def facts_of(
-    wanted: Sequence[Pair], pairs: Sequence[Pair], images: Sequence[ImageFacts], masks: Sequence[MaskFacts]
-) -> tuple[list[ImageFacts], list[MaskFacts]]:
-    """The facts of the pairs that are wanted, in their order."""
-    positions = {pair.image: index for index, pair in enumerate(pairs)}
-    indices = [positions[pair.image] for pair in wanted]
-    return [images[index] for index in indices], [masks[index] for index in indices]
 
 
 def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
@@ -219,40 +198,37 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []
-    for pair, found in zip(report.found.pairs, facts, strict=True):
-        image, mask = found.image, found.mask
-        if isinstance(image, str):
-            unreadable.append(f"{pair.shown_image}: {image}")
-        if isinstance(mask, str):
-            unreadable.append(f"{pair.shown_mask}: {mask}")
+    for pair, (image, mask) in zip(report.found.pairs, facts, strict=True):
+        unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
+        unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
         if isinstance(image, str) or isinstance(mask, str):
             continue
         if image.size != mask.size:
-            # The same aspect ratio, to within a pixel.
-            can_be_resized = abs(image.height * mask.width - image.width * mask.height) <= max(*image.size, *mask.size)
             line = f"{pair.shown_mask}: {mask.width}×{mask.height}, its image is {image.width}×{image.height}"
             if image.is_turned and mask.size == image.size[::-1]:
                 line += " (rotated by its EXIF orientation; the mask is not)"
-            (resizable if can_be_resized else others).append(line)
-            if not can_be_resized:
+            # The same aspect ratio, to within a pixel.
+            if abs(image.height * mask.width - image.width * mask.height) > max(*image.size, *mask.size):
+                others.append(line)
                 continue
+            resizable.append(line)
         report.pairs.append(pair)
         report.images.append(image)
         report.masks.append(mask)
-    if unreadable:
-        fix = "repair these files, or remove them together with their partners"
-        report.problems.append(Problem("unreadable", *UNREADABLE, tuple(unreadable), fix))
-    titles = "mask of another size than its image", "masks of another size than their images"
     if resizable and resize_masks:
         report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
-    elif resizable:
-        fix = "resize_masks: true resizes masks with the aspect ratio of their images"
-        report.problems.append(Problem("sizes", *titles, tuple(resizable), fix, {"resize_masks": True}))
-    if others:
-        fix = "an image and its mask must have the same size"
-        if any("EXIF" in line for line in others):
-            fix = "rotate the masks too, or save the images without EXIF orientation"
-        report.problems.append(Problem("sizes", *titles, tuple(others), fix))
+        resizable = []
+    resize = "resize_masks: true resizes masks with the aspect ratio of their images"
+    same = "an image and its mask must have the same size"
+    if any("EXIF" in line for line in others):
+        same = "rotate the masks too, or save the images without EXIF orientation"
+    titles = "mask of another size than its image", "masks of another size than their images"
+    problems = [
+        Problem("unreadable", *UNREADABLE, tuple(unreadable), "repair these files, or remove them together with their partners"),
+        Problem("sizes", *titles, tuple(resizable), resize, {"resize_masks": True}),
+        Problem("sizes", *titles, tuple(others), same),
+    ]
+    report.problems += [problem for problem in problems if problem.lines]
 
 
 def _note_changed_content(report: DatasetReport) -> None:
@@ -312,7 +288,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         return
     report.notices += report.split.notices
     if report.kind is not None:
-        images, _ = facts_of(report.split.train, report.pairs, report.images, report.masks)
+        images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = build_image_spec(
             report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
         )
@@ -326,7 +302,10 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     _refuse_swapped_palettes(report)
     is_open = config.mask_values == "auto"
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
-    class_file = _class_file(report, config) if is_open else None
+    class_file = None
+    if is_open:
+        stored = report.found.class_file
+        class_file = parse_class_file(*stored) if stored else find_class_file(Path(config.data_dir), report.pairs)
     if len(evidence.seen) < 2 and is_open:
         every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
         report.questions.append(_nothing_to_learn(report, every))
@@ -348,18 +327,16 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         every = id_names(decided)[present.pop()] if present else "ignored or of no class"
         report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))
     elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
-        _mention_large_foreground(report, chosen.coding, evidence)
-    lines = unknown_value_lines(report, chosen.coding)
-    if lines:
+        _, share = class_shares(report.masks, chosen.coding, 2)
+        if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
+            # Masks with the foreground in black are common, and only its share shows it.
+            lines = "".join(f"\n  {line}" for line in setting_lines(settings))
+            what = f"the foreground ({chosen.coding.describe(1)}) is {share:.0%} of the pixels"
+            report.notices.append(f"{what}; if it is the background, set:{lines}")
+    if unknown := unknown_value_lines(report, chosen.coding):
         classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
         one, many = (f"{masks} with values that belong to no class (the classes are {classes})" for masks in ("mask", "masks"))
-        fix, settings = _unknown_fix(config, evidence)
-        report.problems.append(Problem("values", one, many, tuple(lines), fix, settings))
-
-
-def _class_file(report: DatasetReport, config: Config) -> ClassFile | None:
-    stored = report.found.class_file
-    return find_class_file(Path(config.data_dir), report.pairs) if stored is None else parse_class_file(*stored)
+        report.problems.append(Problem("values", one, many, tuple(unknown), *_unknown_fix(config, evidence)))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
@@ -374,16 +351,6 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     reason = "as in the files that the masks are made from"
     names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
     return ChosenClasses(coding, number, reason, names, reason if names else "")
-
-
-def _mention_large_foreground(report: DatasetReport, coding: MaskCoding, evidence: MaskEvidence) -> None:
-    """Masks with the foreground in black are common, and only its share shows it."""
-    _, share = class_shares(report.masks, coding, 2)
-    settings = other_way_round(coding, evidence)
-    if share >= LARGE_FOREGROUND and settings is not None:
-        lines = "".join(f"\n  {line}" for line in setting_lines(settings))
-        what = f"the foreground ({coding.describe(1)}) is {share:.0%} of the pixels"
-        report.notices.append(f"{what}; if it is the background, set:{lines}")
 
 
 def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
@@ -447,55 +414,49 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
 
     reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
     if report.found.is_divided:
-        likeness = find_neighbours_across(split.train, split.val, reader)
-        if likeness is not None:
-            report.notices.append(describe_neighbours_across(likeness))
+        across = find_neighbours_across(split.train, split.val, reader)
+        report.notices += [across] if across else []
         return
-    neighbours = find_neighbours(report.pairs, Path(config.data_dir), report.coding, reader)
-    if neighbours is None:
-        return
-    note = describe_neighbours(neighbours, report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds)
+    note = find_neighbours(report.pairs, Path(config.data_dir), reader, config.val_fraction, config.num_folds)
     if note is not None:
         report.notices.append(note.text)
         report.advised = note.settings
 
 
 def _add_notices(report: DatasetReport) -> None:
-    def of(total: Sequence[object], what: str, number: int) -> str:
+    def some(number: int, total: Sequence[object], what: str) -> str:
         return f"{number} of {counted(len(total), what)}"
 
-    turned = sum(image.is_turned for image in report.images)
-    grey = sum(image.channels == 1 for image in report.images)
-    in_alpha = sum(mask.is_alpha for mask in report.masks)
-    if in_alpha:
-        masks = of(report.masks, "mask", in_alpha)
-        report.notices.append(f"the alpha channel of {masks} is the mask; their colour is the same everywhere")
-    if turned:
-        report.notices.append(f"{of(report.images, 'image', turned)} {_is(turned)} rotated by the EXIF orientation")
-    if report.kind is not None and grey and report.kind.channels > 1:
-        images = of(report.images, "image", grey)
-        report.notices.append(f"{images} {_is(grey)} grey; each gets {report.kind.channels} equal channels")
-    spec = report.image_spec
-    if spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1:
-        report.notices.append("image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1")
-    groups = Counter(pair.group for pair in report.pairs if pair.group)
-    if len(groups) == len(report.pairs) > 1:
-        report.notices.append("every group has only one image; is group_pattern right?")
-    flat = [pair.shown_image for pair, image in zip(report.pairs, report.images, strict=True) if image.low == image.high]
-    if flat:
-        report.notices.append(f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}")
-    if (coding := report.coding) is not None:
-        masks_of_pairs = zip(report.pairs, report.masks, strict=True)
-        void = [pair.shown_mask for pair, mask in masks_of_pairs if set(class_ids(mask, coding)) == {IGNORED}]
-        if void:
-            report.notices.append(f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}")
+    pairs, images, masks, kind, spec = report.pairs, report.images, report.masks, report.kind, report.image_spec
+    turned = sum(image.is_turned for image in images)
+    grey = sum(image.channels == 1 for image in images) if kind is not None and kind.channels > 1 else 0
+    in_alpha = sum(mask.is_alpha for mask in masks)
+    is_scaled = spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1
+    flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
+    void = [
+        pair.shown_mask
+        for pair, mask in zip(pairs, masks, strict=True)
+        if report.coding is not None and set(class_ids(mask, report.coding)) == {IGNORED}
+    ]
     by_digest: dict[str, list[int]] = defaultdict(list)
-    for index, image in enumerate(report.images):
+    for index, image in enumerate(images):
         by_digest[image.digest].append(index)
-    differing = [same for same in by_digest.values() if len({report.masks[index].digest for index in same}) > 1]
-    if differing:
-        names = (" = ".join(report.pairs[index].shown_image for index in same[:3]) for same in differing)
-        report.notices.append(f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(names)}")
+    differing = [same for same in by_digest.values() if len({masks[index].digest for index in same}) > 1]
+    same_images = [" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing]
+    notices = [
+        (in_alpha, f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere"),
+        (turned, f"{some(turned, images, 'image')} {_is(turned)} rotated by the EXIF orientation"),
+        (grey, f"{some(grey, images, 'image')} {_is(grey)} grey; each gets {kind and kind.channels} equal channels"),
+        (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
+        (
+            len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1,
+            "every group has only one image; is group_pattern right?",
+        ),
+        (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
+        (void, f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}"),
+        (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
+    ]
+    report.notices += [text for holds, text in notices if holds]
 
 
 def _is(number: int) -> str:

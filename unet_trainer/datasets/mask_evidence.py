@@ -1,6 +1,7 @@
-"""What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours, noise.
+"""What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours, noise; and
+how often each class occurs.
 
-Each answer is for one question of mask_reading, which decides.
+Each answer of MaskEvidence is for one question of mask_reading, which decides.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import channels_of
+from unet_trainer.images.mask_coding import IGNORED, MaskCoding, channels_of, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
@@ -42,6 +44,9 @@ MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
 CHANNELS = ("red", "green", "blue")
 GROUP_WIDTH = 12  # colours within this distance of a more frequent one are shown with it; EDGE_WIDTH of masks saved as JPEG
 MAX_GROUPS = 64
+UNNAMED = "class 0"
+BACKGROUND_NAMES = ("background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others", "rest")
+NUM_SHOWN = 8  # classes in the line that describes them
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,8 @@ class MaskEvidence:
         self.masks = masks
         self.ignored = frozenset(ignored)  # by ignore_value
         self.left_out = self.ignored | set(set_aside)
-        self.counts: Counter[int] = Counter()  # pixels of each value
-        self.holders: Counter[int] = Counter()  # masks that hold each value
-        for mask in masks:
-            self.counts.update(mask.counts)
-            self.holders.update(mask.counts.keys())
+        self.counts = total_counts(masks)
+        self.holders = Counter(value for mask in masks for value in mask.counts)  # masks that hold each value
         for value in self.left_out:
             del self.counts[value], self.holders[value]
 
@@ -262,3 +264,88 @@ def swapped_palettes(masks: Sequence[MaskFacts]) -> dict[int, tuple[int, int]]:
             if known[1] != value:
                 swapped.setdefault(index, (known[0], colour))
     return swapped
+
+
+# How often each class occurs
+
+
+def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
+    """Pixels of each value in all masks."""
+    total: Counter[int] = Counter()
+    for mask in masks:
+        total.update(mask.counts)
+    return total
+
+
+def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
+    """Class id → number of pixels of a mask; includes IGNORED and UNKNOWN."""
+    return _pixels_of_ids(mask.counts, coding)
+
+
+def _pixels_of_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
+    pixels: Counter[int] = Counter()
+    values = tuple(sorted(counts))
+    for value, class_id in zip(values, _encoded(values, coding), strict=True):
+        pixels[class_id] += counts[value]
+    return dict(pixels)
+
+
+@lru_cache(maxsize=1024)
+def _encoded(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
+    """The class ids of values; most masks of a dataset hold the same ones."""
+    return tuple(coding.encode(np.array(values)).tolist())
+
+
+def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
+    """Share of each class id among the pixels that are not ignored."""
+    total = _pixels_of_ids(total_counts(masks), coding)
+    per_class = [total.get(class_id, 0) for class_id in range(num_ids)]
+    return [pixels / max(1, sum(per_class)) for pixels in per_class]
+
+
+def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
+    """Share of ignored pixels among all pixels."""
+    counts = total_counts(masks)
+    return _pixels_of_ids(counts, coding).get(IGNORED, 0) / max(1, sum(counts.values()))
+
+
+def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
+    """Whether class 0 is what no class is: by its name, or, if it has none, because most pixels are of it."""
+    if names[0] != UNNAMED:
+        return names[0].lower().strip("_ ") in BACKGROUND_NAMES
+    return shares[0] == max(shares)
+
+
+class ClassRow(NamedTuple):
+    """The file values that become a class, its name, and its share of the pixels that are not ignored."""
+
+    values: str
+    name: str
+    share: float
+
+
+def class_table(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
+    """A row for each class id."""
+    shares = class_shares(masks, coding, len(names))
+    return [ClassRow(coding.describe(index), name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
+
+
+def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> str:
+    """The table in one line, with the ignored share and the reason for the coding."""
+    table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
+    text = ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + " of pixels"
+    if ignored := ignored_share(masks, coding):
+        values = describe_ignored(coding)
+        text += f"; {values} {'is' if values == show_values(coding.ignored[:1]) else 'are'} ignored, {ignored:.1%} of all pixels"
+    return text + (f" ({coding.reason})" if coding.reason != "mask_values" else "")
+
+
+def describe_ignored(coding: MaskCoding) -> str:
+    """The values that are ignored."""
+    named = [show_values(coding.ignored)] if coding.ignored else []
+    return " and ".join([*named, "other values"] if coding.ignores_unknown or coding.tolerance else named)
+
+
+def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[str]:
+    """Names of the classes without any pixel."""
+    return [row.name for row in class_table(masks, coding, names) if row.share == 0]

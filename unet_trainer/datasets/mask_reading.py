@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from unet_trainer.config.parsers import MaskClass, MaskValues, implied_num_class
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.class_files import ClassFile, NamedClass
-from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, MaskEvidence
+from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, MaskEvidence, ValueGroup
 from unet_trainer.datasets.problems import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import COLOUR
@@ -107,7 +108,9 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
         assert asked is not None
         reason = "one for each of mask_values" if asked > 2 else "mask_values tells two classes apart"
         return ChosenClasses(_given_coding(config, evidence, ignores_unknown), asked, reason)
-    reading = _by_class_file(asked, evidence, class_file) or _by_values(asked, evidence)
+    reading = _by_class_file(asked, evidence, class_file)
+    if reading is None and len(evidence.seen) >= 2:
+        reading = next(_clear_readings(asked, evidence), None)
     if reading is None:
         return None
     ignored = (*sorted(evidence.ignored), *reading.ignored)
@@ -146,11 +149,9 @@ def _given_coding(config: Config, evidence: MaskEvidence, ignores_unknown: bool)
     tolerance = 0 if config.mask_tolerance == "auto" else config.mask_tolerance
     coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance)
     if config.mask_tolerance == "auto" and coding.values is not None and evidence.is_lossy:
-        known = _known_values(coding)
-        tolerance = _jpeg_tolerance(known)
-        if tolerance >= MIN_TOLERANCE and not set(evidence.seen) <= set(known):
-            reason = _tolerance_reason(tolerance)
-            coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance, reason)
+        tolerance = _jpeg_tolerance(coding.known_values)
+        if tolerance >= MIN_TOLERANCE and not set(evidence.seen) <= set(coding.known_values):
+            coding = replace(coding, tolerance=tolerance, reason=_tolerance_reason(tolerance))
     _check_tolerance(coding, evidence)
     return coding
 
@@ -164,38 +165,26 @@ def _tolerance_reason(tolerance: int) -> str:
     return f"masks saved as JPEG: the nearest value, if it is within {tolerance}; pixels between two are ignored"
 
 
-def _known_values(coding: MaskCoding) -> list[int]:
-    assert coding.values is not None
-    return [value for class_id in range(len(coding.values)) for value in coding.values_of(class_id)] + list(coding.ignored)
-
-
 def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     """Refuses a tolerance with which a value would belong to two classes, or many pixels to none."""
     if not coding.tolerance or coding.values is None:
         return
-    values = _known_values(coding)
-    most = largest_tolerance(values)
+    most = largest_tolerance(coding.known_values)
     if coding.tolerance > most:
-        pairs = [(other, one) for index, one in enumerate(values) for other in values[:index]]
-        one, other = min(pairs, key=lambda pair: distance(*pair))
+        raise DataError(f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes")
+    far = _far_values(coding, evidence)
+    if evidence.share(*far) > MAX_BLURRED:
+        named = [group.value for group in evidence.groups if group.value in far][:4]
         raise DataError(
-            f"mask_tolerance: got {coding.tolerance}; need at most {most}: {show_value(one)} and {show_value(other)} differ by "
-            f"{distance(one, other)} only"
-        )
-    blurred = _far_share(coding, evidence)
-    if blurred > MAX_BLURRED:
-        far = [group.value for group in evidence.groups if min(distance(group.value, value) for value in values) > coding.tolerance]
-        raise DataError(
-            f"mask_values: {blurred:.1%} of the pixels are within {coding.tolerance} (mask_tolerance) of no class, most of them "
-            f"near {show_values(far[:4])}; add these to mask_values or ignore_value, or save the masks as PNG"
+            f"mask_values: {evidence.share(*far):.1%} of the pixels are within {coding.tolerance} (mask_tolerance) of no class, "
+            f"most of them near {show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
         )
 
 
-def _far_share(coding: MaskCoding, evidence: MaskEvidence) -> float:
-    """Share of pixels farther than the tolerance from every value."""
+def _far_values(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:
+    """Those farther than the tolerance from every value of the coding."""
     ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
-    far = [value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED]
-    return evidence.share(*(value for value in far if value not in coding.ignored))
+    return {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(coding.ignored)
 
 
 # What is clear: by a class file
@@ -207,31 +196,27 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     if class_file is None or by_value is None:
         return None
     void = tuple(value for value, one in by_value.items() if one.is_void and value in evidence.counts)
-    if evidence.share(*void) > MAX_VOID:
-        return None
     classes = {value: one for value, one in by_value.items() if not one.is_void}
     num_named = len(classes)
     if class_file.has_colours and evidence.has_colours:  # colours that no mask has would be classes that nothing is learnt of
         classes = {value: one for value, one in classes.items() if _occurs(value, evidence)}
-    beyond = set(evidence.seen) - set(by_value)
+    num_classes = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
+    if evidence.share(*void) > MAX_VOID or not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
+        return None
+    order = list(classes)
+    if num_classes == 1:
+        order.sort(key=lambda value: (not classes[value].is_background, value != 0))
+    beyond, tolerance = set(evidence.seen) - set(by_value), 0
     if beyond == {VOID} and not evidence.has_colours:
         void = (*void, VOID)
-    elif beyond and not evidence.is_lossy:
-        return None
-    order, num_classes = list(classes), len(classes)
-    named = order
-    if len(classes) == 2 and asked in (None, 1):
-        order = sorted(classes, key=lambda value: (not classes[value].is_background, value != 0))
-        num_classes, named = 1, order[1:]
-    if not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
-        return None
-    tolerance = _jpeg_tolerance([*order, *void]) if beyond - {VOID} else 0
-    if beyond - {VOID} and tolerance < MIN_TOLERANCE:
-        return None
+    elif beyond:
+        tolerance = _jpeg_tolerance([*order, *void]) if evidence.is_lossy else 0
+        if tolerance < MIN_TOLERANCE:
+            return None
     name = class_file.path.name
     reason = f"by {name}" + (f"; {_tolerance_reason(tolerance)}" if tolerance else "")
     absent = f", {num_named - len(classes)} more occur in no mask" if num_named > len(classes) else ""
-    names = tuple(classes[value].name for value in named)
+    names = tuple(classes[value].name for value in (order[1:] if num_classes == 1 else order))
     count = f"{len(classes)} classes in {name}{absent}"
     return _of_each(order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names)
 
@@ -267,57 +252,45 @@ def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, 
 # What is clear: by the values alone
 
 
-def _by_values(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    """The reading if the values that occur allow only one. `asked` is num_classes, or None if it is open."""
-    rules = (_two_values, _objects_of_16_bits, _soft_edges, _class_ids, _in_order, _frequent_colours)
-    return next((found for rule in rules if len(evidence.seen) >= 2 and (found := rule(asked, evidence)) is not None), None)
-
-
-def _two_values(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    """0 and any other value or colour; black and white of a palette. Of two others either may be the background."""
-    seen, why = evidence.seen, "the masks hold two values"
-    if len(seen) != 2 or asked not in (None, 1, 2):
-        return None
-    by_shown = {evidence.shown.get(value): value for value in seen}
-    if by_shown.keys() == {BLACK, WHITE} and by_shown[BLACK] != 0:
-        reason = f"{by_shown[BLACK]} is black and {by_shown[WHITE]} white in their palette"
-        return _of_each([by_shown[BLACK], by_shown[WHITE]], reason, asked, num_classes_reason=f"{why}; {reason}")
-    return _of_each(seen, "two values", asked, num_classes_reason=why) if seen[0] == 0 else None
-
-
-def _objects_of_16_bits(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    seen = evidence.seen
-    are_objects = seen[0] == 0 and 255 < seen[-1] < COLOUR and (evidence.are_objects or len(seen) > MANY_IDS)
-    if asked not in (None, 1) or not are_objects:
-        return None
-    reason = "16-bit object ids: any value but 0 is foreground"
-    return Reading("nonzero", 1, reason, f"the masks hold ids of objects, up to {seen[-1]}")
-
-
-def _soft_edges(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    """Greys that soft edges or JPEG make of two values."""
-    threshold = evidence.edge_threshold() if asked in (None, 1) else None
-    if threshold is None:
-        return None
-    greys = f"greys around {evidence.seen[0]} and {evidence.seen[-1]}"
-    return Reading(f"above {threshold}", 1, f"{greys}, split at {threshold}", f"the masks hold {greys}")
-
-
-def _class_ids(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    """Ids from 0, with or without 255 as void."""
-    seen = evidence.seen
-    has_void = seen[-1:] == [VOID] and not evidence.ignored
+def _clear_readings(asked: int | None, evidence: MaskEvidence) -> Iterator[Reading]:
+    """The readings that the values leave no doubt about, of which the first is taken. `asked`: num_classes, None if it is open."""
+    seen, low, high, may_be_one = evidence.seen, evidence.seen[0], evidence.seen[-1], asked in (None, 1)
+    # 0 and any other value or colour; black and white of a palette. Of two others either may be the background.
+    if len(seen) == 2 and asked in (None, 1, 2):
+        why = "the masks hold two values"
+        by_shown = {evidence.shown.get(value): value for value in seen}
+        if by_shown.keys() == {BLACK, WHITE} and by_shown[BLACK] != 0:
+            reason = f"{by_shown[BLACK]} is black and {by_shown[WHITE]} white in their palette"
+            yield _of_each([by_shown[BLACK], by_shown[WHITE]], reason, asked, num_classes_reason=f"{why}; {reason}")
+        elif low == 0:
+            yield _of_each(seen, "two values", asked, num_classes_reason=why)
+    # Ids of objects that go beyond 8 bits.
+    if may_be_one and low == 0 and 255 < high < COLOUR and (evidence.are_objects or len(seen) > MANY_IDS):
+        reason = "16-bit object ids: any value but 0 is foreground"
+        yield Reading("nonzero", 1, reason, f"the masks hold ids of objects, up to {high}")
+    # Greys that soft edges or JPEG make of two values.
+    if may_be_one and (threshold := evidence.edge_threshold()) is not None:
+        greys = f"greys around {low} and {high}"
+        yield Reading(f"above {threshold}", 1, f"{greys}, split at {threshold}", f"the masks hold {greys}")
+    # Ids from 0, with or without 255 as void.
+    has_void = high == VOID and not evidence.ignored
     ids = seen[:-1] if has_void else seen
-    if len(ids) < 2 or (has_void and not evidence.is_beside_classes(VOID)):
-        return None
     num_ids = len(ids) if asked is None else max(2, asked)
-    if not set(ids) <= set(range(num_ids)) or (asked is None and not _are_classes(evidence, ids)):
-        return None
-    why = "the masks hold " + ("two values" if num_ids == 2 else f"ids 0 to {num_ids - 1}")
-    if has_void:
-        why = f"{why}; 255 beside them is taken as void"
-        return _of_each(range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,))
-    return _of_each(range(num_ids), "class ids", asked, num_classes_reason=why)
+    if len(ids) >= 2 and set(ids) <= set(range(num_ids)) and (asked is not None or _are_classes(evidence, ids)):
+        why = "the masks hold " + ("two values" if num_ids == 2 else f"ids 0 to {num_ids - 1}")
+        if not has_void:
+            yield _of_each(range(num_ids), "class ids", asked, num_classes_reason=why)
+        elif evidence.is_beside_classes(VOID):
+            why += "; 255 beside them is taken as void"
+            yield _of_each(range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,))
+    # As many greys as classes, in the order of their brightness; so are ids from 1.
+    if asked is not None and asked > 1 and len(seen) == asked and high < COLOUR:
+        yield _of_each(seen, f"{asked} values, in their order", asked)
+    is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1)) and not evidence.may_be_trimap
+    if asked is None and is_from_1 and _are_classes(evidence, seen):
+        yield _of_each(seen, f"ids 1 to {high}, in their order", num_classes_reason=f"the masks hold ids 1 to {high}")
+    if evidence.is_lossy:
+        yield from _frequent_colours(asked, evidence)
 
 
 def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
@@ -330,33 +303,20 @@ def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
     return has_void or not evidence.last_may_be_void
 
 
-def _in_order(asked: int | None, evidence: MaskEvidence) -> Reading | None:
-    """As many greys as classes are in the order of their brightness; so are ids from 1."""
-    seen = evidence.seen
-    if seen[-1] >= COLOUR:
-        return None
-    if asked is not None and asked > 1 and len(seen) == asked:
-        return _of_each(seen, f"{asked} values, in their order", asked)
-    is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1)) and not evidence.may_be_trimap
-    if asked is None and is_from_1 and _are_classes(evidence, seen):
-        return _of_each(seen, f"ids 1 to {len(seen)}, in their order", num_classes_reason=f"the masks hold ids 1 to {len(seen)}")
-    return None
-
-
-def _frequent_colours(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+def _frequent_colours(asked: int | None, evidence: MaskEvidence) -> Iterator[Reading]:
     """Of masks saved as JPEG, the most frequent colours, if others are far less frequent and the order of the classes is clear."""
-    num_ids, groups = max(2, asked or 1), evidence.groups if evidence.is_lossy else []
-    if len(groups) < num_ids or (len(groups) > num_ids and LESS_FREQUENT * groups[num_ids].pixels > groups[num_ids - 1].pixels):
-        return None
+    num_ids, groups = max(2, asked or 1), evidence.groups
     values = sorted(group.value for group in groups[:num_ids])
     is_on_black = num_ids == 2 and max(channels_of(values[0])) <= NEARLY_BLACK
-    if not is_on_black and (values[-1] >= COLOUR or asked is None or num_ids == 2):
-        return None
+    has_order = is_on_black or (asked is not None and num_ids > 2 and values[-1] < COLOUR)
+    has_others = len(groups) > num_ids and LESS_FREQUENT * groups[num_ids].pixels > groups[num_ids - 1].pixels
     tolerance = _jpeg_tolerance(values)
-    if tolerance < MIN_TOLERANCE or _far_share(given_coding(_listed(values), tolerance=tolerance), evidence) > MAX_BLURRED:
-        return None
-    why = f"the masks hold {show_values(values)}"
-    return _of_each(values, _tolerance_reason(tolerance), asked or 1, num_classes_reason=why, tolerance=tolerance)
+    if len(values) < num_ids or has_others or not has_order or tolerance < MIN_TOLERANCE:
+        return
+    far = _far_values(given_coding(_listed(values), tolerance=tolerance), evidence)
+    if evidence.share(*far) <= MAX_BLURRED:
+        why = f"the masks hold {show_values(values)}"
+        yield _of_each(values, _tolerance_reason(tolerance), asked or 1, num_classes_reason=why, tolerance=tolerance)
 
 
 # What has to be asked
@@ -369,16 +329,14 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
         choice = reading.choice(evidence.ignored)
         if _trains(config, evidence, choice):
             choices.setdefault(value_text(to_plain(dict(choice.settings))), choice)
-    found = list(choices.values())
-    message = "mask_values: auto cannot tell what the values in the masks mean"
-    if config.num_classes != "auto":
+    found, lines = list(choices.values()), ["mask_values: auto cannot tell what the values in the masks mean"]
+    if (number := config.num_classes) != "auto":
         if not evidence.are_objects:
-            found.sort(key=lambda choice: choice.settings["num_classes"] != config.num_classes)
-        number = config.num_classes
+            found.sort(key=lambda choice: choice.settings["num_classes"] != number)
         accepted = f"the ids 0 to {number - 1} or any {number} greys" if number > 1 else "{0, 1}, {0, 255} or 0 and any other value"
-        message += f"; num_classes: {number} accepts {accepted}"
-    hint = _hint(evidence)
-    return Question("\n  ".join([message, hint] if hint else [message]), *found[:MAX_CHOICES], table=_table(evidence, names))
+        lines[0] += f"; num_classes: {number} accepts {accepted}"
+    lines += [text for holds, text in _hints(evidence) if holds][:1]
+    return Question("\n  ".join(lines), *found[:MAX_CHOICES], table=_table(evidence, names))
 
 
 def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
@@ -396,69 +354,69 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
     return UNKNOWN not in present and len(present - {IGNORED}) >= 2
 
 
+def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
+    """What the values look like, and what to ask then: the first that holds."""
+    seen, last = evidence.seen, show_value(evidence.seen[-1])
+    covered = sum(pixels for _, pixels in evidence.counts.most_common(NUM_SHOWN))
+    looks_like_objects = "nearly each is one piece, and masks with more of them hold those of the others too"
+    yield evidence.are_objects, f"They look like ids of objects: {looks_like_objects}"
+    is_photo = covered < FEW_COVERED * evidence.total and not evidence.has_regions
+    yield is_photo, "They look like those of photographs; is mask_dir the folder of the masks?"
+    is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
+    yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
+    yield len(seen) == 2, "Which of the two is the background?"
+    void = "is it void (pixels to ignore), or a class?"
+    yield evidence.has_outlying_void, f"255 is far from the other values: {void}"
+    yield seen[-1] < COLOUR and evidence.last_may_be_void, f"{last} is rare, thin and beside other values: {void}"
+
+
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     """The most frequent values, those close to one of them with it, and those that occur in one mask only."""
     noise = [] if evidence.are_objects else evidence.noise
     others = evidence.without(noise)
-    rows: dict[int, str] = {}
-    if (evidence.has_colours and evidence.id_channel is None) or evidence.is_lossy:
-        groups = (next(iter(_frequent_groups(others)), []) if evidence.is_lossy else others.groups)[:NUM_SHOWN]
-        for group in groups:
-            near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
-            rows[group.value] = f"{show_value(group.value)}: {group.pixels / evidence.total:.2%} of pixels{near}"
-        num_shown = sum(group.num_values for group in groups)
+    if evidence.is_lossy:
+        groups = next(iter(_frequent_groups(others)), [])
+    elif evidence.has_colours and evidence.id_channel is None:
+        groups = others.groups
     else:
-        shown = [value for value, _ in others.counts.most_common(NUM_SHOWN)]
-        rows = {value: f"{show_value(value)}: {evidence.share(value):.2%} of pixels" for value in shown}
-        num_shown = len(shown)
-    num_masks = counted(len(evidence.masks), "mask")
-    lines = [f"{rows[value]}, in {evidence.holders[value]} of {num_masks}" for value in sorted(rows)]
-    if num_shown + len(noise) < len(evidence.seen):
+        groups = [ValueGroup(value, 1, pixels) for value, pixels in others.counts.most_common(NUM_SHOWN)]
+    groups, num_masks, lines = groups[:NUM_SHOWN], counted(len(evidence.masks), "mask"), []
+    for group in sorted(groups, key=lambda group: group.value):
+        near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
+        share = f"{group.pixels / evidence.total:.2%} of pixels{near}"
+        lines.append(f"{show_value(group.value)}: {share}, in {evidence.holders[group.value]} of {num_masks}")
+    if sum(group.num_values for group in groups) + len(noise) < len(evidence.seen):
         lines.append(f"… {len(evidence.seen)} values in all (check --json FILE lists them)")
-    if noise:
-        by_mask: dict[str, list[int]] = {}
-        for value in noise:
-            holder = next(name for name, mask in zip(names, evidence.masks, strict=True) if value in mask.counts)
-            by_mask.setdefault(holder, []).append(value)
-        named = [f"{show_values(values[:6])} in {name}" for name, values in by_mask.items()]
-        lines.append(f"In one mask only, perhaps noise: {first_few(named, 3)}")
-    return lines
-
-
-def _hint(evidence: MaskEvidence) -> str:
-    seen = evidence.seen
-    covered = sum(pixels for _, pixels in evidence.counts.most_common(NUM_SHOWN))
-    if evidence.are_objects:
-        return "They look like ids of objects: nearly each is one piece, and masks with more of them hold those of the others too"
-    if covered < FEW_COVERED * evidence.total and not evidence.has_regions:
-        return "They look like those of photographs; is mask_dir the folder of the masks?"
-    if seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID):
-        return f"{VOID} occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
-    if len(seen) == 2:
-        return "Which of the two is the background?"
-    if evidence.has_outlying_void:
-        return f"{VOID} is far from the other values: is it void (pixels to ignore), or a class?"
-    if seen[-1] < COLOUR and evidence.last_may_be_void:
-        return f"{seen[-1]} is rare, thin and beside other values: is it void (pixels to ignore), or a class?"
-    return ""
+    held = [(name, [value for value in noise if value in mask.counts]) for name, mask in zip(names, evidence.masks, strict=True)]
+    named = [f"{show_values(values[:6])} in {name}" for name, values in held if values]
+    return lines + ([f"In one mask only, perhaps noise: {first_few(named, 3)}"] if named else [])
 
 
 def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[Reading]:
     """Every reading that a person may mean, the most likely first."""
-    seen = evidence.seen
-    low, high = seen[0], seen[-1]
+    seen, low, high = evidence.seen, evidence.seen[0], evidence.seen[-1]
+    last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
     yield from _some_of_class_file(evidence, class_file)
     yield from _without_noise(evidence)
-    if evidence.has_outlying_void:
-        yield from _last_as_void(evidence, "a class for each id; 255")
+    if evidence.has_outlying_void and last_is_void:
+        yield replace(last_is_void[0], reason="a class for each id; 255 is ignored")
     if len(seen) == 2:
         yield from _either_order(evidence, seen)
     elif len(seen) == 3:
-        yield from _of_three(evidence)
+        yield from _of_three(evidence, last_is_void)
     if high < COLOUR:
-        yield from _ids_with_void_or_gaps(evidence)
+        ids = [value for value in seen if value != VOID]
+        void, is_dense = (VOID,) if high == VOID else (), ids == list(range(len(ids)))
+        if evidence.last_may_be_void and not (is_dense and void):
+            yield from last_is_void
+        if is_dense and len(ids) > 2:
+            yield _of_each(ids, f"ids of {len(ids)} classes{'; 255 is ignored' if void else ''}", ignored=void)
+        elif len(ids) > 3 and ids[-1] < min(2 * len(ids), MAX_CLASSES) and not evidence.are_objects:
+            absent = [value for value in range(ids[-1]) if value not in evidence.counts]
+            meaning = f"ids of {ids[-1] + 1} classes; no mask has {show_values(absent[:8])}" + (" …" if len(absent) > 8 else "")
+            yield _of_each(range(ids[-1] + 1), meaning + ("; 255 is ignored" if void else ""), ignored=void)
     elif evidence.id_channel and len(seen) <= MAX_LISTED:
         yield _of_each(seen, f"the {evidence.id_channel} channel holds ids of {len(seen)} classes")
     if evidence.is_lossy:
@@ -474,57 +432,33 @@ def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator
         yield Reading(f"above {(low + high) // 2}", 1, "brighter is foreground")
 
 
-def _either_order(evidence: MaskEvidence, values: Sequence[int], **others: Any) -> Iterator[Reading]:
+def _either_order(evidence: MaskEvidence, values: Sequence[int], *ignored: int) -> Iterator[Reading]:
     """Two values, the more frequent one as the background first."""
-    background, foreground = sorted(values, key=lambda value: -evidence.counts[value])
-    for order in ((background, foreground), (foreground, background)):
-        beyond = f", {show_values(set(evidence.seen) - set(order))} is ignored" if others else ""
-        yield _of_each(order, f"{show_value(order[0])} is background, {show_value(order[1])} is foreground{beyond}", **others)
+    beyond = f", {show_values(ignored)} is ignored" if ignored else ""
+    for background, foreground in permutations(sorted(values, key=lambda value: -evidence.counts[value])):
+        meaning = f"{show_value(background)} is background, {show_value(foreground)} is foreground{beyond}"
+        yield _of_each([background, foreground], meaning, ignored=ignored)
 
 
-def _of_three(evidence: MaskEvidence) -> Iterator[Reading]:
+def _of_three(evidence: MaskEvidence, last_is_void: Sequence[Reading]) -> Iterator[Reading]:
     """A trimap, or two codings of one foreground, or three classes."""
     low, middle, high = evidence.seen
     three = _of_each(evidence.seen, "three classes")
     if low == 0 and high == VOID and not evidence.is_beside_classes(VOID):
         yield Reading((0, as_written([middle, high])), 1, f"{show_value(middle)} and {high} are both foreground")
-        yield _of_each([low, middle], f"{high} is ignored", ignored=(high,))
+        yield from last_is_void
         return
     if low != 0:
         if not evidence.may_be_trimap:
             yield three
-        yield from _either_order(evidence, [low, middle], ignored=(high,))
+        yield from _either_order(evidence, [low, middle], high)
     elif high < COLOUR and (high == 2 or evidence.last_may_be_void):
-        yield from _last_as_void(evidence)
+        yield from last_is_void
     yield three
     if low == 0 and high != 2:
         for foreground, void in ((high, middle), (middle, high)):
             meaning = f"{show_value(foreground)} is foreground, {show_value(void)} is ignored"
             yield _of_each([low, foreground], meaning, ignored=(void,))
-
-
-def _last_as_void(evidence: MaskEvidence, what: str = "") -> Iterator[Reading]:
-    *ids, last = evidence.seen
-    if 2 <= len(ids) <= MAX_CLASSES:
-        yield _of_each(ids, f"{what or last} is ignored", ignored=(last,))
-
-
-def _ids_with_void_or_gaps(evidence: MaskEvidence) -> Iterator[Reading]:
-    """Ids of classes from 0, with 255 or the last one as void, or with ids that no mask has."""
-    ids = [value for value in evidence.seen if value != VOID]
-    void = (VOID,) if evidence.seen[-1] == VOID else ()
-    is_dense = ids == list(range(len(ids)))
-    if is_dense and len(ids) > 2 and void:
-        yield _of_each(ids, f"ids of {len(ids)} classes; 255 is ignored", ignored=void)
-        return
-    if evidence.last_may_be_void:
-        yield from _last_as_void(evidence)
-    if is_dense and len(ids) > 2:
-        yield _of_each(ids, f"ids of {len(ids)} classes")
-    elif len(ids) > 3 and ids[-1] < min(2 * len(ids), MAX_CLASSES) and not evidence.are_objects:
-        absent = [value for value in range(ids[-1]) if value not in evidence.counts]
-        meaning = f"ids of {ids[-1] + 1} classes; no mask has {show_values(absent[:8])}" + (" …" if len(absent) > 8 else "")
-        yield _of_each(range(ids[-1] + 1), meaning + ("; 255 is ignored" if void else ""), ignored=void)
 
 
 def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Reading]:

@@ -140,8 +140,7 @@ class MaskFacts:
 Facts = TypeVar("Facts", ImageFacts, MaskFacts)
 
 
-@dataclass(frozen=True)
-class PairFacts:
+class PairFacts(NamedTuple):
     """The facts of each file, or the reason why it cannot be used."""
 
     image: ImageFacts | str

@@ -57,6 +57,11 @@ class MaskCoding:
         assert self.values is not None
         return (self.values[class_id], *(self.merged[class_id] if self.merged else ()))
 
+    @property
+    def known_values(self) -> list[int]:
+        """Of all classes, and those that are ignored; only where classes are told by value."""
+        return [value for value, _ in self._known()]
+
     def encode(self, mask: Pixels) -> Pixels:
         """H,W values of a file → H,W uint8 ids, with IGNORED and UNKNOWN."""
         if mask.dtype == np.uint8 and mask.ndim == 2:

@@ -17,19 +17,18 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.class_statistics import class_ids, total_counts
 from unet_trainer.datasets.dataset_report import DatasetReport, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.file_tree import resolved
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import depth_of, describe_reading
-from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, total_counts
 from unet_trainer.datasets.mask_reading import choose_classes
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.split_csv import listed_contents, listed_images, read_split_csv
+from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,17 +22,12 @@ FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
 PLAIN_SECONDS = 20.0  # after which the plain loop ends
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """Images per second; None: not measured."""
 
     reading: float
     forward: float
     plain: float | None
-
-    @property
-    def bound(self) -> float:
-        return min(self.reading, self.forward)
 
 
 def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:

@@ -138,11 +138,9 @@ class PageHandler(LocalHandler):
 
     def _predict(self, pair: Pair | None, data: bytes) -> bytes:
         predictor = self.server.predictor
-        if pair is None:
-            result = predict_for_page(predictor, decode_for_page(data, predictor.spec.image), on_progress=self._on_progress)
-        else:
-            result = predict_pair(predictor, pair, self._on_progress)
-        return result.to_bytes(predictor.engine.description)
+        if pair is not None:
+            return predict_pair(predictor, pair, self._on_progress)
+        return predict_for_page(predictor, decode_for_page(data, predictor.spec.image), on_progress=self._on_progress)
 
     def _on_progress(self, num_done: int, num_tiles: int) -> None:
         self.server.progress = (num_done, num_tiles)

@@ -16,8 +16,8 @@ from unet_trainer import __version__
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.datasets.class_statistics import class_table, ignored_share
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.datasets.pairs import path_in
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes
