@@ -136,7 +136,7 @@ def forked_map(
         for _ in range(num_children):
             give_next()
         while children:
-            ready = multiprocessing.connection.wait(list(children), POLL_SECONDS)
+            ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
             for connection, child in list(children.items()):
                 if connection in ready:
                     outcome = child.receive()
