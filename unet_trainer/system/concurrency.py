@@ -133,7 +133,7 @@ def forked_map(
             child.send(index)
 
     try:
-        for _ in range(num_children):
+        for _ in range(max(1, num_children)):
             give_next()
         while children:
             ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
