@@ -93,7 +93,7 @@ def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool
     """The rows that make sense on this hardware, the baseline first."""
     plain = {"use_amp": False, "compile_model": False, "channels_last": False}
     amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "compile_model": False, "channels_last": True}
-    rows = [  # name, settings, whether it suits the hardware, whether --quick has it
+    rows: list[tuple[str, dict[str, Any], bool, bool]] = [  # and whether it suits the hardware, and --quick has it
         ("Baseline (float32)", plain, True, True),
         ("float32 + compiled", {**plain, "compile_model": True}, not on_gpu, True),
         ("AMP", amp, on_gpu or has_bfloat16, True),
