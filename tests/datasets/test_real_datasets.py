@@ -29,7 +29,6 @@ from helpers.mask_files import (
     soft,
     transparent,
     trimap,
-    voc,
     with_last_ignored,
     with_void,
     write_dataset,
@@ -83,14 +82,10 @@ def white_on_black(index):
 
 # Name → (mask file, extension, settings, mask_values and ignore_value in config.yaml, class ids of each pixel)
 MASK_KINDS = {
-    "0 and 1": (blob, "png", {}, (0, 1), None, blob),
     "0 and 255": (lambda i: blob(i) * 255, "png", {}, (0, 255), None, blob),
     "two values, given": (lambda i: blob(i) * 100 + 38, "png", {"mask_values": [138, 38]}, (138, 38), None, lambda i: 1 - blob(i)),
     "black on transparent": (lambda i: transparent(blob(i), 0), "png", {}, (0, 255), None, blob),
-    "grey as RGB": (lambda i: colour(blob(i), [(0, 0, 0), (255, 255, 255)]), "png", {}, (0, 255), None, blob),
     "tiff": (lambda i: blob(i) * 255, "tif", {}, (0, 255), None, blob),
-    "ids and void, found": (lambda i: with_void(rings(i)), "png", {}, (0, 1, 2), 255, lambda i: with_void(rings(i))),
-    "ids 0 to 20 and void as in VOC, found": (voc, "png", {}, tuple(range(21)), 255, voc),
     "ids of which two are one class and two are ignored": (
         bands,
         "png",
@@ -107,8 +102,6 @@ MASK_KINDS = {
         None,
         lambda i: with_last_ignored(rings(i), 2),
     ),
-    "0, 1 and void": (lambda i: with_void(blob(i)), "png", {}, (0, 1), 255, lambda i: with_void(blob(i))),
-    "as many greys as classes": (lambda i: rings(i) * 120, "png", {"num_classes": 3}, (0, 120, 240), None, rings),
     "palette by index": (
         lambda i: palette(rings(i), [(9, 9, 9), (200, 0, 0), (0, 90, 0)]),
         "png",
@@ -118,7 +111,6 @@ MASK_KINDS = {
         rings,
     ),
     "white first in the palette, as quantize writes it": (lambda i: white_on_black(i).quantize(2), "png", {}, (0, 1), None, blob),
-    "white first in the palette of a TIFF": (lambda i: white_on_black(i).quantize(2), "tif", {}, (0, 1), None, blob),
     "white and black first in the palettes of different files": (
         lambda i: palette(blob(i) ^ i % 2, [(0, 0, 0), (255, 255, 255)][:: -1 if i % 2 else 1]),
         "png",
@@ -160,7 +152,6 @@ MASK_KINDS = {
         None,
         lambda i: objects(i, 3) > 0,
     ),
-    "few small ids in 16 bit": (lambda i: rings(i).astype(np.uint16), "png", {}, (0, 1, 2), None, rings),
     "soft edges": (soft, "png", {}, "above 127", None, lambda i: soft(i) > 127),
 }
 
@@ -421,8 +412,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("kind", MISSING)
-@pytest.mark.parametrize("fit", ["resize", "crop"])
+@pytest.mark.parametrize(("kind", "fit"), zip(MISSING, ["resize", "crop"] * 3, strict=False))
 def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kind, fit, prepare, tmp_path):
     write, mark = MISSING[kind]
     arrays = write_images(tmp_path / "data", write)
@@ -517,11 +507,7 @@ def test_values_that_are_data_are_not_taken_for_marks(kind, prepare, tmp_path):
 
 @pytest.mark.parametrize(
     ("write", "clean"),
-    [
-        (missing_file(-9999), missing_file(-9999, with_data=False)),
-        (missing_file(-9999, tagged=True), None),
-        (near_infrared, None),
-    ],
+    [(missing_file(-9999), missing_file(-9999, with_data=False)), (near_infrared, None)],
 )
 def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(write, clean, tiny_config, tmp_path, capsys):
     write_images(tmp_path / "data", write)
