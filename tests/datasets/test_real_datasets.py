@@ -412,7 +412,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("kind", "fit"), zip(MISSING, ["resize", "crop"] * 3, strict=False))
+@pytest.mark.parametrize(("kind", "fit"), list(zip(MISSING, ["resize", "crop"] * 3, strict=False)))
 def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kind, fit, prepare, tmp_path):
     write, mark = MISSING[kind]
     arrays = write_images(tmp_path / "data", write)
