@@ -9,7 +9,7 @@ from helpers.jobs import ForkedJob
 from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
-from unet_trainer.datasets import shard_files
+from unet_trainer.datasets import shard_store
 from unet_trainer.images.file_bytes import open_stores
 from unet_trainer.inference.evaluation_data import find_validation_pairs
 
@@ -63,7 +63,7 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
 
 
 def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, monkeypatch):
-    monkeypatch.setattr(shard_files, "WAITS", (0.01,) * 6)
+    monkeypatch.setattr(shard_store, "WAITS", (0.01,) * 6)
     server.faults.extend([503, "cut", "garbage", 0.3, "hang up", "whole", 500])
     assert_same(run("files", num_workers=2), run("remote", data_dir=server.url, num_workers=2))
     assert not server.faults
@@ -80,7 +80,7 @@ def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
 def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, shards, tmp_path, monkeypatch):
     from unet_trainer.config.errors import UserError
 
-    monkeypatch.setattr(shard_files, "WAITS", (0.01,))
+    monkeypatch.setattr(shard_store, "WAITS", (0.01,))
     server.every = (1, 404)
     with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
         run("gone", data_dir=server.url)
@@ -103,7 +103,7 @@ def test_a_run_that_moves_from_files_to_shards_and_back_keeps_its_bits(run, shar
 
 
 def test_two_processes_train_from_shards_to_the_same_bits_as_from_files(tiny_config, shards, tmp_path):
-    settings = {**tiny_config, "batch_size": 2, "num_workers": 2}
+    settings = {**tiny_config, "batch_size": 2, "num_epochs": 1}
     jobs = {
         name: ForkedJob({**settings, "data_dir": str(data_dir), "run_name": name}, tmp_path / f"job_{name}")
         for name, data_dir in (("files", tiny_config["data_dir"]), ("shards", shards))

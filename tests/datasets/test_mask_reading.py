@@ -331,15 +331,6 @@ def test_what_the_user_ignores_stays_ignored():
     assert "9: " not in str(question)
 
 
-def test_masks_saved_as_jpeg_are_shown_by_their_main_colours():
-    counts = {0: 8000, 1: 500, 2: 100, RED: 600, RED - 0x020000: 50, BLUE: 500, COLOUR + 0x800000: 9}
-    question = ask(masks_of(*[counts] * 4, is_lossy=True))
-    assert "  [255, 0, 0]: 6.66% of pixels, with 1 value close to it, in 4 of 4 masks\n" in str(question)
-    assert "  [128, 0, 0]: " not in str(question)
-    assert settings_of(question)[0] == {"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}
-    assert question.choices[0].meaning.startswith("a class for each of the 3 most frequent, ")
-
-
 # Class files
 
 
