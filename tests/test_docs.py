@@ -22,8 +22,10 @@ from train_unet import main
 from unet_trainer import load
 from unet_trainer.commands import COMMANDS, bench, machine, runs, try_model
 from unet_trainer.commands.export import FORMATS
+from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, to_markdown
+from unet_trainer.training.step_probe import StepProbe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 USING = ROOT / "docs/using-a-model.md"
@@ -77,8 +79,10 @@ def test_every_command_that_trains_or_looks_at_data_runs(tiny_data, tmp_path, mo
     shutil.copytree(ROOT / "configs", "configs")  # check writes a config there
     Path("data").mkdir()
     Path("data/mine").symlink_to(tiny_data)
-    monkeypatch.setattr(bench, "choose_trials", lambda *given, choose=bench.choose_trials: choose(*given)[:1])  # a row is enough
-    monkeypatch.setattr(machine, "try_compiling", lambda device: {})  # takes a while, and has tests of its own
+    # What takes a while has tests of its own.
+    monkeypatch.setattr(bench, "bench", lambda *given: [])
+    monkeypatch.setattr(machine, "try_compiling", lambda device: {})
+    monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: StepCost(0.01, 0.001, 0))
     for words in ALL_WORDS:
         words = [re.sub("num_epochs=150", "num_epochs=2", word) for word in words]
         if words[0] not in USE_A_MODEL:

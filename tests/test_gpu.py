@@ -53,8 +53,7 @@ def make_components(compiled=False, batch_size=8, side=128, floats=False, **sett
     components = tiny_components(num_batches=8, settings=resolved)
     if compiled:
         batch = make_batch(batch_size, side, floats=floats)
-        steps = components.train_step, components.eval_step
-        assert compile_steps(*steps, batch, batch, components.begin_phases()).failure is None
+        assert compile_steps(components, batch, batch).failure is None
     components.set_training_mode(0)
     return components
 
@@ -150,8 +149,7 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     step, batches = components.eval_step, [make_native_batch(seed) for seed in range(4)]
     step.num_parts = num_parts
     if compiled:
-        steps = components.train_step, step
-        assert compile_steps(*steps, make_batch(), batches[0], components.begin_phases()).failure is None
+        assert compile_steps(components, make_batch(), batches[0]).failure is None
     step.segmenter.eval()
     step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
     metrics = step.new_metrics()

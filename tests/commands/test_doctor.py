@@ -133,7 +133,7 @@ def test_absent_classes_are_warnings_and_the_config_is_reviewed(tried, tiny_conf
     assert run(*words(values)) == 0
     out = capsys.readouterr().out
     assert "Warning: no pixel of class 2 in any mask" in out
-    assert "⚠ num_workers  50 processes share " in out
+    assert "⚠ num_workers  50: more processes than cores" in out
     assert "Ready to train, 2 warnings.\n" in out
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
+import torch
 
-from helpers.checkpoints import random_segmenter, save_model, small_segmenter, small_spec
+from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_spec
 from train_unet import main
-from unet_trainer.commands.export import FORMATS, choose_target, export
+from unet_trainer.commands.export import choose_target
 from unet_trainer.config.errors import UserError
 from unet_trainer.inference import export as exports
 from unet_trainer.inference.export import SMP_FILES
-from unet_trainer.system.console import Console
 
 SPEC = small_spec()
 
@@ -43,7 +42,7 @@ def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Exporting checkpoints/demo/best.pt as a program of torch.export; runs with torch alone ..."
     assert lines[1:3] == ["  Model:      unet, resnet18, epoch 3, val IoU 0.5000", "  Classes:    background, foreground"]
-    assert lines[3].startswith("  Compared:   5 batches of 1 to 3 images, 64×64 to 160×96: logits reach ")
+    assert lines[3].startswith("  Compared:   images: 1 of 64×64, 2 of 96×64, 3 of 160×96, ")
     assert lines[4] == f"  Written:    checkpoints/demo/model.pt2 ({(run / 'model.pt2').stat().st_size / 1e6:.1f} MB)"
     assert len(lines) == 5
 
@@ -84,24 +83,34 @@ def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkey
     assert [file.name for file in run.iterdir()] == ["best.pt"]
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-def test_a_place_that_cannot_be_written_to_is_told(format_name, run, monkeypatch):
+def test_a_place_that_cannot_be_written_to_is_told(run, monkeypatch, capsys):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("unet_trainer.commands.export._exporter", lambda name: refuse)
-    with pytest.raises(UserError, match=r"--out: checkpoints/demo/model\S* cannot be written \(Permission denied\)"):
-        export("demo", format_name, None, False, Path("checkpoints"), Console())
+    monkeypatch.setattr(exports, "export_pt2", refuse)
+    expected = "--out: checkpoints/demo/model.pt2 cannot be written (Permission denied)"
+    assert answer(capsys, "demo", "--format", "pt2").startswith(expected)
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_in_one_line(package, run, capsys, monkeypatch):
+def test_raw_weights_are_those_of_the_last_state(run, capsys):
+    """best.pt holds averaged weights; last.pt both."""
+    last = small_segmenter(SPEC, seed=1)
+    save_model(run / "last.pt", last)
+    assert main(["export", "demo", "--format", "pt2", "--raw"]) == 0
+    assert "Exporting checkpoints/demo/last.pt as " in (said := capsys.readouterr().out)
+    assert "raw weights, epoch 3" in said
+    images = random_batch(SPEC, 1, 64, 64)
+    network = torch.export.load(run / "model.pt2").module()
+    assert torch.allclose(network(images.permute(0, 3, 1, 2).float()), last(images), atol=1e-4)
+
+
+def test_a_missing_package_is_named_in_one_line(run, capsys, monkeypatch):
     pytest.importorskip("onnxruntime", reason="another would be named")
     pytest.importorskip("onnxscript", reason="another would be named")
-    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert (
         answer(capsys, "demo")
-        == f"{package} is not installed; exported models need: python -m pip install -r requirements-export.txt"
+        == "onnxscript is not installed; exported models need: python -m pip install -r requirements-export.txt"
     )
 
 

@@ -192,13 +192,6 @@ def test_what_the_user_can_mend_is_told_in_one_message(here, capsys, words, mess
     assert not (here / "out").exists()
 
 
-def test_results_of_the_same_name_are_refused_before_anything_is_written(here, capsys):
-    (here / "images/a.jpg").write_bytes(cv2_bytes(".jpg", np.zeros((9, 9, 3), np.uint8)))
-    assert main(["predict", "binary", "images", "--out", "out"]) == 2
-    assert "images/a.jpg and images/a.png: both would be a.png" in capsys.readouterr().err
-    assert not (here / "out").exists()
-
-
 def test_masks_of_the_dataset_are_never_overwritten(here, capsys):
     (here / "masks").mkdir()
     truth = cv2_bytes(".png", np.zeros((40, 60), np.uint8))
@@ -306,13 +299,6 @@ def test_results_are_not_written_among_the_images_unless_that_is_said_and_the_da
     said = capsys.readouterr().out
     assert said.count("10 results of predict left out, such as images/a.png") == 1
     assert "Pairs:      5 (images/ + masks/, same names)" in said
-
-
-def test_images_at_a_scale_far_from_trainings_are_told_once(here, models, capsys):
-    write_model(here / "small/best.pt", source_sides=(4.0, 8.0), image_size=(32, 32))
-    assert main(["predict", "small", "images", "--out", "out"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("2 images are seen at a scale far from training's: 60×40 pixels become 32×32, scaled by 0.65") == 1
 
 
 def test_a_mask_matches_the_image_as_it_is_displayed(here):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
+from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, load_config
+from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, check_trackers, check_url, load_config
 from unet_trainer.config.parsers import doubled, near_miss, seconds_of, tile_side
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
@@ -394,6 +395,23 @@ def test_durations_near_misses_and_tiles():
     for raw in ("100", "x", 0, 8224, True):
         with pytest.raises(UserError, match=r"--tile: got .*; need a multiple of 32 from 32 to 8192"):
             tile_side(raw, "--tile")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: check_trackers(load_config({"mlflow": True})), "mlflow: the package is not installed; pip install mlflow, or set"),
+        (lambda: check_url("data_dir", "s3://bucket/mine"), "data_dir: s3:// needs the package s3fs: pip install s3fs"),
+    ],
+)
+def test_a_missing_package_is_one_message_with_what_to_install(check, message, monkeypatch):
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    check_trackers(load_config({}))
+    for place in ("data/mine", "s3:/bucket", "ftp://host/mine", "://", ""):
+        check_url("data_dir", place)
+    with pytest.raises(UserError) as raised:
+        check()
+    assert str(raised.value).startswith(message)
 
 
 # Fuzz

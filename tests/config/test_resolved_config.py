@@ -18,11 +18,10 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig
-from unet_trainer.config.schema import FIELDS, Config, as_dict, explanations
+from unet_trainer.config.schema import Config, as_dict, explanations
 
 
 def test_a_change_is_taken_with_its_reason():
@@ -102,21 +101,3 @@ def test_config_yaml_keeps_what_was_asked_of_the_machine_and_says_what_was_taken
     assert "mask_values: [0, 255]  # decided: all masks hold 0 and 255" in lines
     assert f"seed: 42  # {explanations()['seed']}" in lines
     assert f"run_name: mine  # {explanations()['run_name']}" in lines
-
-
-def test_config_yaml_runs_again(tmp_path):
-    settings = settings_of(TURING, use_amp=True, class_weights="auto", run_name="first", resume="auto")
-    file = tmp_path / "config.yaml"
-    file.write_text(settings.to_yaml("", run_name="second", resume=None), encoding="utf-8")
-    assert load_config(file) == dataclasses.replace(settings.repeatable(), run_name="second", resume=None)
-    assert settings.taken.run_name == "first"
-
-
-def test_every_setting_is_explained_by_value_source_and_reason():
-    settings = make_settings(batch_size=3)
-    explained = settings.explained()
-    assert set(explained) == set(FIELDS)
-    assert explained["batch_size"] == {"value": 3, "source": settings.decisions["batch_size"].source, "reason": ""}
-    assert explained["grad_clip"] == {"value": None, "source": "default", "reason": ""}
-    assert explained["device"]["source"] == "decided"
-    assert explained["device"]["reason"]

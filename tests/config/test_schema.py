@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import as_grey, implied_num_classes, parse_mask_values, split_values
-from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.parsers import implied_num_classes, parse_mask_values, split_values
 from unet_trainer.config.schema import (
     FIELDS,
     Config,
@@ -22,7 +21,6 @@ from unet_trainer.config.schema import (
     explanations,
     id_names,
     is_demo_dir,
-    to_plain,
     to_yaml,
 )
 
@@ -49,11 +47,6 @@ def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
     assert load_config({}) == load_config(as_dict(Config())) == Config()
     assert list(explanations()) == list(FIELDS)
     assert all(text and "\n" not in text for text in explanations().values())
-
-
-def test_sources_are_not_a_setting():
-    assert set(FIELDS) == {field.name for field in dataclasses.fields(Config)} - {"sources"}
-    assert Config(batch_size=4, sources={"batch_size": "file"}) == Config(batch_size=4)
 
 
 def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):
@@ -107,19 +100,6 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
 
 
-def test_plain_values_have_no_tuples_and_are_written_on_one_line():
-    assert to_plain((1, ("a", {"b": (2.0,)}), None)) == [1, ["a", {"b": [2.0]}], None]
-    written = {
-        "null": None,
-        "true": True,
-        "0.001": 0.001,
-        "'1e3'": "1e3",
-        "[1, [2, 3]]": [1, [2, 3]],
-        "{b: 1.0, a: 2}": {"b": 1.0, "a": 2},
-    }
-    assert {value_text(value): value for value in written.values()} == written
-
-
 # mask_values and ignore_value
 
 
@@ -152,11 +132,6 @@ def test_each_way_to_write_a_class_reads_as_these_values_and_reads_back_the_same
     config = load_config({"mask_values": [0, written], "ignore_value": 9})
     assert load_text(to_yaml(config, "")) == config
     assert list(split_values(config.mask_values[1])) == values
-
-
-def test_grey_colours_are_values():
-    assert as_grey((7, 7, 7)) == as_grey(7) == 7
-    assert as_grey((7, 7, 8)) == (7, 7, 8)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ def _break_compiler(rank):
     from unet_trainer.training import compilation
     from unet_trainer.training.compilation import Compilation
 
-    def compile_steps(train_step, *others):
+    def compile_steps(components, *batches):
+        train_step = components.train_step
         if int(os.environ["RANK"]) == rank:
             return Compilation("InductorError: no compiler")
         eager = train_step.forward

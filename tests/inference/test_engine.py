@@ -7,9 +7,7 @@ import torch
 
 from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_spec
-from unet_trainer.inference import engine as engine_module
 from unet_trainer.inference.engine import (
-    MAX_GRAPHS,
     NUM_BEFORE_CAPTURE,
     ForwardGraphs,
     SymmetricEngine,
@@ -113,34 +111,11 @@ def test_logits_are_the_mean_over_the_views_turned_back(engine):
 # CUDA graphs
 
 
-class FakeGraph:
-    def __init__(self, engine, shape, dtype):
-        self.shape, self.dtype = shape, dtype
-
-    def replay(self, images):
-        return self
-
-
 def test_on_a_cpu_the_engine_computes(engine):
     graphs, images = ForwardGraphs(engine), random_batch(SPEC, 2, 32, 32)
     for _ in range(NUM_BEFORE_CAPTURE + 1):
         assert torch.equal(graphs.logits(images), engine.logits(images))
     assert graphs.graphs == {}
-
-
-def test_a_shape_that_comes_again_and_again_gets_a_graph_and_others_do_not(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "_Graph", FakeGraph)
-    graphs = ForwardGraphs(engine)
-    images, other = random_batch(SPEC, 2, 32, 32), random_batch(SPEC, 1, 32, 32)
-    engine.device = torch.device("cuda")  # asked before a capture; the network itself stays on the CPU
-    monkeypatch.setattr(engine, "logits", lambda images: "computed")
-    found = [graphs.logits(images) for _ in range(NUM_BEFORE_CAPTURE)]
-    assert found[:-1] == ["computed"] * (NUM_BEFORE_CAPTURE - 1)
-    assert (found[-1].shape, found[-1].dtype) == ((2, 32, 32, 3), torch.uint8)
-    assert graphs.logits(other) == "computed"
-    for side in (64, 96, 128):
-        graphs.prepare((1, side, side, 3), torch.uint8)
-    assert len(graphs.graphs) == MAX_GRAPHS
 
 
 @pytest.mark.gpu

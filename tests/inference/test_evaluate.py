@@ -7,18 +7,15 @@ import weakref
 import numpy as np
 import pytest
 
-from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
-from helpers.samples import find_pairs
+from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, write_image
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.inference import evaluate as evaluate_module
 from unet_trainer.inference import logits as logits_module
-from unet_trainer.inference.engine import TorchEngine
 from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, tiled_ids_as_trained
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import Count
-from unet_trainer.training.checkpoint_file import read_checkpoint
 
 CODING = MaskCoding((0, 255))
 
@@ -60,25 +57,6 @@ def test_images_of_one_size_go_through_the_network_together_and_results_keep_the
     assert engine.shapes == [(3, 16, 16, 3), (2, 24, 16, 3)]
     assert evaluated.counts[:, 0, Count.TRUTH].tolist() == [mask.sum() for mask in masks]
     assert evaluated.num_wrong.tolist() == [0] * 5
-
-
-def test_a_threshold_moves_the_line_between_background_and_foreground(tmp_path):
-    """Red 140: logit 0.49, probability 0.62."""
-    image, mask = np.full((8, 8, 3), 140, np.uint8), np.full((8, 8), 255, np.uint8)
-    pairs = write_pairs(tmp_path, [(image, mask)])
-    hits = [
-        evaluate_pairs(pairs, BrightnessEngine(), Options(threshold)).counts[0, 0, Count.HITS] for threshold in (None, 0.6, 0.65)
-    ]
-    assert hits == [64, 64, 0]
-
-
-def test_ignored_pixels_are_not_counted(tmp_path):
-    mask = np.zeros((8, 8), np.uint8)
-    mask[:2] = 9
-    pairs = write_pairs(tmp_path, [(bright(np.ones((8, 8), np.uint8)), mask)])
-    evaluated = evaluate_pairs(pairs, BrightnessEngine(), coding=MaskCoding((0, 255), ignore_value=9))
-    assert evaluated.confusion.tolist() == [[0, 48], [0, 0]]
-    assert evaluated.num_counted.tolist() == [48]
 
 
 @pytest.mark.parametrize(("as_trained", "whole"), [(False, 1000), (False, 10**6), (True, 1000)])
@@ -156,30 +134,3 @@ def test_the_pass_ends_its_threads_when_it_is_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         evaluate(reader_of(pairs, BrightnessEngine()), Options(), interrupt)
     assert threading.active_count() == before
-
-
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory):
-    return write_cells(tmp_path_factory.mktemp("cells") / "data")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"fit": "resize", "image_size": [32, 64], "ema_decay": 0.5},
-        {"fit": "crop", "crops_per_image": 2},
-    ],
-    ids=["resize, averaged weights", "crop"],
-)
-def test_scores_are_those_of_trainings_own_validation(cells, tmp_path, settings, capsys):
-    """Bit for bit the same pixels: JPEGs decoded at a fraction, images smaller than a tile, sizes that no batch shares."""
-    result = train_tiny(cells, tmp_path, "run", **settings)
-    state = read_checkpoint(result.run_dir / "last.pt")
-    pairs = find_pairs(cells / "val/images", cells / "val/masks")
-    assert len(pairs) == 5
-    engine = TorchEngine(result.run_dir / "best.pt", "cpu")
-    evaluated = evaluate_pairs(pairs, engine, Options(as_trained=True))
-    assert evaluated.confusion.tolist() == state["confusion"]
-    hits, truth, predicted = evaluated.counts[:, 0, :3].sum(0)
-    assert hits / (truth + predicted - hits) == result.best_val_iou
-    assert 0 < hits < truth  # neither all nor nothing was found: an equal score says something

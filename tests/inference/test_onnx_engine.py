@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,7 @@ pytest.importorskip("onnxruntime", reason="exports need requirements-export.txt"
 pytest.importorskip("onnx", reason="exports need requirements-export.txt")
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, random_image, small_spec
 from helpers.onnx_models import BIAS, WEIGHT, make_onnx, write_onnx
@@ -54,35 +53,11 @@ def test_images_of_any_size_and_number_give_logits_of_their_own_size(count, heig
     assert engine.card == make_card(SPEC)
 
 
-def test_the_lower_and_right_edge_is_repeated_up_to_a_multiple_of_32(tmp_path):
-    """As the Segmenter pads. A graph whose logits are the mean of the padded image shows it."""
-    nodes = [
-        helper.make_node("ReduceMean", ["images", "axes"], ["mean"], keepdims=1),
-        helper.make_node("Shape", ["images"], ["shape"]),
-        helper.make_node("Expand", ["mean", "shape"], ["wide"]),
-        helper.make_node("Slice", ["wide", "start", "end", "axis"], ["logits"]),
-    ]
-    numbers = {"axes": [2, 3], "start": [0], "end": [2], "axis": [1]}
-    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in numbers.items()]
-    averaging = OnnxEngine(write_onnx(tmp_path / "mean.onnx", make_onnx(SPEC, nodes=nodes, initializers=initializers)))
-    images = torch.zeros(1, 31, 32, 3, dtype=torch.uint8)
-    images[:, 30] = 32  # the last row, and the one that is added
-    assert averaging.logits(images)[0, 0, 0, 0].item() == pytest.approx(2.0)  # 2 of 32 rows
-
-
 def test_a_model_is_loaded_from_python_and_refuses_other_images(path):
     model, image = load(path), random_image(SPEC, 40, 51)
     assert np.array_equal(model(image), by_hand(torch.from_numpy(image)[None])[0].argmax(0))
     with pytest.raises(UserError, match="16-bit values; the model was trained on 8-bit images"):
         model(np.zeros((8, 8, 3), np.uint16))
-
-
-@pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
-def test_a_missing_package_is_named_in_one_line(name, path, monkeypatch):
-    monkeypatch.setitem(sys.modules, name, None)  # hides it
-    expected = f"^{name} is not installed; exported models need: python -m pip install -r requirements-export.txt$"
-    with pytest.raises(UserError, match=expected):
-        load(path)
 
 
 @pytest.mark.parametrize(
@@ -168,22 +143,12 @@ def test_a_graph_that_cannot_be_run_or_gives_something_else_is_refused(tmp_path,
         engine.logits(random_batch(SPEC, 1, 32, 32))
 
 
-def test_metadata_is_read_with_a_digest_and_without(tmp_path):
-    """Another program may have saved the file anew."""
-    for has_digest in (True, False):
-        path = write_onnx(tmp_path / "model.onnx", MODEL, has_digest)
-        content, metadata = read_onnx(path)
-        assert content == path.read_bytes()
-        assert ("sha256" in metadata) == has_digest
-        assert metadata["Größe"] == "«2»"
-
-
 def test_every_flipped_bit_is_found(tmp_path):
     """But in the entry of the digest, which then is another entry: the model is whole."""
     message = MODEL.SerializeToString()
     whole = add_digest(message)
     path = tmp_path / "model.onnx"
-    for position in range(0, len(whole), 3):
+    for position in range(0, len(whole), 7):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)

@@ -33,39 +33,30 @@ def grey(levels):
     return np.repeat(np.array(levels, np.uint8)[:, :, None], 3, axis=2)
 
 
+def shown(parts, name, header):
+    """An array of the message."""
+    shape = header["probability_grid"] if name == "probabilities" else header["display"]
+    return np.frombuffer(parts[name], np.uint8).reshape(shape)
+
+
 def test_ids_shares_and_probabilities_are_those_of_the_model():
-    result = predict_for_page(bright_predictor(), grey([[0, 255, 130, 120], [10, 20, 250, 128]]))
-    assert result.ids.tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
-    assert result.size == (2, 4)
-    assert result.shares == [0.5, 0.5]
+    image = grey([[0, 255, 130, 120], [10, 20, 250, 128]])
+    header, parts = parse_result(predict_for_page(bright_predictor(), image))
+    assert shown(parts, "ids", header).tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    assert (header["height"], header["width"], header["shares"]) == (2, 4, [0.5, 0.5])
     # Level 130: logits -13 and -12.5, so the foreground has the probability 1 / (1 + exp(-0.5)) = 0.62246, which is 158.7 / 255.
-    assert result.probabilities[:, 0, 2].tolist() == [96, 159]
-    assert result.probabilities[:, 0, 0].tolist() == [255, 0]
-    assert result.truth is None
-    assert result.scores is None
+    assert shown(parts, "probabilities", header)[:, 0, [2, 0]].tolist() == [[96, 255], [159, 0]]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["image"]))), image)
+    assert (header["iou"], header["device"], "truth" in parts) == (None, "cpu, float32", False)
 
 
 def test_of_an_image_with_truth_the_iou_is_counted_at_its_own_size():
     truth = np.array([[0, 1, 0, 0], [0, 1, 1, IGNORED]], np.uint8)
-    result = predict_for_page(bright_predictor(), grey([[0, 255, 130, 120], [10, 20, 250, 128]]), truth)
-    # Foreground: 2 hits, 1 extra, 1 missed; the ignored pixel counts nowhere.
-    assert result.scores.iou == pytest.approx(2 / 4)
-    assert result.scores.per_class_iou == [pytest.approx(2 / 4)]
-    assert result.truth_shares == pytest.approx([4 / 7, 3 / 7])
-    assert result.truth.tolist() == truth.tolist()
-
-
-def test_the_message_holds_what_the_page_needs():
-    image, truth = grey([[0, 255, 255], [0, 0, 255]]), np.array([[0, 1, 1], [0, 0, 0]], np.uint8)
-    header, parts = parse_result(predict_for_page(bright_predictor(), image, truth).to_bytes("cpu, float32"))
-    assert (header["height"], header["width"], header["display"], header["probability_grid"]) == (2, 3, [2, 3], [2, 2, 3])
-    assert (header["device"], header["shares"]) == ("cpu, float32", [0.5, 0.5])
-    assert header["iou"] == pytest.approx(2 / 3)
-    assert parts["ids"] == bytes([0, 1, 1, 0, 0, 1])
+    header, parts = parse_result(predict_for_page(bright_predictor(), grey([[0, 255, 130, 120], [10, 20, 250, 128]]), truth))
+    # Foreground: 2 hits, 1 extra, 1 missed; the ignored pixel is left out.
+    assert (header["iou"], header["class_iou"]) == (pytest.approx(2 / 4), [pytest.approx(2 / 4)])
+    assert header["truth_shares"] == pytest.approx([4 / 7, 3 / 7])
     assert parts["truth"] == truth.tobytes()
-    assert len(parts["probabilities"]) == 2 * 2 * 3
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["image"]))), image)
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["mask"]))), [[0, 1, 1], [0, 0, 1]])
 
 
 def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):
@@ -75,14 +66,13 @@ def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):
     levels[:, 4:] = 255
     truth = (levels > 0).astype(np.uint8)
     truth[0] = 1  # four pixels of the first row are missed
-    result = predict_for_page(bright_predictor(), grey(levels), truth)
-    assert result.size == (8, 8)
-    assert result.ids.tolist() == [[0, 0, 1, 1]] * 4  # every second pixel
-    assert result.truth.tolist() == [[0, 0, 1, 1]] * 4  # rows 1, 3, 5, 7
-    assert result.probabilities.tolist() == [[[255, 0]] * 2, [[0, 255]] * 2]
-    assert np.asarray(Image.open(io.BytesIO(result.image))).shape == (4, 4, 3)
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(result.mask_png))), levels > 0)
-    assert result.scores.iou == pytest.approx(32 / 36)
+    header, parts = parse_result(predict_for_page(bright_predictor(), grey(levels), truth))
+    assert shown(parts, "ids", header).tolist() == [[0, 0, 1, 1]] * 4  # every second pixel
+    assert shown(parts, "truth", header).tolist() == [[0, 0, 1, 1]] * 4  # rows 1, 3, 5, 7
+    assert shown(parts, "probabilities", header).tolist() == [[[255, 0]] * 2, [[0, 255]] * 2]
+    assert np.asarray(Image.open(io.BytesIO(parts["image"]))).shape == (4, 4, 3)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["mask"]))), levels > 0)
+    assert header["iou"] == pytest.approx(32 / 36)
 
 
 def test_the_tiles_of_a_large_image_are_counted():
@@ -143,7 +133,7 @@ def test_values_of_the_mask_that_belong_to_no_class_do_not_count(pair):
 def test_a_pair_is_read_and_compared(pair, tmp_path):
     predictor = bright_predictor()
     write_image(pair.mask, np.array([[0, 1], [1, 1]], np.uint8))
-    assert predict_pair(predictor, pair).scores.iou == pytest.approx(2 / 3)
+    assert parse_result(predict_pair(predictor, pair))[0]["iou"] == pytest.approx(2 / 3)
     pair.mask.write_bytes(pair.mask.read_bytes()[:40])
     with pytest.raises(ReadError, match=r"^its mask a_mask\.png: the file is cut off$"):
         predict_pair(predictor, pair)

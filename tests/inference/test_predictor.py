@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.image_bytes import tiff_bytes
 from helpers.predicting import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_readers import ImageReader, open_reader
+from unet_trainer.images.image_readers import ImageReader
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.inference.logits import TiledLogits, WholeLogits, all_ids
 from unet_trainer.inference.predictor import Predictor, chosen_tile
@@ -99,23 +98,6 @@ def test_wrong_images_are_refused_before_anything_is_computed():
     assert found.engine.shapes == []
 
 
-def test_a_file_is_predicted_by_blocks(tmp_path):
-    path = tmp_path / "a.tif"
-    pixels = RANDOM.integers(0, 256, (120, 130, 3), np.uint8)
-    path.write_bytes(tiff_bytes(pixels, tile=(32, 32)))
-    with open_reader(path, RGB_8BIT) as reader:
-        np.testing.assert_array_equal(all_ids(predictor(tile=(64, 64)).predict_large(reader)), pixels[:, :, 0] > 128)
-
-
-def test_images_of_one_shape_are_one_batch():
-    found = predictor(fit="resize")
-    inputs = [found.prepare(np.full((20 + index, 30, 3), 200 * index, np.uint8)) for index in range(2)]
-    ids = [all_ids(logits) for logits in found.predict(inputs)]
-    assert found.engine.shapes == [(2, 32, 32, 3)]
-    assert [one.shape for one in ids] == [(20, 30), (21, 30)]
-    assert [int(one.max()) for one in ids] == [0, 1]
-
-
 @pytest.mark.parametrize("shape", [(120, 130), (20, 800)])
 def test_a_prepared_input_that_is_large_gives_its_own_size(shape):
     """Its values are a batch's, no longer a file's, and part of it may be mirrored."""
@@ -142,8 +124,3 @@ def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
         "100×100 pixels, or train with fit=crop"
     )
     assert found.take_scale_warning() is None
-
-
-def test_a_jpeg_may_be_decoded_small_for_a_resizing_model_only():
-    assert predictor(fit="resize").min_side == 64
-    assert predictor().min_side is None

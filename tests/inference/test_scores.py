@@ -147,7 +147,7 @@ def test_the_example_in_the_docs_is_what_the_code_says():
     images = re.findall(r"^image \d +truth +([#. ]+?) +prediction +([#. ]+)$", page, re.MULTILINE)
     counts = np.stack([count_image(*map(drawn, pair), 2, 1).counts for pair in images])
     of_images, of_set = scores_from_counts(counts), scores_from_counts(counts.sum(0))
-    text = page.partition("## Example")[2].partition("\n## ")[0]
+    text = " ".join(page.partition("## Example")[2].partition("\n## ")[0].split())
     (iou,), (dice,) = of_images["iou"][0], of_images["dice"][0]
     assert f"IoU 2/6 = {iou:.4f}, Dice 4/8 = {dice:.4f}. Image 2: IoU {of_images['iou'][1, 0]:.0f}." in text
     assert f"Mean over images: IoU {of_images['iou'].mean():.4f}. Whole set: 3 hits, union 7: IoU {of_set['iou'][0]:.4f}." in text

@@ -12,12 +12,9 @@ from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
 from helpers.steps import (
     CPU,
-    FLOAT32,
     everything,
     make_batch,
     make_settings,
-    make_step,
-    plain_segmenter,
     same,
     small_components,
     take_step,
@@ -25,35 +22,22 @@ from helpers.steps import (
     weights,
 )
 from unet_trainer.model import fast_layers
-from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.system.console import Console
 from unet_trainer.training import compilation
 from unet_trainer.training.compilation import (
     compile_steps,
     has_state,
     is_out_of_memory,
-    restoring_model,
+    restoring,
     shrink,
     try_steps,
 )
-from unet_trainer.training.evaluation import EvalStep, build_eval_forward
-from unet_trainer.training.state import EpochMetrics
 
 BATCH = make_batch(2, side=32)
 
 
 def compile_components(components):
-    return compile_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases()).failure
-
-
-def eval_step_of(segmenter):
-    loss = WeightedLoss({"bce": 1.0}, 1, None)
-    return EvalStep(build_eval_forward(segmenter, loss, FLOAT32), segmenter, loss, CPU)
-
-
-def compile_plain(step, batch):
-    """The step of a plain segmenter, which has one phase."""
-    return compile_steps(step, eval_step_of(step.segmenter), batch, batch, [step.segmenter.train]).failure
+    return compile_steps(components, BATCH, BATCH).failure
 
 
 def failing_compiler(error):
@@ -110,9 +94,9 @@ def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimize
     components = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     untouched = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     before = complete_state(components)
-    with restoring_model(components.train_step):
+    with restoring(components):
         torch.rand(5)  # as dropout does
-        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases(), num_times)
+        try_steps(components, BATCH, BATCH, num_times)
         inside = complete_state(components)
         assert components.state.segmenter.network.encoder[1].running_mean.any()
     assert (int(components.state.ema.num_updates), inside["scaler"] == before["scaler"]) == (0, False)
@@ -131,8 +115,8 @@ def test_a_trial_in_a_run_that_is_resumed_leaves_the_moments_of_the_optimizer(op
     take_step(components.train_step, BATCH)
     assert has_state(components.state.optimizer)
     before = complete_state(components)
-    with restoring_model(components.train_step):
-        try_steps(components.train_step, components.eval_step, BATCH, BATCH, components.begin_phases())
+    with restoring(components):
+        try_steps(components, BATCH, BATCH)
     assert_same_state(before, complete_state(components))
 
 
@@ -174,16 +158,14 @@ def test_after_a_failed_compile_the_original_layers_are_back(error, ema_decay, m
 
 @pytest.mark.soak
 def test_compiled_and_eager_steps_agree():
-    segmenter, twin = plain_segmenter(), plain_segmenter()
-    step, compiled = make_step(segmenter), make_step(twin)
-    assert compile_plain(compiled, make_batch(4)) is None
-    metrics, compiled_metrics = EpochMetrics(1, CPU), EpochMetrics(1, CPU)
-    for seed in range(3):
-        take_step(step, make_batch(4, seed), metrics=metrics, learning_rate=0.1)
-        take_step(compiled, make_batch(4, seed), metrics=compiled_metrics, learning_rate=0.1)
-    assert compiled_metrics.loss() == pytest.approx(metrics.loss(), rel=1e-5)
-    assert torch.equal(metrics.matrix, compiled_metrics.matrix)
-    assert torch.allclose(weights(segmenter), weights(twin), atol=1e-6)
+    eager, compiled = small_components(), small_components()
+    assert compile_components(compiled) is None
+    for components in (eager, compiled):
+        components.set_training_mode(0)
+        for seed in range(3):
+            take_step(components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics, learning_rate=0.1)
+    assert compiled.state.metrics.loss() == pytest.approx(eager.state.metrics.loss(), rel=1e-4)
+    assert torch.allclose(weights(eager.state.segmenter), weights(compiled.state.segmenter), rtol=1e-3, atol=1e-5)
 
 
 def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypatch):
@@ -193,10 +175,10 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
     batch = make_batch(2, side=16)
     masks = batch.masks.repeat_interleave(3, 1)  # 48×16
     native = batch._replace(masks=masks, mask_sizes=((48, 16), (40, 16)))
-    eager, compiled = eval_step_of(plain_segmenter()), eval_step_of(plain_segmenter())
-    step = make_step(compiled.segmenter)
+    eager, components = small_components().eval_step, small_components()
+    compiled = components.eval_step
     torch._dynamo.utils.counters.clear()
-    assert compile_steps(step, compiled, batch, native, [step.segmenter.train]).failure is None
+    assert compile_steps(components, batch, native).failure is None
     found = [each.new_metrics() for each in (eager, compiled)]
     for each, metrics in zip((eager, compiled), found, strict=True):
         each.segmenter.eval()
@@ -256,4 +238,4 @@ def call_shrink(**changes):
 def test_parts_double_until_each_is_one_image(before, after):
     settings, num_parts, _ = call_shrink(on_oom="shrink", batch_parts=before)
     assert num_parts == settings.taken.batch_parts == after
-    assert settings.reasons()["batch_parts"] == "decided: memory ran out (on_oom: shrink)"
+    assert settings.decisions["batch_parts"].reason == "memory ran out (on_oom: shrink)"

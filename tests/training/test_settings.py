@@ -16,7 +16,7 @@ from unet_trainer.system.console import Console
 from unet_trainer.training.build import (
     build_dataset,
 )
-from unet_trainer.training.settings import CHECKS, build_hardware, build_settings, review
+from unet_trainer.training.settings import build_hardware, build_settings, review
 
 GPU = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TESLA_T4 = dataclasses.replace(GPU, name="Tesla T4", has_bfloat16=False)
@@ -164,18 +164,18 @@ def test_a_config_that_leaves_things_open_has_no_findings(hardware, facts):
 @pytest.mark.parametrize(
     ("values", "fix"),
     [
-        ({"use_amp": False}, ("use_amp", "use_amp: true")),
+        ({"use_amp": False}, ("use_amp", "use_amp: auto")),
         ({"use_amp": True, "amp_dtype": "float16"}, ("amp_dtype", "amp_dtype: bfloat16")),
-        ({"compile_model": False}, ("compile_model", "compile_model: true")),  # saves 0.5 × 0.1 s × 5,000 steps
-        ({"compile_model": True, "cost": StepCost(0.01, 0.001, GIB)}, ("compile_model", "compile_model: false")),
-        ({"num_workers": 9}, ("num_workers", "num_workers: 7")),
-        ({"image_size": 1024}, ("image_size", "image_size: [512, 512]")),
-        ({"image_size": 128}, ("image_size", "fit: crop with image_size: auto")),  # 8 pixels thin become 2
-        ({"ema_decay": 0.9999}, ("ema_decay", "ema_decay: 0.998")),  # 10,000 steps of 5,000
-        ({"cache": "none"}, ("cache", "cache: ram")),
+        ({"compile_model": False}, ("compile_model", "compile_model: auto")),  # saves 0.5 × 0.1 s × 5,000 steps
+        ({"compile_model": True, "cost": StepCost(0.01, 0.001, GIB)}, ("compile_model", "compile_model: auto")),
+        ({"num_workers": 9}, ("num_workers", "num_workers: auto")),
+        ({"image_size": 1024}, ("image_size", "image_size: auto, fit: auto")),
+        ({"image_size": 128}, ("image_size", "image_size: auto, fit: auto")),  # 8 pixels thin become 2
+        ({"ema_decay": 0.9999}, ("ema_decay", "ema_decay: auto")),  # 10,000 steps of 5,000
+        ({"cache": "none"}, ("cache", "cache: auto")),
         ({"num_epochs": 19}, ("num_epochs", "num_epochs: auto")),  # 950 steps
         ({"cost": StepCost(0.1, 0.001, 39 * GIB)}, ("batch_size", "batch_size: 8 with accumulation_steps: 2, or batch_parts: 2")),
-        ({"deterministic": True}, ("deterministic", "deterministic: false, unless the bits must be the same")),
+        ({"deterministic": True}, ("deterministic", "deterministic: false")),
     ],
     ids=lambda case: str(case) if isinstance(case, dict) else "",
 )
@@ -183,13 +183,11 @@ def test_a_bad_value_has_one_finding_with_the_line_to_change(values, fix):
     assert fixes(**{**LONG, **values}) == [fix]
 
 
-def test_thin_structures_in_large_objects_ask_for_a_larger_size():
+def test_a_finding_says_what_auto_would_take_and_why():
     facts = dataclasses.replace(DATA, measurements=dataclasses.replace(SYMMETRIC, relative_structure=0.5))
-    assert fixes(facts=facts, **{**LONG, "image_size": 128}) == [("image_size", "image_size: [256, 256]")]
     (finding,) = found(facts=facts, **{**LONG, "image_size": 128})
-    assert finding.detail == (
-        "[128, 128]: structures 8.0 pixels thin in images of 512×512 shrink to 2.0 pixels, and below 4 the model loses them"
-    )
+    assert finding.detail.startswith("128: thin structures are lost, or images are enlarged for nothing; auto takes [")
+    assert finding.detail.endswith(")")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +228,6 @@ def test_findings_worth_most_come_first():
     values = {**LONG, "use_amp": False, "cache": "none", "num_epochs": 15, "ema_decay": 0.9999, "deterministic": True}
     titles = ["use_amp", "num_epochs", "ema_decay", "cache", "deterministic"]
     assert [finding.title for finding in found(**values)] == titles
-    assert len(CHECKS) == len(set(CHECKS)) == 13
 
 
 # In training
@@ -246,8 +243,9 @@ def notes_of(config, resumes=False):
 def test_training_says_the_three_hints_that_are_worth_most(tiny_config):
     bad = {**tiny_config, "image_size": 256, "num_workers": 50, "cache": "none", "num_epochs": 20}
     notes = notes_of(load_config({**bad, "ema_decay": 0.9999}))
-    assert [note.split()[1] for note in notes] == ["num_epochs:", "ema_decay:", "image_size:"]
-    assert notes[0] == ("Note: num_epochs: 20 epochs are 40 optimizer steps, too few to learn much → num_epochs: auto")
+    assert [note.split()[1] for note in notes] == ["image_size:", "num_epochs:", "ema_decay:"]
+    assert notes[1].startswith("Note: num_epochs: 20: too few optimizer steps to learn much; auto takes ")
+    assert notes[1].endswith(" → num_epochs: auto")
 
 
 def test_training_says_nothing_of_a_config_without_bad_values_or_of_a_run_that_goes_on(tiny_config):

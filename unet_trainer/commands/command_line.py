@@ -118,17 +118,10 @@ def _end(text: str, exit_code: int) -> int:
 
 def _refuse_command_of_other_tools(name: str, words: Sequence[str]) -> None:
     """Raises UserError with the command that is meant. A folder of that name, alone, is one that a user may mean."""
-    meant = next(((form, usual) for names, form, usual in OTHER_TOOLS_COMMANDS if name in names.split()), None)
-    if meant is None or (not words and Path(name).is_dir()):
-        return
-    form, usual = meant
-    if form == "{}":
-        words = [f"data_dir={word}" if Path(word).is_dir() else word for word in words]
-    if any(word.startswith("-") for word in words):  # the option of the form may be among them
-        form = form.partition(" --")[0]
-    line = " ".join(form.format(shlex.join(words) or usual).split())
-    setting = f" (the setting is given as {name}=VALUE)" if name in FIELDS else ""
-    raise UserError(f"{name}: unknown command; here it is: python train_unet.py {line}{setting}")
+    form = next((form for names, form in OTHER_TOOLS_COMMANDS.items() if name in names.split()), None)
+    if form is not None and (words or not Path(name).is_dir()):
+        setting = f" (the setting is given as {name}=VALUE)" if name in FIELDS else ""
+        raise UserError(f"{name}: unknown command; here it is: python train_unet.py {form}{setting}")
 
 
 def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:

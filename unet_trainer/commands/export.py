@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.config.errors import UserError
@@ -16,26 +14,21 @@ from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, f
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.os_errors import cannot
 
-if TYPE_CHECKING:  # a typo is answered before torch is loaded
-    from unet_trainer.inference.export import Comparison
-    from unet_trainer.inference.model_files import ModelCard
-    from unet_trainer.model.segmenter import Segmenter
-
-
-@dataclass(frozen=True)
-class Format:
-    suffix: str  # of the file; a folder has none
-    title: str
-
-    @property
-    def default_name(self) -> str:
-        return f"model{self.suffix}" if self.suffix else "model_smp"
-
-
+# Of each format: the suffix of its file (a folder has none), its name unless given, what it is, and what to try where it fails.
 FORMATS = {
-    "onnx": Format(".onnx", "ONNX, one file with weights, normalisation and classes; runs with onnxruntime"),
-    "pt2": Format(".pt2", "a program of torch.export; runs with torch alone"),
-    "smp": Format("", "a folder for smp.from_pretrained"),
+    "onnx": (
+        ".onnx",
+        "model.onnx",
+        "ONNX, one file with weights, normalisation and classes; runs with onnxruntime",
+        "; try --format pt2, or smp, which keeps the network as it is",
+    ),
+    "pt2": (
+        ".pt2",
+        "model.pt2",
+        "a program of torch.export; runs with torch alone",
+        "; --format smp keeps the network as it is",
+    ),
+    "smp": ("", "model_smp", "a folder for smp.from_pretrained", ""),
 }
 
 
@@ -43,7 +36,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     parser = CommandParser(
         "train_unet.py export",
         description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
-        epilog="\n".join(f"  {name:<12} {its.title}" for name, its in FORMATS.items()),
+        epilog="\n".join(f"  {name:<12} {title}" for name, (_, _, title, _) in FORMATS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
@@ -59,30 +52,31 @@ def main(arguments: Sequence[str], script: Script) -> int:
 def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: Path, console: Console) -> int:
     """Raises UserError."""
     from unet_trainer.inference.engine import build_segmenter
-    from unet_trainer.inference.export import ExportError
+    from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp
     from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
 
     path = find_model(model, checkpoint_dir, raw)
     if path.suffix == ONNX_SUFFIX:
         raise UserError(f"{path} is an export already; name the run or the .pt file that it comes from")
     target = choose_target(out, name, path)
-    exporter = _exporter(name)
+    exporter = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
     card, segmenter = build_segmenter(path, raw)
     spec = card.spec
-    score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
-    console.say(f"Exporting {path} as {FORMATS[name].title} ...")
-    console.fact("Model", f"{spec.architecture}, {spec.encoder}, {'raw weights, ' if raw else ''}epoch {card.epoch}{score}")
+    _, _, title, advice = FORMATS[name]
+    console.say(f"Exporting {path} as {title} ...")
+    console.fact("Model", f"{spec.architecture}, {spec.encoder}{', raw weights' if raw else ''}{card.describe()}")
     console.fact("Classes", ", ".join(spec.id_names))
     try:
         delete_drafts(target.parent, [target.name], ABANDONED_SECONDS)
-        comparison = exporter(segmenter, card, target)
+        compared = exporter(segmenter, card, target)
     except ExportError as error:
         what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
-        raise ExportError(f"{what}: {error}; nothing was written{_advice(name)}") from None
+        raise ExportError(f"{what}: {error}; nothing was written{advice}") from None
     except OSError as error:
         raise cannot(f"--out: {target}", "be written", error, target) from None
-    console.fact("Compared", str(comparison))
-    console.fact("Written", f"{target} ({_num_bytes(target) / 1e6:.1f} MB)")
+    console.fact("Compared", compared)
+    num_bytes = sum(file.stat().st_size for file in (target.iterdir() if target.is_dir() else [target]))
+    console.fact("Written", f"{target} ({num_bytes / 1e6:.1f} MB)")
     if name == "onnx":
         console.say(f"Next: python train_unet.py predict {shlex.quote(str(target))} IMAGES --out predictions")
     return EXIT_DONE
@@ -90,52 +84,30 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
 
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     """Where the export goes. Raises UserError where something else would be lost."""
+    from unet_trainer.inference.export import SMP_FILES
     from unet_trainer.inference.model_files import SMP_CARD
 
-    its = FORMATS[name]
+    suffix, default_name, _, _ = FORMATS[name]
     try:
         # A link that the user names is written through, not replaced; one in a run's folder could lead anywhere.
-        target = checkpoint.parent / its.default_name if out is None else final_path(out) if out.is_symlink() else out
+        target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out
     except OSError as error:
         raise cannot(f"--out: {out}", "be written", error) from None
-    if its.suffix and target.is_dir():
-        target = target / its.default_name
-    if its.suffix and target.suffix != its.suffix:
-        raise UserError(f"--out: {out} does not end in {its.suffix}; need the name of a {its.suffix} file, or a folder for it")
+    if suffix and target.is_dir():
+        target = target / default_name
+    if suffix and target.suffix != suffix:
+        raise UserError(f"--out: {out} does not end in {suffix}; need the name of a {suffix} file, or a folder for it")
     if not target.parent.is_dir():
         raise UserError(f"--out: there is no folder {target.parent}")
-    if its.suffix and target.exists() and not target.is_file():
+    if suffix and target.exists() and not target.is_file():
         raise UserError(f"--out: {target} is no file that can be replaced")
-    if not its.suffix and target.exists() and not (target / SMP_CARD).is_file():
-        raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
-    if not its.suffix and target.exists():
-        _refuse_other_files(target)
+    if not suffix and target.exists():
+        if not (target / SMP_CARD).is_file():
+            raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
+        # A folder is replaced as a whole, and what somebody put into it would be lost.
+        if others := sorted(file.name for file in target.iterdir() if file.name not in SMP_FILES):
+            raise UserError(
+                f"--out: {target} holds {first_few(others, 3)} beside an earlier export, which would be deleted with it; move it "
+                "away, or name a folder that does not exist"
+            )
     return target
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Raises UserError: a folder is replaced as a whole, and what somebody put into it would be lost."""
-    from unet_trainer.inference.export import SMP_FILES
-
-    others = sorted(file.name for file in folder.iterdir() if file.name not in SMP_FILES)
-    if others:
-        raise UserError(
-            f"--out: {folder} holds {first_few(others, 3)} beside an earlier export, which would be deleted with it; move it away, "
-            "or name a folder that does not exist"
-        )
-
-
-def _exporter(name: str) -> Callable[[Segmenter, ModelCard, Path], Comparison]:
-    from unet_trainer.inference.export import export_onnx, export_pt2, export_smp
-
-    return {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
-
-
-def _advice(name: str) -> str:
-    return {"onnx": "; try --format pt2, or smp, which keeps the network as it is", "smp": ""}.get(
-        name, "; --format smp keeps the network as it is"
-    )
-
-
-def _num_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size

@@ -221,7 +221,7 @@ def _say_rates(rates: Rates, end_to_end: float, console: Console) -> None:
     lines = [
         ("reading alone", rates.reading, ""),
         ("forward pass alone", rates.forward, ""),
-        ("predict, all in all", end_to_end, f"  {end_to_end / rates.bound:.0%} of the lower of the two"),
+        ("predict, all in all", end_to_end, f"  {end_to_end / min(rates.reading, rates.forward):.0%} of the lower of the two"),
     ]
     if rates.plain is not None:
         lines.append(("plain loop", rates.plain, "  read, forward in float32 and write, one after the other"))

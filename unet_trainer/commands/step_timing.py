@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -51,9 +52,9 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
     weights = None if config.encoder_weights == "auto" else config.encoder_weights
-    changes = {"in_channels": 3, "class_weights": None, "image_size": size, "batch_size": batch_size, "compile_model": compiles}
-    fixed = dataclasses.replace(config, **changes, num_epochs=1, time_budget=None, encoder_weights=weights)
-    settings = resolve(fixed, hardware, facts)
+    step: dict[str, Any] = {"image_size": size, "batch_size": batch_size, "compile_model": compiles, "encoder_weights": weights}
+    data: dict[str, Any] = {"in_channels": 3, "class_weights": None, "num_epochs": 1, "time_budget": None}
+    settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, settings.taken.num_classes)))))

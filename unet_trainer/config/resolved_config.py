@@ -141,19 +141,16 @@ class Settings:
     def repeatable_dict(self) -> dict[str, Any]:
         return as_dict(self.repeatable())
 
-    def reasons(self) -> dict[str, str]:
-        """A comment for each value that was decided."""
-        taken = as_dict(self.taken)
-        found = {}
-        for name, decision in self.decisions.items():
-            if decision.source == "decided":
-                here = f"here {value_text(taken[name])}: " if name in self.machine_keys() else "decided: "
-                found[name] = here + decision.reason
-        return found
-
     def to_yaml(self, header: str, **values: Any) -> str:
-        """config.yaml of the run; `values` replace settings that belong to one start only."""
-        return to_yaml(dataclasses.replace(self.repeatable(), **values), header, self.reasons())
+        """config.yaml of the run, with the reason of each value that was decided; `values` replace settings that belong to one
+        start only."""
+        taken, machine_keys = as_dict(self.taken), self.machine_keys()
+        reasons = {
+            name: (f"here {value_text(taken[name])}: " if name in machine_keys else "decided: ") + decision.reason
+            for name, decision in self.decisions.items()
+            if decision.source == "decided"
+        }
+        return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def decisions_dict(self) -> dict[str, list[str]]:
         return {name: [decision.source, decision.reason] for name, decision in self.decisions.items()}

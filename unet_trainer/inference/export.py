@@ -15,7 +15,6 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,11 @@ from unet_trainer.system.input_files import read_bytes, read_text
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
 MAX_SIDE = 256  # of the images that are compared, so that comparing takes seconds
 OPSET = 20  # of onnxruntime 1.17 (January 2024) and later
+# Any number of images; height and width any multiple of STRIDE.
+DYNAMIC_SHAPES = {"images": {0: Dim("batch"), 2: STRIDE * Dim("rows"), 3: STRIDE * Dim("columns")}}
 CARD_FILE = "card.json"  # in a .pt2 file
 LEAST_PT2_SIDE = 2 * STRIDE  # torch.export takes a size of 1 for a constant, and the deepest stage of 32 pixels has it
-README = "README.md"
+README, README_TEMPLATE = "README.md", Path(__file__).with_name("smp_readme.md")
 SMP_FILES = ("config.json", "model.safetensors", README, SMP_CARD)
 
 
@@ -63,29 +64,9 @@ class ExportNetwork(torch.nn.Module):
         return class_logits(self.network((images - self.mean) * self.scale))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Exported model against torch, on all batches together."""
-
-    batches: list[tuple[int, int, int]]  # images, height and width of each
-    difference: float  # the largest of any logit
-    largest_logit: float
-    num_pixels: int
-    num_changed: int  # pixels whose class is another one
-
-    def __str__(self) -> str:
-        counts = [count for count, _, _ in self.batches]
-        sizes = [size for _, size in sorted({(height * width, f"{width}×{height}") for _, height, width in self.batches})]
-        span = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        changed = f"{self.num_changed} of {self.num_pixels} pixels change class" if self.num_changed else "no pixel changes class"
-        return (
-            f"{len(self.batches)} batches of {min(counts)} to {max(counts)} images, {span}: "
-            f"logits reach {self.largest_logit:.1f} and differ by {self.difference:.1e} at most; {changed}"
-        )
-
-
-def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> Comparison:
-    """One file with weights, normalisation and card. Raises ExportError; the file that was there is then as it was."""
+def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
+    """One file with weights, normalisation and card. Returns what was compared. Raises ExportError; the file that was there is then
+    as it was."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_optional(package)
     with _exporting():
@@ -94,7 +75,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> Comparison
             (example_batch(card),),
             dynamo=True,
             external_data=False,
-            dynamic_shapes=_dynamic_shapes(),
+            dynamic_shapes=DYNAMIC_SHAPES,
             input_names=[INPUT],
             output_names=[OUTPUT],
             opset_version=OPSET,
@@ -144,40 +125,44 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
     }
 
 
-def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> Comparison:
+def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     """One file with the input and output of the .onnx file, and the card as `card.json`. Raises as export_onnx."""
     content = io.BytesIO()
     with _exporting():
-        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card),), dynamic_shapes=_dynamic_shapes())
+        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card),), dynamic_shapes=DYNAMIC_SHAPES)
         torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
 
     @torch.inference_mode()
-    def verify(draft: Path) -> Comparison:
+    def verify(draft: Path) -> str:
         extra_files = {CARD_FILE: ""}
         with _quiet():
             written = read_bytes(draft, content.getbuffer().nbytes)
             network = torch.export.load(io.BytesIO(written), extra_files=extra_files).module()
-            if ModelCard.from_json(extra_files[CARD_FILE]) != card:
-                raise ExportError(f"{CARD_FILE} was not read back as it was written")
+            _check_card(extra_files[CARD_FILE], card)
             return compare(segmenter, card, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
 
     return _write(path, content.getvalue(), verify)
 
 
-def _write(path: Path, content: bytes, verify: Callable[[Path], Comparison]) -> Comparison:
+def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
     """Gives the file its name once it is compared."""
-    found: list[Comparison] = []
+    found: list[str] = []
     write_atomically(path, lambda file: file.write(content), lambda draft: found.append(verify(draft)))
     return found[0]
 
 
-def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Comparison:
+def _check_card(text: str, card: ModelCard) -> None:
+    if ModelCard.from_json(text) != card:
+        raise ExportError("the card of the model was not read back as it was written")
+
+
+def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
     """A folder with the bare network, without normalisation, classes and sizes: those are in a JSON file and the README.
 
     An earlier export there is replaced once the new one is compared. Raises ExportError.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp") as name:
-        draft = Path(name) / "new"
+        draft, old = Path(name) / "new", Path(name) / "old"
         network: Any = segmenter.network
         network.save_pretrained(draft)
         indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
@@ -187,10 +172,8 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Compariso
             file.chmod(0o644)  # safetensors writes for the owner alone
         with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):  # smp prints where it loads from
             loaded = smp.from_pretrained(str(draft)).eval()
-            if ModelCard.from_json(read_text(draft / SMP_CARD)) != card:
-                raise ExportError(f"{SMP_CARD} was not read back as it was written")
-            comparison = compare(segmenter, card, Segmenter(card.spec, loaded, channels_last=False), pads=True)
-        old = Path(name) / "old"
+            _check_card(read_text(draft / SMP_CARD), card)
+            compared = compare(segmenter, card, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
             folder.rename(old)
         try:
@@ -199,59 +182,28 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> Compariso
             if old.exists():
                 old.rename(folder)
             raise
-    return comparison
+    return compared
 
 
 def smp_readme(card: ModelCard) -> str:
     """In place of smp's, which states the licence of its own code as that of the weights."""
-    spec, image = card.spec, card.spec.image
+    spec, (height, width) = card.spec, card.spec.image_size
+    rows, columns = spec.tile or spec.image_size
+    resized = f"Images are resized to {height} × {width} (height × width), and the logits back."
+    tiled = f"Images keep their resolution, in overlapping tiles of {rows} × {columns} (height × width); sides are padded to "
     names = zip(spec.id_names, spec.id_colours, strict=True)
-    classes = "\n".join(f"| {index} | {_cell(name)} | {colour} |" for index, (name, colour) in enumerate(names))
-    score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
-    tile = spec.tile or spec.image_size
-    sizes = (
-        f"Images are resized to {spec.image_size[0]} × {spec.image_size[1]} (height × width), and the logits back."
-        if spec.fit == "resize"
-        else f"Images keep their resolution, in overlapping tiles of {tile[0]} × {tile[1]} (height × width); sides are padded to "
-        f"multiples of {STRIDE} at the lower and right edge."
+    return read_text(README_TEMPLATE).format(
+        run_name=_cell(card.run_name),
+        model=f"{spec.architecture} with encoder {spec.encoder}, trained with unet_trainer {card.version}{card.describe()}.",
+        card_file=SMP_CARD,
+        channels=spec.image.channels,
+        depth=spec.image.depth,
+        stride=STRIDE,
+        num_classes=spec.num_classes,
+        ids="(logits > 0)[:, 0].long()" if spec.num_classes == 1 else "logits.argmax(1)",
+        sizes=resized if spec.fit == "resize" else f"{tiled}multiples of {STRIDE} at the lower and right edge.",
+        classes="\n".join(f"| {index} | {_cell(name)} | {colour} |" for index, (name, colour) in enumerate(names)),
     )
-    return f"""---
-library_name: segmentation-models-pytorch
-license: unknown
-pipeline_tag: image-segmentation
-tags:
-- segmentation-models-pytorch
-- semantic-segmentation
-- pytorch
----
-# {_cell(card.run_name)}
-
-{spec.architecture} with encoder {spec.encoder}, trained with unet_trainer {card.version} (epoch {card.epoch}{score}).
-
-The licence of these weights is for whoever trained them to state, in the `license` field above: the data and pretrained encoder
-weights that they come from may set conditions. That of segmentation-models-pytorch (MIT) covers its code alone.
-
-```python
-import json
-from pathlib import Path
-
-import segmentation_models_pytorch as smp
-import torch
-
-network = smp.from_pretrained("FOLDER")
-image = json.loads(Path("FOLDER/{SMP_CARD}").read_text())["spec"]["image"]
-mean, std = (torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
-# pixels: N,{image.channels},H,W in the files' own units ({image.depth}), H and W multiples of {STRIDE}
-logits = network((pixels.float() - mean) / std)  # N,{spec.num_classes},H,W
-ids = {"(logits > 0)[:, 0].long()" if spec.num_classes == 1 else "logits.argmax(1)"}
-```
-
-{sizes}
-
-| class id | name | colour |
-| --- | --- | --- |
-{classes}
-"""
 
 
 def _cell(text: str) -> str:
@@ -266,11 +218,6 @@ def example_batch(card: ModelCard) -> torch.Tensor:
 
 def _to_nchw(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 3, 1, 2).float().contiguous()
-
-
-def _dynamic_shapes() -> dict[str, Any]:
-    """Any number of images; height and width any multiple of STRIDE."""
-    return {"images": {0: Dim("batch"), 2: STRIDE * Dim("rows"), 3: STRIDE * Dim("columns")}}
 
 
 def _trained_size(card: ModelCard) -> tuple[int, int]:
@@ -296,8 +243,9 @@ def compare(
     run: Callable[[torch.Tensor], torch.Tensor],
     least_side: int = STRIDE,
     pads: bool = False,
-) -> Comparison:
-    """Runs several batches of N,H,W,C images of several sizes through both. `pads`: sizes that are no multiples of STRIDE too.
+) -> str:
+    """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that are no
+    multiples of STRIDE too.
 
     Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
     """
@@ -319,20 +267,20 @@ def compare(
             raise ExportError(f"the exported file fails for {where}: {first_line(error)[:300]}") from None
         if found.shape != expected.shape:
             raise ExportError(f"the exported file gives {tuple(found.shape)} for {where}; need {tuple(expected.shape)}")
-        its_largest = expected.abs().max().item()
-        its_difference = (found - expected).abs().max().item()
+        its_largest, its_difference = expected.abs().max().item(), (found - expected).abs().max().item()
         if not its_difference <= TOLERANCE * max(1.0, its_largest):  # NaN is no small difference
             raise ExportError(
                 f"the exported file computes other logits for {where}: they differ by {its_difference:.2g} "
                 f"(they reach {its_largest:.3g}; {TOLERANCE:g} of that is allowed)"
             )
-        compared.append((count, rows, columns))
+        compared.append(f"{count} of {columns}×{rows}")
         difference, largest = max(difference, its_difference), max(largest, its_largest)
         num_pixels += count * rows * columns
         num_changed += int((found.argmax(1) != expected.argmax(1)).sum())
     if len(compared) < 2:
         raise ExportError("the network can compute too few of the sizes that an export is compared on")
-    return Comparison(compared, difference, largest, num_pixels, num_changed)
+    changed = f"{num_changed} of {num_pixels} pixels change class" if num_changed else "no pixel changes class"
+    return f"images: {', '.join(compared)}; logits reach {largest:.1f} and differ by {difference:.1e} at most; {changed}"
 
 
 @torch.inference_mode()

@@ -57,21 +57,16 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
 def refuse_same_names(inputs: Sequence[Input]) -> None:
     """Raises UserError if two inputs would write the same file, also where a file system ignores case."""
     first: dict[str, Path] = {}
-    clashes = []
-    fix = "Name the folder above them, or predict them in two commands with different --out"
-    for path, name in inputs:
-        other = first.setdefault(name.casefold(), path)
-        if other != path:
-            clashes.append(f"{other} and {path}: both would be {name}.png")
-            if other.parent == path.parent:
-                pattern = path.parent / f"*{path.suffix}"
-                fix = f"Predict them in two commands with different --out; a pattern takes some of them: '{pattern}'"
+    clashes = [(other, path, name) for path, name in inputs if (other := first.setdefault(name.casefold(), path)) != path]
     if clashes:
-        raise UserError(
-            "images whose results would have the same name:\n  "
-            + "\n  ".join([*clashes[:NUM_NAMED], *([f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else [])])
-            + f"\n  {fix}"
-        )
+        other, path, _ = clashes[0]
+        fix = "Name the folder above them, or predict them in two commands with different --out"
+        if other.parent == path.parent:
+            pattern = path.parent / f"*{path.suffix}"
+            fix = f"Predict them in two commands with different --out; a pattern takes some of them: '{pattern}'"
+        lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
+        more = [f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else []
+        raise UserError("\n  ".join(["images whose results would have the same name:", *lines, *more, fix]))
 
 
 def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
@@ -131,11 +126,9 @@ def _from_csv(path: Path) -> list[Input]:
     where the command is given."""
     written = _image_column(path)
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
-    given = ((base, name) for base in bases if base is not None for name in (written[0], written[0].strip()))
-    base = next((base for base, name in given if is_file(base / name)), path.parent)
+    base = next((base for base in bases if base is not None and is_file(base / written[0])), path.parent)
     found = []
-    for cell in written:
-        line = cell if is_file(base / cell) else cell.strip()
+    for line in written:
         inside = PurePosixPath(Path(line).as_posix())
         is_inside = not Path(line).is_absolute() and ".." not in inside.parts
         found.append(Input(base / line, _name(inside if is_inside else PurePosixPath(inside.name))))
@@ -151,12 +144,11 @@ def _image_column(path: Path) -> list[str]:
         separator = max(",;\t", key=text.split("\n", 1)[0].count)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = {name.strip().lower(): name for name in reader.fieldnames or () if name}
-        rows = [row.get(header.get("image", "")) or "" for row in reader]
+        found = [cell.strip(" \t") for row in reader if (cell := row.get(header.get("image", "")) or "").strip()]
     except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if "image" not in header:
         raise UserError(f"{path} has the columns {first_few(header, 10) or 'none'}; need one named image, with a path in each row")
-    found = [row for row in rows if row.strip()]
     if not found:
         raise UserError(f"{path} names no image")
     return found

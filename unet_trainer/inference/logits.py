@@ -65,22 +65,19 @@ def tile_weights(tile: int) -> torch.Tensor:
     return torch.exp(-0.5 * offsets**2).clamp_min(1e-4)
 
 
-def summed_weights(starts: Sequence[int], tile: int, length: int) -> torch.Tensor:
-    """Along one side of the image: the sum of the weights of all tiles."""
-    total = torch.zeros(max(length, tile), dtype=torch.float64)
-    for start in starts:
-        total[start : start + tile] += tile_weights(tile)
-    return total[:length]
-
-
 class TileGrid:
     """Where the tiles of images of one size lie, and what each of their pixels weighs."""
 
     def __init__(self, size: Size, tile: Size, device: torch.device) -> None:
         self.tile = tile
         self.tops, self.lefts = (tile_starts(length, side) for length, side in zip(size, tile, strict=True))
-        self.rows = summed_weights(self.tops, tile[0], size[0]).float().to(device)
-        self.columns = summed_weights(self.lefts, tile[1], size[1]).float().to(device)
+        sums = []
+        for starts, side, length in zip((self.tops, self.lefts), tile, size, strict=True):
+            total = torch.zeros(max(length, side), dtype=torch.float64)
+            for start in starts:
+                total[start : start + side] += tile_weights(side)
+            sums.append(total[:length].float().to(device))
+        self.rows, self.columns = sums  # along each side of the image: the sum of the weights of all tiles
         self.weights = (tile_weights(tile[0])[:, None] * tile_weights(tile[1])).float().to(device)
         self.batch_pixels = batch_pixels(device)
 
@@ -184,13 +181,9 @@ def band_ids(logits: torch.Tensor, threshold: float | None = None) -> Pixels:
 
 def all_ids(logits: Logits, threshold: float | None = None) -> Pixels:
     """H,W uint8 ids of the whole image."""
-    ids = np.empty(logits.size, np.uint8)
-    for band in logits.bands():
-        ids[band.rows] = band_ids(band.logits, threshold)
-    return ids
+    return np.concatenate([band_ids(band.logits, threshold) for band in logits.bands()])
 
 
 def all_probabilities(logits: Logits) -> Pixels:
     """H,W,K float32 of the whole image."""
-    parts = [band.logits.softmax(0).permute(1, 2, 0).cpu().numpy() for band in logits.bands()]
-    return np.concatenate(parts)
+    return np.concatenate([band.logits.softmax(0).permute(1, 2, 0).cpu().numpy() for band in logits.bands()])

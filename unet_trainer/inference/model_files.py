@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,17 +31,17 @@ FOR_OTHERS = f"is an export for other programs; name its run, or export that as 
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 CARD_FORMAT = 1
-# Transforms of albumentations → the symmetries that a model trained with them has seen.
+# Transforms of albumentations → the symmetries that a model trained with them has seen. `default` and `strong` are stored by name
+# only where images have no up.
 TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
     "HorizontalFlip": ("horizontal_flip",),
     "VerticalFlip": ("vertical_flip",),
     "RandomRotate90": ("quarter_turn",),
-    "Transpose": (),
-    "D4": ("horizontal_flip", "vertical_flip", "quarter_turn"),
-    "SquareSymmetry": ("horizontal_flip", "vertical_flip", "quarter_turn"),
+    "D4": SYMMETRIES,
+    "SquareSymmetry": SYMMETRIES,
+    "default": ("horizontal_flip", "vertical_flip"),
+    "strong": ("horizontal_flip", "vertical_flip"),
 }
-# `default` and `strong` are stored by name only where images have no up.
-NAMED_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = dict.fromkeys(("default", "strong"), ("horizontal_flip", "vertical_flip"))
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,9 @@ class ModelCard:
 
 def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
     """The symmetries that training with this augmentation, as the config has it, taught: a name or a list of transforms."""
-    if isinstance(augmentation, str):
-        return NAMED_SYMMETRIES.get(augmentation, ())
-    found: set[Symmetry] = set()
-    for entry in augmentation if isinstance(augmentation, Sequence) else ():
-        name = entry if isinstance(entry, str) else next(iter(entry), "") if isinstance(entry, Mapping) else ""
-        found |= set(TRANSFORM_SYMMETRIES.get(str(name), ()))
+    entries = augmentation if isinstance(augmentation, list | tuple) else [augmentation]
+    names = [next(iter(entry), "") if isinstance(entry, Mapping) else entry for entry in entries]
+    found = {symmetry for name in names for symmetry in TRANSFORM_SYMMETRIES.get(str(name), ())}
     return tuple(symmetry for symmetry in SYMMETRIES if symmetry in found)
 
 
@@ -162,19 +159,13 @@ def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, 
 
 
 def _card(path: Path, content: Mapping[str, Any]) -> ModelCard:
-    metrics = content.get("metrics") or {}
-    history = content.get("history") or []
-    if not metrics and history:
-        metrics = history[-1]
+    history = content.get("history") or [{}]
+    val_iou = (content.get("metrics") or history[-1]).get("val_iou")
     return ModelCard(
         spec=SegmenterSpec.from_dict(content["spec"]),
         symmetries=symmetries_of(content["config"].get("augmentation")),
         run_name=path.absolute().parent.name or path.stem,
         epoch=content.get("epoch"),
-        val_iou=_finite(metrics.get("val_iou")),
+        val_iou=val_iou if val_iou is not None and math.isfinite(val_iou) else None,
         version=content.get("version", "unknown"),
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

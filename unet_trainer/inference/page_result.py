@@ -10,11 +10,9 @@ import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +28,8 @@ from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
 from unet_trainer.inference.logits import TiledLogits, band_ids
 from unet_trainer.inference.predictor import Predictor, check_image
-from unet_trainer.model.metrics import Scores, compute_scores, confusion_matrix
+from unet_trainer.inference.scores import confusion_matrix
+from unet_trainer.model.metrics import compute_scores
 
 MAX_PIXELS = 100_000_000  # of an image that the page takes
 MAX_DECODED_BYTES = 8 * MAX_PIXELS  # of a TIFF, whose pages and channels its size does not tell
@@ -41,88 +40,57 @@ OnProgress = Callable[[int, int], object]
 LARGER = "python train_unet.py predict takes larger ones"
 
 
-@dataclass(frozen=True)
-class PageResult:
-    size: Size  # of the image and of the mask file
-    image: bytes  # PNG, scaled down for display
-    ids: Pixels  # h,w uint8, as large as the displayed image
-    probabilities: Pixels  # K,h,w uint8, 255 is 1.0; as large as ids, or smaller where there are many classes
-    mask_png: bytes  # the ids at full size
-    shares: list[float]  # of all pixels, by class id
-    seconds: float  # from pixels to ids
-    truth: Pixels | None = None  # h,w uint8 as ids; IGNORED where it does not count
-    truth_shares: list[float] | None = None  # of the pixels that count
-    scores: Scores | None = None  # of this image, at its own size
-    warning: str | None = None
-
-    def to_bytes(self, device: str) -> bytes:
-        """One message: the length of a JSON header (4 bytes, little endian), the header, and the arrays that it lists."""
-        arrays = {"ids": self.ids, "probabilities": self.probabilities, "truth": self.truth}
-        parts = {name: array.tobytes() for name, array in arrays.items() if array is not None}
-        parts |= {"image": self.image, "mask": self.mask_png}
-        header: dict[str, Any] = {
-            "height": self.size[0],
-            "width": self.size[1],
-            "display": list(self.ids.shape),
-            "probability_grid": list(self.probabilities.shape),
-            "shares": self.shares,
-            "seconds": self.seconds,
-            "device": device,
-            "warning": self.warning,
-            "truth_shares": self.truth_shares,
-            "iou": None if self.scores is None else _finite(self.scores.iou),
-            "class_iou": None if self.scores is None else self.scores.per_class_iou,
-            "parts": {name: len(part) for name, part in parts.items()},
-        }
-        text = json.dumps(header, allow_nan=False).encode()
-        return b"".join([struct.pack("<I", len(text)), text, *parts.values()])
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def predict_for_page(
     predictor: Predictor, image: Pixels, truth: Pixels | None = None, on_progress: OnProgress = lambda done, total: None
-) -> PageResult:
-    """H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model does not
-    know. `on_progress` is called with the tiles of a large image that are done, and all; what it raises ends the work."""
+) -> bytes:
+    """One message: the length of a JSON header (4 bytes, little endian), the header, and the arrays that it lists.
+
+    H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model does not
+    know. `on_progress` is called with the tiles of a large image that are done, and all; what it raises ends the work.
+    """
     spec = predictor.spec
     started = time.perf_counter()
     logits = predictor.predict_image(image)
     if isinstance(logits, TiledLogits):
         _report_tiles(logits, on_progress)
     display, grid = display_size(logits.size), probability_size(logits.size, spec.num_ids)
-    grid_rows, grid_columns = _positions(logits.size[0], grid[0]), _positions(logits.size[1], grid[1])
+    grid_rows, columns = (_positions(length, new_length) for length, new_length in zip(logits.size, grid, strict=True))
     ids = np.empty(logits.size, np.uint8)
-    probabilities = np.empty((spec.num_ids, *grid), np.uint8)
-    counts = torch.zeros(spec.num_ids, spec.num_ids, dtype=torch.int64)
-    columns = torch.from_numpy(grid_columns).to(predictor.engine.device)
+    probabilities = np.empty((spec.num_ids, *grid), np.uint8)  # 255 is 1.0
     for band in logits.bands():
         ids[band.rows] = band_ids(band.logits)
         first, last = np.searchsorted(grid_rows, (band.rows.start, band.rows.stop))
-        rows = torch.from_numpy(grid_rows[first:last] - band.rows.start).to(band.logits.device)
-        picked = band.logits.index_select(1, rows).index_select(2, columns)
+        rows, its_columns = (torch.from_numpy(places) for places in (grid_rows[first:last] - band.rows.start, columns))
+        picked = band.logits.index_select(1, rows.to(band.logits.device)).index_select(2, its_columns.to(band.logits.device))
         probabilities[:, first:last] = (picked.softmax(0) * 255).round().to(torch.uint8).cpu().numpy()
-        if truth is not None:
-            counts += confusion_matrix(torch.from_numpy(ids[band.rows]), torch.from_numpy(truth[band.rows]), spec.num_ids)
     seconds = time.perf_counter() - started
-    shown = to_display(fit_image(check_image(image, spec.image), display))
-    display_rows, display_columns = _positions(logits.size[0], display[0])[:, None], _positions(logits.size[1], display[1])
-    in_truth = counts.sum(1)
-    return PageResult(
-        size=logits.size,
-        image=_encode_png(shown),
-        ids=ids[display_rows, display_columns],
-        probabilities=probabilities,
-        mask_png=encode_index_png(ids, spec.id_colours),
-        shares=(np.bincount(ids.reshape(-1), minlength=spec.num_ids) / ids.size).tolist(),
-        seconds=seconds,
-        truth=None if truth is None else truth[display_rows, display_columns],
-        truth_shares=None if truth is None else (in_truth / in_truth.sum().clamp_min(1)).tolist(),
-        scores=None if truth is None else compute_scores(counts, spec.num_classes),
-        warning=predictor.take_scale_warning(),
-    )
+    shown = np.ix_(*(_positions(length, new_length) for length, new_length in zip(logits.size, display, strict=True)))
+    parts = {"ids": ids[shown].tobytes(), "probabilities": probabilities.tobytes()}
+    header: dict[str, Any] = {
+        "height": logits.size[0],
+        "width": logits.size[1],
+        "display": list(display),
+        "probability_grid": list(probabilities.shape),
+        "shares": (np.bincount(ids.reshape(-1), minlength=spec.num_ids) / ids.size).tolist(),
+        "seconds": seconds,
+        "device": predictor.engine.description,
+        "warning": predictor.take_scale_warning(),
+        "truth_shares": None,
+        "iou": None,
+        "class_iou": None,
+    }
+    if truth is not None:
+        confusion = confusion_matrix(truth, ids, spec.num_ids)
+        scores = compute_scores(torch.from_numpy(confusion), spec.num_classes)
+        parts["truth"] = truth[shown].tobytes()
+        header["truth_shares"] = (confusion.sum(1) / max(1, confusion.sum())).tolist()
+        header["iou"] = None if math.isnan(scores.iou) else scores.iou
+        header["class_iou"] = scores.per_class_iou
+    parts["image"] = encode_image(to_display(fit_image(check_image(image, spec.image), display)), ".png")
+    parts["mask"] = encode_index_png(ids, spec.id_colours)
+    header["parts"] = {name: len(part) for name, part in parts.items()}
+    text = json.dumps(header, allow_nan=False).encode()
+    return b"".join([struct.pack("<I", len(text)), text, *parts.values()])
 
 
 def _report_tiles(logits: TiledLogits, on_progress: OnProgress) -> None:
@@ -156,12 +124,6 @@ def _positions(length: int, new_length: int) -> NDArray[np.int64]:
     return ((np.arange(new_length) + 0.5) * length / new_length).astype(np.int64)
 
 
-def _encode_png(pixels: Pixels) -> bytes:
-    done, buffer = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_PNG_COMPRESSION, 1])
-    assert done
-    return buffer.tobytes()
-
-
 def encode_index_png(ids: Pixels, colours: Sequence[tuple[int, int, int]]) -> bytes:
     """A PNG whose values are the class ids, and which viewers show in the classes' colours."""
     picture = Image.fromarray(ids)
@@ -186,7 +148,7 @@ def decode_for_page(data: bytes, spec: ImageSpec | None = None, min_side: int | 
     return decode_image(data, min_side) if spec is None else spec.decode(data, min_side).pixels
 
 
-def predict_pair(predictor: Predictor, pair: Pair, on_progress: OnProgress = lambda done, total: None) -> PageResult:
+def predict_pair(predictor: Predictor, pair: Pair, on_progress: OnProgress = lambda done, total: None) -> bytes:
     """Of a validation image, with its mask. Raises DataError with the reason."""
     image = decode_for_page(read_bytes(pair.image), predictor.spec.image)
     try:

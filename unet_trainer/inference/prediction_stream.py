@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,7 +95,6 @@ class WriterProcesses:
         self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(len(self.memory)):
             self.free.put(slot)
-        self.lock = threading.Lock()
         context = multiprocessing.get_context("fork")
         self.pool = ProcessPoolExecutor(num_processes, context, run_as_child, (_start_process, os.getpid(), self.memory))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the processes ignore them
@@ -110,34 +109,39 @@ class WriterProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+        self.end()
 
-    def write(self, folder: PredictionFolder, images: Sequence[Input], rows: Sequence[Rows]) -> list[str]:
-        """As write_images, in one of the processes, for which it waits. Raises WorkerError if a process has died."""
+    def end(self) -> None:
+        """To be called when no task is under way, or a process has died."""
+        for worker in self.workers:
+            worker.kill()  # the pool of a process that died sends SIGTERM, which they ignore, and waits for them
+        self.pool.shutdown()
+
+    def submit(
+        self,
+        folder: PredictionFolder,
+        images: Sequence[Input],
+        rows: Sequence[Rows],
+        on_done: Callable[[Future[list[str]]], object],
+    ) -> None:
+        """As write_images, in one of the processes; `on_done` is called in a thread of the pool. Waits only for a slot. Raises
+        BrokenExecutor if a process has died."""
         arrays = [array for its_rows in rows for array in its_rows if array is not None]
-        if sum(array.nbytes + 8 for array in arrays) > SLOT_BYTES:
-            return write_images(folder, images, rows)
         slot = self.free.get()
         try:
             stored = _store(self.memory[slot], arrays)
-            return self.pool.submit(_write_stored, folder, images, slot, stored).result()
-        except BrokenExecutor:
-            self._end()
-            for given in images:
-                folder.discard_drafts(given.name, [worker.pid or 0 for worker in self.workers])
-            names = f"{images[0].path} to {images[-1].path}" if len(images) > 1 else str(images[0].path)
-            raise WorkerError(
-                f"a process that writes results died, perhaps for want of memory, while those of {names} were written"
-            ) from None
-        finally:
+            future = self.pool.submit(_write_stored, folder, images, slot, stored)
+        except BaseException:
             self.free.put(slot)
+            raise
+        future.add_done_callback(on_done)
+        future.add_done_callback(lambda _: self.free.put(slot))
 
-    def _end(self) -> None:
-        """Whatever was written is waited for by `write`, or its process has died: none is in the middle of a file."""
-        with self.lock:
-            for worker in self.workers:
-                worker.kill()  # the pool of a process that died sends SIGTERM, which they ignore, and waits for them
-            self.pool.shutdown()
+    def wait(self) -> None:
+        """Until all tasks are done. Those of a process that died are at once."""
+        slots = [self.free.get() for _ in self.memory]
+        for slot in slots:
+            self.free.put(slot)
 
 
 Stored = tuple[int, tuple[int, ...], str]  # where an array lies in a slot, its shape and dtype
@@ -209,15 +213,15 @@ class PredictionStream:
         self.device = device = predictor.engine.device
         self.batch_pixels = _batch_pixels(device)
         self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
-        # On a CPU the network has the cores. Threads that hand results to processes wait for those nearly all of the time.
+        # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
         if self.processes is not None:
-            self.num_writers = len(self.processes.memory)
+            self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
+        self.task_errors: list[tuple[Sequence[Input], BaseException]] = []  # of tasks of the processes
         self.forward = ForwardGraphs(predictor.engine)
         self.outcome = Outcome()
         self.lock = threading.Lock()
-        self.arrival = threading.Lock()  # waiting for the device keeps a core busy: one thread does so at a time
         self.numbers: dict[Input, int] = {}  # places among all inputs
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
@@ -256,6 +260,7 @@ class PredictionStream:
                     self.coco = stack.enter_context(contextlib.closing(file))
                 stack.enter_context(one_opencv_thread())
                 self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
+                stack.callback(self._wait_for_processes)
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
                 ahead = stack.enter_context(self.read_ahead(todo))
                 stack.enter_context(torch.inference_mode())
@@ -374,16 +379,49 @@ class PredictionStream:
 
     def _write_images(self, images: Sequence[Input], copy: HostCopy, first: int) -> None:
         """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
-        with self.arrival:
-            copy.content()
         rows = [_rows(copy, position) for position in range(first, first + len(images))]
-        write = write_images if self.processes is None else self.processes.write
-        reasons = write(self.folder, images, rows)
-        for given, its_rows, reason in zip(images, rows, reasons, strict=True):
+        num_bytes = sum(array.nbytes + 8 for its_rows in rows for array in its_rows if array is not None)
+        if self.processes is None or num_bytes > SLOT_BYTES:
+            self._count_results(images, write_images(self.folder, images, rows), rows)
+        elif not self.task_errors:  # else nothing more is written: the main thread is told
+            try:
+                self.processes.submit(self.folder, images, rows, partial(self._task_done, images))
+            except BrokenExecutor as error:
+                self.task_errors.append((images, error))
+        if self.task_errors:
+            raise self.task_errors[0][1]
+
+    def _task_done(self, images: Sequence[Input], future: Future[list[str]]) -> None:
+        """In a thread of the pool."""
+        if (error := future.exception()) is not None:
+            self.task_errors.append((images, error))
+        else:
+            self._count_results(images, future.result())
+
+    def _wait_for_processes(self) -> None:
+        """Raises what the first task that failed raised, WorkerError where its process died."""
+        if self.processes is None:
+            return
+        self.processes.wait()
+        lost = [given for images, error in self.task_errors if isinstance(error, BrokenExecutor) for given in images]
+        if lost:
+            self.processes.end()
+            for given in lost:
+                self.folder.discard_drafts(given.name, [worker.pid or 0 for worker in self.processes.workers])
+            names = f"{lost[0].path} to {lost[-1].path}" if len(lost) > 1 else str(lost[0].path)
+            raise WorkerError(
+                f"a process that writes results died, perhaps for want of memory, while those of {names} were written"
+            ) from None
+        if self.task_errors:
+            raise self.task_errors[0][1]
+
+    def _count_results(self, images: Sequence[Input], reasons: Sequence[str], rows: Sequence[Rows] = ()) -> None:
+        """`rows` where polygons may be wanted."""
+        for index, (given, reason) in enumerate(zip(images, reasons, strict=True)):
             if reason:
                 self._failed(given, reason)
             elif self.coco is not None:
-                self._add_polygons(given, its_rows.ids)
+                self._add_polygons(given, rows[index].ids)
         self._count_written(reasons.count(""))
 
     def _run_large(self, given: Input, reader: ImageReader | None) -> None:

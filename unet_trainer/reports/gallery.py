@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -79,21 +79,17 @@ def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]
     """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that a part
     has something of each. Images without an IoU, in which no class occurs, are not chosen."""
     scored = [score for score in scores if score.iou is not None]
-    if len(scored) <= NUM_PICTURES:
-        third = -(-len(scored) // 3)
-        groups: dict[Group, list[ImageScore]] = {
-            "worst": scored[:third],
-            "median": scored[third : len(scored) - third],
-            "best": scored[max(third, len(scored) - third) :][::-1],
-        }
-    else:
-        first = (len(scored) - NUM_OF_GROUP["median"]) // 2
-        groups = {
-            "worst": scored[: NUM_OF_GROUP["worst"]],
-            "median": scored[max(first, NUM_OF_GROUP["worst"]) :][: NUM_OF_GROUP["median"]],
-            "best": scored[-NUM_OF_GROUP["best"] :][::-1],
-        }
-    turns = max((len(group) for group in groups.values()), default=0)
+    third = -(-len(scored) // 3)
+    num_worst, num_best = min(third, NUM_OF_GROUP["worst"]), min(third, NUM_OF_GROUP["best"], len(scored) - third)
+    rest = scored[num_worst : len(scored) - num_best]
+    num_median = min(len(rest), NUM_PICTURES - num_worst - num_best)
+    first = (len(scored) - num_median) // 2 - num_worst
+    groups: dict[Group, list[ImageScore]] = {
+        "worst": scored[:num_worst],
+        "median": rest[max(0, min(first, len(rest) - num_median)) :][:num_median],
+        "best": scored[len(scored) - num_best :][::-1],
+    }
+    turns = max(map(len, groups.values()))
     return [(group[turn], name) for turn in range(turns) for name, group in groups.items() if turn < len(group)]
 
 
@@ -160,22 +156,13 @@ def draw_gallery(
             except DataError as error:
                 reasons.append(f"{pair.shown_image}: {first_line(error)}")
             bar.tick()
-    if not scores:
-        pictures = _regrouped(pictures)
+    if not scores:  # by the scores that they have now; those without one are left out
+        groups = {score.image: group for score, group in choose_images(worst_first([one.score for one in pictures]))}
+        pictures = [replace(one, group=groups[one.score.image]) for one in pictures if one.score.image in groups]
     notes = [f"{counted(len(reasons), 'image')} could not be shown ({reasons[0]})."] if reasons else []
     if num_late:
         notes.append(f"{counted(num_late, 'image')} more would have taken longer than {max_seconds:.0f} s.")
     return Gallery(pictures, predictor.spec.id_colours, " ".join(notes), bool(scores))
-
-
-def _regrouped(pictures: Sequence[Picture]) -> list[Picture]:
-    """By the scores that they have now."""
-    by_image = {picture.score.image: picture for picture in pictures}
-    chosen = choose_images(worst_first([picture.score for picture in pictures]))
-    return [
-        Picture(**{**vars(by_image[score.image]), "group": group})  # all others have no score and are left out
-        for score, group in chosen
-    ]
 
 
 def draw_picture(
@@ -200,28 +187,20 @@ def draw_picture(
         names = path_in(data_dir, pair.image), path_in(data_dir, pair.mask)
         score = image_score(*names, counts, spec.class_names)
     display = to_display(check_image(image, spec.image))
-    picture = None
-    for side, quality in SIZES:
-        shown = _size_within((height, width), side)
-        picture = Picture(
-            score,
-            group,
-            (height, width),
-            shown,
-            *encode_photo(fit_image(display, shown), quality),
-            class_layer(resize_mask(truth, shown), spec.id_colours),
-            class_layer(resize_mask(ids, shown), spec.id_colours),
-            error_layer(error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1)),
-        )
+
+    def drawn(side: int, quality: int) -> Picture:
+        factor = min(1.0, side / max(height, width))
+        shown = max(1, round(height * factor)), max(1, round(width * factor))
+        in_truth, in_prediction = (class_layer(resize_mask(mask, shown), spec.id_colours) for mask in (truth, ids))
+        errors = error_layer(error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1))
+        photo, kind = encode_photo(fit_image(display, shown), quality)
+        return Picture(score, group, (height, width), shown, photo, kind, in_truth, in_prediction, errors)
+
+    for size in SIZES:
+        picture = drawn(*size)
         if picture.num_bytes <= max_bytes:
             break
-    assert picture is not None
     return picture
-
-
-def _size_within(size: tuple[int, int], side: int) -> tuple[int, int]:
-    factor = min(1.0, side / max(size))
-    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
 def encode_photo(pixels: Pixels, quality: int) -> tuple[bytes, str]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.gallery import Gallery, make_gallery
@@ -25,7 +26,7 @@ from unet_trainer.system.locks import is_locked
 from unet_trainer.training.run_folder import BEST, SAMPLES, SETTINGS, VAL_SCORES
 from unet_trainer.training.run_summary import RUN_FILES, RunSummary, read_run_summary
 
-WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES)
+WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES, SAMPLES)
 
 
 class WatchServer(LocalServer):
@@ -35,7 +36,7 @@ class WatchServer(LocalServer):
         """Raises OSError if the address cannot be used."""
         self.folders = list(folders)
         self.with_pictures = with_pictures
-        self.galleries: dict[Path, tuple[str, Gallery]] = {}  # with the version of the files that they were made of
+        self.galleries: dict[Path, tuple[Any, Gallery]] = {}  # with the version of the files that they were made of
         self.worker = ThreadPoolExecutor(1, "pictures")
         self.num_running = 0
         self._pages: dict[str, tuple[str, bytes]] = {}
@@ -57,10 +58,8 @@ class WatchServer(LocalServer):
 
     def version(self, folders: Sequence[Path]) -> str:
         """Of all that the page of these runs shows."""
-        parts = [
-            part for folder in folders for part in (*_file_facts(folder), str(folder in self.galleries), str(is_locked(folder)))
-        ]
-        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        facts = [(_file_facts(folder), folder in self.galleries, is_locked(folder)) for folder in folders]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def page(self, path: str) -> bytes:
         folders = self.shown_folders(path)
@@ -85,7 +84,7 @@ class WatchServer(LocalServer):
             return Gallery(note=note) if summary.best else NO_PICTURES
         if not self.with_pictures:
             return NO_PICTURES
-        made_of = "\n".join(_file_facts(summary.folder))
+        made_of = _file_facts(summary.folder)
         known = self.galleries.get(summary.folder)
         if known is not None and known[0] == made_of:
             return known[1]
@@ -94,7 +93,7 @@ class WatchServer(LocalServer):
             self.worker.submit(self._make_gallery, summary, made_of)
         return Gallery(note="Pictures of the worst and the best images are being made …")
 
-    def _make_gallery(self, summary: RunSummary, made_of: str) -> None:
+    def _make_gallery(self, summary: RunSummary, made_of: Any) -> None:
         try:
             # On the CPU: a run that trains beside needs the GPU's memory.
             self.galleries[summary.folder] = made_of, make_gallery(summary, "cpu")
@@ -116,11 +115,11 @@ class WatchHandler(LocalHandler):
         self.send(self.server.page(path), HTML_TYPE, {"Content-Security-Policy": policy})
 
 
-def _file_facts(folder: Path) -> list[str]:
+def _file_facts(folder: Path) -> list[tuple[str, int, int]]:
     """Sizes and times of the files that a report is made of."""
     facts = []
-    for path in (*(folder / name for name in WATCHED), folder / SAMPLES):
+    for name in WATCHED:
         with contextlib.suppress(OSError):
-            found = path.stat()
-            facts.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
+            found = (folder / name).stat()
+            facts.append((name, found.st_size, found.st_mtime_ns))
     return facts

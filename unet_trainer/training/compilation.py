@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,15 +16,12 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.losses import TERMS
-from unet_trainer.model.optimizer import fill_momentum
 from unet_trainer.system.console import Console, cause_line, first_line
 from unet_trainer.system.distributed import ALONE, Job
-from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher
+from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, HostCopy
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
 from unet_trainer.training.errors import TrainingFailed
-from unet_trainer.training.evaluation import EvalForward, EvalStep
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import TrainForward, TrainStep
 
 MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "out of memory",
@@ -36,40 +32,23 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
 )
 NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
+Result = TypeVar("Result")
 PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
 
 
 @contextlib.contextmanager
-def restoring_model(step: TrainStep) -> Iterator[None]:
-    """Steps taken inside change neither weights, statistics, gradients, optimizer, scaler nor random state.
-
-    The optimizer may step inside only if it has no state yet: its state is cleared afterwards, since a copy would take memory.
-    """
-    network = step.segmenter.network
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in step.optimizer.param_groups]
-    saved = {name: value.clone() for name, value in network.state_dict().items()}
-    average = None if step.ema is None else {name: value.clone() for name, value in step.ema.segmenter.state_dict().items()}
-    num_updates = None if step.ema is None else step.ema.num_updates.clone()
-    scaler = copy.deepcopy(step.scaler.state_dict())
-    has_stepped_before = has_state(step.optimizer)
-    devices = [step.device] if step.device.type == "cuda" else []
+def restoring(components: Components) -> Iterator[None]:
+    """Steps taken inside change nothing of the state."""
+    state, optimizer = components.state, components.state.optimizer
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    saved = HostCopy(state.state_dict()).content()
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
-        network.load_state_dict(saved)
-        if step.ema is not None and average is not None and num_updates is not None:
-            step.ema.segmenter.load_state_dict(average)
-            step.ema.num_updates.copy_(num_updates)
-        step.abandon_group()
-        if step.scaler.is_enabled():
-            step.scaler.load_state_dict(scaler)
-        for group, values in zip(step.optimizer.param_groups, groups, strict=True):
+        state.load_common(saved)
+        components.train_step.abandon_group()
+        for group, values in zip(optimizer.param_groups, options, strict=True):
             group.update(values)  # the learning rate
-        if not has_stepped_before:
-            step.optimizer.state.clear()
-            if isinstance(step.optimizer, torch.optim.SGD):
-                fill_momentum(step.optimizer)
 
 
 def has_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -77,21 +56,13 @@ def has_state(optimizer: torch.optim.Optimizer) -> bool:
     return any("step" in state or bool(state["momentum_buffer"].any()) for state in optimizer.state.values())
 
 
-def try_steps(
-    train_step: TrainStep,
-    eval_step: EvalStep,
-    batch: Batch,
-    eval_batch: Batch,
-    begin_phases: Sequence[Callable[[], object]],
-    num_times: int = 1,
-) -> None:
-    """Takes the steps that the run will take, inside restoring_model: training in each phase, then evaluation.
-
-    A phase is a mode of the model: encoder frozen, or not. The optimizer steps too, if it never has, so that its memory is tried.
-    """
+def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times: int = 1) -> None:
+    """Takes the steps that the run will take: training with the encoder frozen, if it will be, and not; then evaluation. The
+    optimizer steps too, if it never has, so that its memory is tried."""
+    train_step, eval_step = components.train_step, components.eval_step
     metrics = EpochMetrics(train_step.segmenter.spec.num_classes, train_step.device)
     with_optimizer = not has_state(train_step.optimizer)
-    for begin_phase in begin_phases:
+    for begin_phase in components.begin_phases():
         begin_phase()
         for _ in range(num_times):
             train_step.begin_group(1, 0)
@@ -112,18 +83,13 @@ class Compilation(NamedTuple):
     undo: Callable[[], None] = lambda: None
 
 
-def compile_steps(
-    train_step: TrainStep,
-    eval_step: EvalStep,
-    batch: Batch,
-    eval_batch: Batch,
-    begin_phases: Sequence[Callable[[], object]],
-) -> Compilation:
+def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Compilation:
     """Compiles both forward passes and tries them on a batch each.
 
     On CUDA the layers get their faster forms, and the compiled functions are replayed as CUDA graphs: below batch 16 the step is
     bound by kernel launches.
     """
+    train_step, eval_step = components.train_step, components.eval_step
     eager = train_step.forward, eval_step.forward
     on_cuda = train_step.device.type == "cuda"
     mode = "reduce-overhead" if on_cuda else "default"
@@ -139,11 +105,11 @@ def compile_steps(
 
     try:
         torch.compiler.reset()  # else a fifth run in one process finds the cache of compiled code full and stays eager
-        train_step.forward = _replayed_train(torch.compile(train_step.forward, mode=mode, dynamic=False))
-        eval_step.forward = _replayed_eval(torch.compile(eval_step.forward, mode=mode, dynamic=False))
-        with restoring_model(train_step), warnings.catch_warnings(), _without_garbage_collection():
+        train_step.forward = _replayed(torch.compile(train_step.forward, mode=mode, dynamic=False))
+        eval_step.forward = _replayed(torch.compile(eval_step.forward, mode=mode, dynamic=False))
+        with restoring(components), warnings.catch_warnings(), _without_garbage_collection():
             warnings.simplefilter("ignore")  # advice to compiler developers
-            try_steps(train_step, eval_step, batch, eval_batch, begin_phases, num_times=3)  # CUDA graphs: run, record, replay
+            try_steps(components, batch, eval_batch, num_times=3)  # CUDA graphs: run, record, replay
     except Exception as error:  # a compiler may raise anything, and the eager steps still work
         undo()
         if is_out_of_memory(error):
@@ -170,18 +136,10 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _replayed_train(compiled: TrainForward) -> TrainForward:
-    def forward(images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _replayed(compiled: Callable[..., Result]) -> Callable[..., Result]:
+    def forward(*arguments: Any) -> Result:
         torch.compiler.cudagraph_mark_step_begin()  # from here on the outputs of the last replay may be overwritten
-        return compiled(images, masks, batch_masks)
-
-    return forward
-
-
-def _replayed_eval(compiled: EvalForward) -> EvalForward:
-    def forward(images: torch.Tensor, masks: torch.Tensor, with_logits: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        torch.compiler.cudagraph_mark_step_begin()
-        return compiled(images, masks, with_logits)
+        return compiled(*arguments)
 
     return forward
 
@@ -274,8 +232,8 @@ def try_components(settings: Settings, components: Components, loaders: Loaders,
         config = settings.taken
         batches = random_batches(config, components, loaders)
         try:
-            with restoring_model(components.train_step):
-                try_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
+            with restoring(components):
+                try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -284,12 +242,6 @@ def try_components(settings: Settings, components: Components, loaders: Loaders,
             raise UserError(f"the model cannot run with {described}: {first_line(error)[:300]}") from None
 
     fit_into_memory(try_once, settings, components, console, "nothing was begun", processes)
-
-
-def compile_components_once(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> Compilation:
-    """Compiles the steps of every phase."""
-    batches = random_batches(config, components, loaders)
-    return compile_steps(components.train_step, components.eval_step, *batches, components.begin_phases())
 
 
 def compile_components(
@@ -306,7 +258,7 @@ def compile_components(
 
     def compile_once() -> None:
         nonlocal done
-        done = compile_components_once(settings.taken, components, loaders)
+        done = compile_steps(components, *random_batches(settings.taken, components, loaders))
 
     fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [failure for failure in processes.all_gather(done.failure) if failure is not None]

@@ -32,7 +32,7 @@ from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, first_line
 from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring_model, shrink
+from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink
 from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
@@ -162,7 +162,7 @@ def _locate(run: Run, error: NonFinite) -> str:
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)
-    with restoring_model(components.train_step):
+    with restoring(components):
         for batch in batches:
             files = loader.files(epoch, batch)
             try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import harmonic_mean, median_low
+from statistics import harmonic_mean
 from typing import Any
 
 import torch
 
-from unet_trainer.config.choices import STRIDE
 from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
@@ -36,9 +35,7 @@ ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
 MANY_EPOCHS = 5
 FALLING_LOSS = 0.9  # of the training loss of the best epoch: it went on falling
 NOISE = 0.02  # of IoU between epochs
-USUAL_RATES = {"adamw": (1e-4, 5e-3, 1e-3), "adam": (1e-4, 5e-3, 1e-3), "sgd": (1e-3, 0.2, 1e-2)}  # from, to, one to try
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
-MAX_IMAGE_SIZE = 8192
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
 
@@ -102,10 +99,8 @@ def _warnings(run: Run) -> list[str]:
         return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
-    sizes = [size.image for size in run.loaders.train.dataset.sizes]
-    native_size = median_low(height for height, _ in sizes), median_low(width for _, width in sizes)
-    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, num_steps, native_size)
-    return [finding.text for finding in findings]
+    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, num_steps)
+    return ["\n  - ".join([problem, *advice]) for problem, advice in findings]
 
 
 def result_dict(result: TrainResult) -> dict[str, Any]:
@@ -167,30 +162,11 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say(f"      {resume_command(folder)} {longer(run.config)}   (trains on)")
 
 
-@dataclass(frozen=True)
-class Weakness:
-    """What is wrong with a model, and likely causes with the settings to try."""
-
-    problem: str
-    advice: Sequence[str]
-
-    @property
-    def text(self) -> str:
-        return "".join([self.problem, *(f"\n  - {line}" for line in self.advice)])
-
-
 def judge_model(
-    settings: Settings,
-    confusion: Confusion,
-    history: Sequence[Row],
-    best_epoch: int,
-    num_steps: int,
-    native_size: tuple[int, int],
-) -> list[Weakness]:
-    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be. Advice is given once.
-
-    `native_size`: height and width of the training images, as they are stored.
-    """
+    settings: Settings, confusion: Confusion, history: Sequence[Row], best_epoch: int, num_steps: int
+) -> list[tuple[str, list[str]]]:
+    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be: each problem with its likely
+    causes and the settings to try. Advice is given once."""
     config = settings.taken
     names = id_names(config)
     baseline = best_baseline(confusion, config.num_classes, names)
@@ -202,76 +178,56 @@ def judge_model(
             "validation needs images with each class: a larger val_fraction, another seed, or a split_file",
             f"masks may be read with the wrong mask_values: {_check_command(config)}",
         ]
-        return [Weakness(f"every validation pixel is {names[present[0]]}: val IoU says nothing about the model", advice)]
+        return [(f"every validation pixel is {names[present[0]]}: val IoU says nothing about the model", advice)]
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
-    gain, train_gain = (_gain(value, baseline.iou) for value in (iou, train_iou))
+    gain, train_gain = ((value - baseline.iou) / (1 - baseline.iou) for value in (iou, train_iou))
     few_steps = _few_steps_advice(config, num_steps, -(-num_steps // max(1, len(history))))
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
-    rare_advice = _rare_class_advice(config, lost, native_size)
-    findings = []
+    findings: list[tuple[str, list[str]]] = []
     if gain < MIN_GAIN:
-        findings.append(_no_better(settings, confusion, baseline, iou, train_iou, few_steps, rare_advice))
+        problem = (
+            f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
+        )
+        if train_gain >= MIN_TRAIN_GAIN:
+            problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
+            advice = _overfitting_advice(settings)
+        else:
+            problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
+            masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
+            advice = [masks, _rate_advice(settings)]
+        findings.append((problem, few_steps + advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
         problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
-        findings.append(Weakness(problem, few_steps + _overfitting_advice(settings)))
-    if lost and (config.num_classes > 1 or gain >= MIN_GAIN):
+        findings.append((problem, few_steps + _overfitting_advice(settings)))
+    is_rare = config.num_classes > 1 or gain >= MIN_GAIN or sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion))
+    if lost and is_rare:
         problem = f"classes that the model hardly finds: {first_few(list(lost.values()))}"
-        findings.append(Weakness(problem, few_steps + rare_advice))
+        findings.append((problem, few_steps + _rare_class_advice(config, lost)))
     findings += _early_best(settings, history, best_epoch)
     given: set[str] = set()
-    for index, finding in enumerate(findings):
-        findings[index] = replace(finding, advice=[line for line in finding.advice if line not in given])
-        given.update(finding.advice)
+    for index, (problem, advice) in enumerate(findings):
+        findings[index] = problem, [line for line in advice if line not in given]
+        given.update(advice)
     return findings
 
 
-def _gain(iou: float, baseline: float) -> float:
-    return (iou - baseline) / (1 - baseline)
-
-
-def _no_better(
-    settings: Settings,
-    confusion: Confusion,
-    baseline: Baseline,
-    iou: float,
-    train_iou: float,
-    few_steps: list[str],
-    rare_advice: list[str],
-) -> Weakness:
-    config = settings.taken
-    problem = f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
-    if config.num_classes == 1 and not any(row[1] for row in confusion):
-        problem += f". No validation pixel is predicted as {id_names(config)[1]}"
-    if _gain(train_iou, baseline.iou) >= MIN_TRAIN_GAIN:
-        problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
-        advice = few_steps + _overfitting_advice(settings)
-    else:
-        problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
-        masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
-        advice = [*few_steps, masks, _rate_advice(config)]
-    if config.num_classes == 1 and sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion)):
-        advice += rare_advice
-    return Weakness(problem, advice)
-
-
 def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dict[int, str]:
-    """Each class, from `first` on, that occurs in truth and is hardly found: its share, how much is found, what it is taken for."""
+    """Each class, from `first` on, that occurs in truth and is hardly found: its share, and what it is taken for."""
     num_pixels = sum(map(sum, confusion))
     lost = {}
     for class_id, row in list(enumerate(confusion))[first:]:
         in_truth, hits, predicted = sum(row), row[class_id], sum(counts[class_id] for counts in confusion)
         if in_truth == 0 or hits / (in_truth + predicted - hits) >= LOST_IOU:
             continue
-        iou = f"IoU {hits / (in_truth + predicted - hits):.4f}, {hits / in_truth:.1%} of them found"
         other = max(range(len(row)), key=lambda index: row[index])
         taken_for = "" if other == class_id else f", {row[other] / in_truth:.0%} of them taken for {names[other]}"
-        share = f"{in_truth / num_pixels:.2%} of the" if in_truth >= 1e-4 * num_pixels else f"{in_truth} of {num_pixels}"
-        lost[class_id] = f"{names[class_id]} ({share} validation pixels{taken_for}; {iou if predicted else 'never predicted'})"
+        found = f"{hits / in_truth:.1%} of them found" if predicted else "never predicted"
+        lost[class_id] = f"{names[class_id]} ({in_truth / num_pixels:.2g} of the validation pixels{taken_for}; {found})"
     return lost
 
 
-def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> list[Weakness]:
+def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> list[tuple[str, list[str]]]:
     """If the best epoch is the first, or in the first tenth, and training went on well beyond it."""
     config, best, later = settings.taken, history[best_epoch - 1], history[best_epoch:]
     if len(history) < MANY_EPOCHS or best_epoch > max(1, len(history) // 10):
@@ -288,8 +244,7 @@ def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> 
         advice.append(f"val IoU rose after that epoch: {_setting('monitor', 'val_iou')}")
     if config.ema_decay is not None:
         advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
-    advice.append(f"a lower rate: {_setting('learning_rate', _rounded(config.learning_rate / 10))}")
-    return [Weakness(problem, advice + _overfitting_advice(settings))]
+    return [(problem, [*advice, _rate_advice(settings), *_overfitting_advice(settings)])]
 
 
 def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:
@@ -301,13 +256,10 @@ def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: i
     return [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
 
 
-def _rate_advice(config: ResolvedConfig) -> str:
-    low, high, usual = USUAL_RATES[config.optimizer]
-    rate = config.learning_rate
-    if low <= rate <= high:
-        return f"the learning rate may be too high for these data: {_setting('learning_rate', _rounded(rate / 10))}"
-    size = "low" if rate < low else "high"
-    return f"learning_rate: {rate:g} is {size} for {config.optimizer}: {_setting('learning_rate', usual)}"
+def _rate_advice(settings: Settings) -> str:
+    lower = _setting("learning_rate", float(f"{settings.taken.learning_rate / 10:.1g}"))
+    other = "" if settings.asked.learning_rate == "auto" else f", or {_setting('learning_rate', 'auto')}"
+    return f"another learning rate may suit these data: {lower}{other}"
 
 
 def _overfitting_advice(settings: Settings) -> list[str]:
@@ -323,24 +275,17 @@ def _overfitting_advice(settings: Settings) -> list[str]:
     ]
 
 
-def _rare_class_advice(config: ResolvedConfig, lost: Container[int], native_size: tuple[int, int]) -> list[str]:
-    advice = []
-    natives = native_size if isinstance(config.image_size, tuple) else (max(native_size),) * 2
-    most = [min(-(-native // STRIDE) * STRIDE, MAX_IMAGE_SIZE) for native in natives]
-    sides = [max(side, min(2 * side, limit)) for side, limit in zip(config.shape, most, strict=True)]
-    if config.fit == "resize" and tuple(sides) != config.shape:
-        larger = sides if isinstance(config.image_size, tuple) else sides[0]
-        crops = f"{_setting('fit', 'crop')} {_setting('rare_class_crops', 0.5)}"
-        advice.append(f"small objects vanish when images are made smaller: {_setting('image_size', larger)}, or {crops}")
-    if config.fit == "crop" and config.rare_class_crops < 0.5:
-        advice.append(f"more crops around rare classes: {_setting('rare_class_crops', 0.5)}")
-    if config.class_weights is None:
-        weights = [LOST_CLASS_WEIGHT if class_id in lost else 1.0 for class_id in range(config.num_classes)]
-        weights = weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]
-        advice.append(f"a rare class weighs little in the loss: {_setting('class_weights', weights)}")
-    if not HARD_CLASS_LOSSES & config.loss.keys():
-        advice.append(f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}")
-    return advice
+def _rare_class_advice(config: ResolvedConfig, lost: Container[int]) -> list[str]:
+    weights = [LOST_CLASS_WEIGHT if class_id in lost else 1.0 for class_id in range(config.num_classes)]
+    crops = _setting("rare_class_crops", 0.5)
+    ideas = {
+        f"small objects vanish when images are made smaller: {_setting('fit', 'crop')} {crops}": config.fit == "resize",
+        f"more crops around rare classes: {crops}": config.fit == "crop" and config.rare_class_crops < 0.5,
+        "a rare class weighs little in the loss: "
+        + _setting("class_weights", weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]): config.class_weights is None,
+        f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}": not HARD_CLASS_LOSSES & config.loss.keys(),
+    }
+    return [idea for idea, applies in ideas.items() if applies]
 
 
 def _check_command(config: ResolvedConfig) -> str:
@@ -350,7 +295,3 @@ def _check_command(config: ResolvedConfig) -> str:
 def _setting(name: str, value: object) -> str:
     """key=value for the command line."""
     return shlex.quote(f"{name}={value_text(value)}")
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.1g}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,8 +16,7 @@ import torch
 from unet_trainer.config import choices
 from unet_trainer.config.choices import choose_number_format, describe_symmetry
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
-from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolve import MeasureStep, decoded_bytes, resolve
+from unet_trainer.config.resolve import MeasureStep, resolve
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
@@ -225,41 +223,22 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
 
 
-@dataclass(frozen=True)
-class _Case:
-    """What the checks look at."""
-
-    settings: Settings
-    hardware: HardwareFacts
-    facts: DatasetFacts
-    cost: StepCost | None  # of the uncompiled step
-    failure: str  # why the step could not be measured
-    compile_failure: str  # why it could not be compiled
-
-    @property
-    def taken(self) -> ResolvedConfig:
-        return self.settings.taken
-
-    def gave(self, name: str) -> bool:
-        """Whether the value is the user's. The values of the built-in demo are the script's own."""
-        asked = self.settings.asked
-        return asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"
-
-    @property
-    def num_samples(self) -> int:
-        """Training samples of one pass."""
-        return len(self.facts.train_sizes) * (self.taken.crops_per_image if self.taken.fit == "crop" else 1)
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of the run."""
-        batches = max(1, int(self.num_samples * self.taken.repeats) // (self.taken.batch_size * self.hardware.num_processes))
-        return self.taken.num_epochs * math.ceil(batches / self.taken.accumulation_steps)
-
-    @property
-    def median_size(self) -> tuple[int, int]:
-        height, width = (int(median(size[axis] for size in self.facts.train_sizes)) for axis in (0, 1))
-        return height, width
+# What a setting of the user is compared with, those worth most first, and what speaks against it.
+COMPARED = {
+    "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
+    "image_size": ({"image_size": "auto", "fit": "auto"}, "thin structures are lost, or images are enlarged for nothing"),
+    "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
+    "class_weights": (
+        {"class_weights": "auto"},
+        "weights that differ so much cost the common classes more than they give the rare ones",
+    ),
+    "ema_decay": ({"ema_decay": "auto"}, "at the end the average still holds untrained weights"),
+    "num_workers": ({"num_workers": "auto"}, "more processes than cores take memory and save no time"),
+    "compile_model": ({"compile_model": "auto"}, "not the fastest step"),
+    "cache": ({"cache": "auto"}, "every file is decoded in every epoch"),
+    "amp_dtype": ({"amp_dtype": "bfloat16"}, "float16 needs loss scaling and may overflow"),
+    "deterministic": ({"deterministic": False}, "costs about 12 % of the speed, and the seed alone fixes split, order and weights"),
+}
 
 
 def review(
@@ -270,59 +249,89 @@ def review(
     failure: str = "",
     compile_failure: str = "",
 ) -> list[Finding]:
-    """The findings, those worth most first. `cost` is that of the uncompiled step, where it is known."""
-    case = _Case(settings, hardware, facts, cost, failure, compile_failure)
-    return [finding for check in CHECKS if (finding := check(case)) is not None]
+    """What the user's settings cost, those worth most first: each is compared with what `auto` would take in its place, all else
+    as it is. `cost` is that of the uncompiled step, where it is known; the failures are why it could not be tried or compiled."""
+    asked, taken = settings.asked, settings.taken
+    given = {name for name in FIELDS if asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"}
+    findings = [*_review_memory(taken, given, hardware, cost, failure), *_review_symmetry(settings, given, facts)]
+    if compile_failure:
+        detail = f"the step cannot be compiled here ({compile_failure}): training would go on uncompiled"
+        findings.append(Finding("warning", "compile_model", detail, "compile_model: false"))
+    decided = dataclasses.replace(asked, **{name: getattr(taken, name) for name in FIELDS if getattr(asked, name) == "auto"})
+    for name, (changes, problem) in COMPARED.items():
+        if not given & changes.keys() or (name == "compile_model" and compile_failure):
+            continue
+        other = resolve(dataclasses.replace(decided, **changes), hardware, facts, lambda config: cost)
+        if _is_better(name, taken, other.taken, hardware, facts, cost):
+            shown, instead = (value_text(getattr(config, name)) for config in (taken, other.taken))
+            reason = other.decisions[name].reason
+            detail = f"{shown}: {problem}; {'auto takes ' * (changes[name] == 'auto')}{instead}{reason and f' ({reason})'}"
+            fix = ", ".join(f"{key}: {value_text(value)}" for key, value in changes.items() if key == name or key in given)
+            findings.append(Finding("warning", name, detail, fix))
+    return findings
 
 
-def _memory(case: _Case) -> Finding | None:
-    size = case.taken.batch_size
-    limit = choices.MEMORY_SHARE * case.hardware.free_memory
-    fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * case.taken.accumulation_steps}, or batch_parts: 2"
-    if case.failure:
-        return Finding("problem", "batch_size", f"a step of {size} could not be taken ({case.failure})", fix)
-    if not case.gave("batch_size") or case.hardware.kind == "cpu" or case.cost is None or case.cost.memory <= limit:
-        return None
-    used, free = (number / 2**30 for number in (case.cost.memory, case.hardware.free_memory))
-    return Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix)
+def _is_better(
+    name: str, now: ResolvedConfig, other: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts, cost: StepCost | None
+) -> bool:
+    """Whether the other value is worth a hint."""
+    one, two = getattr(now, name), getattr(other, name)
+    num_steps = count_steps(now, hardware, facts)
+    match name:
+        case "image_size":
+            return _is_better_size(now, other, facts)
+        case "num_epochs":
+            return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
+        case "class_weights":
+            spread, usual = (1.0 if weights is None else max(weights) / min(weights) for weights in (one, two))
+            return now.num_classes > 1 and spread > MUCH_WEIGHT * usual
+        case "ema_decay":
+            return one is not None and two is not None and one > two and 1 / (1 - one) > MAX_EMA_SHARE * num_steps
+        case "num_workers":
+            return one > hardware.num_cores
+        case "cache":
+            return (one, two) == ("none", "ram") and now.num_epochs >= MIN_EPOCHS_TO_CACHE
+        case "compile_model":
+            return one != two and not (cost is None and hardware.kind == "cuda")
+        case "amp_dtype" | "deterministic":
+            return one != two and hardware.kind == "cuda" and hardware.has_bfloat16
+    return one != two
 
 
-def _mixed_precision(case: _Case) -> Finding | None:
-    if case.gave("use_amp") and case.taken.use_amp and case.hardware.has_slow_bfloat16:
-        detail = f"true is several times slower here: {case.hardware.name} has no bfloat16 instructions"
-        return Finding("warning", "use_amp", detail, "use_amp: auto")
-    if not case.gave("use_amp") or case.taken.use_amp or not choices.choose_use_amp(case.hardware)[0]:
-        return None
-    detail = f"false leaves the 16-bit units of {case.hardware.name} unused: it would train faster, in about half the memory"
-    return Finding("warning", "use_amp", detail, "use_amp: true")
+def _is_better_size(now: ResolvedConfig, other: ResolvedConfig, facts: DatasetFacts) -> bool:
+    native = [int(median(size[axis] for size in facts.train_sizes)) for axis in (0, 1)]
+    if math.prod(now.shape) >= MUCH_LARGER**2 * math.prod(native):
+        return math.prod(other.shape) < math.prod(now.shape)
+    scale = min(have / whole for have, whole in zip(now.shape, native, strict=True))
+    is_thin = facts.measurements is not None and 0 < facts.measurements.thickness * scale < choices.MIN_THICKNESS
+    return is_thin and now.fit == "resize" and scale < 1 and (other.fit == "crop" or math.prod(other.shape) > math.prod(now.shape))
 
 
-def _thin_structures(case: _Case) -> Finding | None:
-    measured, config = case.facts.measurements, case.taken
-    if measured is None or config.fit != "resize" or not (case.gave("fit") or case.gave("image_size")):
-        return None
-    scale = min(have / whole for have, whole in zip(config.shape, case.median_size, strict=True))
-    if not 0 < measured.thickness * scale < choices.MIN_THICKNESS or scale >= 1:
-        return None
-    height, width = case.median_size
-    name = "image_size" if case.gave("image_size") else "fit"
-    value = value_text(list(config.shape)) if name == "image_size" else "resize"
-    detail = (
-        f"{value}: structures {measured.thickness:.1f} pixels thin in images of {width}×{height} shrink to "
-        f"{measured.thickness * scale:.1f} pixels, and below {choices.MIN_THICKNESS:.0f} the model loses them"
-    )
-    wanted = choices.MIN_THICKNESS / measured.thickness
-    if choices.choose_fit(measured, case.facts.train_sizes)[0] == "crop" or wanted > 1:
-        return Finding("warning", name, detail, "fit: crop with image_size: auto")
-    sides = [math.ceil(side * wanted / choices.STRIDE) * choices.STRIDE for side in case.median_size]
-    return Finding("warning", name, detail, f"image_size: {value_text(sides)}")
+def count_steps(config: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts) -> int:
+    """Optimizer steps of the run."""
+    num_samples = len(facts.train_sizes) * (config.crops_per_image if config.fit == "crop" else 1)
+    batches = max(1, int(num_samples * config.repeats) // (config.batch_size * hardware.num_processes))
+    return config.num_epochs * math.ceil(batches / config.accumulation_steps)
 
 
-def _symmetry(case: _Case) -> Finding | None:
-    measured, asked = case.facts.measurements, case.settings.asked.augmentation
-    if measured is None or not case.gave("augmentation") or isinstance(asked, str):
-        return None
-    in_views = case.taken.fit == "crop"
+def _review_memory(
+    config: ResolvedConfig, given: Container[str], hardware: HardwareFacts, cost: StepCost | None, failure: str
+) -> Iterator[Finding]:
+    size = config.batch_size
+    fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * config.accumulation_steps}, or batch_parts: 2"
+    if failure:
+        yield Finding("problem", "batch_size", f"a step of {size} could not be taken ({failure})", fix)
+    elif "batch_size" in given and hardware.kind != "cpu" and cost and cost.memory > choices.MEMORY_SHARE * hardware.free_memory:
+        used, free = (number / 2**30 for number in (cost.memory, hardware.free_memory))
+        yield Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix)
+
+
+def _review_symmetry(settings: Settings, given: Container[str], facts: DatasetFacts) -> Iterator[Finding]:
+    """Transforms that make images unlike the data."""
+    measured, asked = facts.measurements, settings.asked.augmentation
+    if measured is None or "augmentation" not in given or isinstance(asked, str):
+        return
+    in_views = settings.taken.fit == "crop"
     has_up = not measured.keeps_labels("vertical_flip", in_views)
     has_turn = has_up or not measured.keeps_labels("quarter_turn", in_views)
     unfit = [
@@ -332,11 +341,10 @@ def _symmetry(case: _Case) -> Finding | None:
         or (has_turn and (name in QUARTER_TURNS or _largest_turn(name, parameters) > LARGE_TURN))
         or (measured.has_sides and name == "HorizontalFlip")
     ]
-    if not unfit:
-        return None
-    names = ", ".join(dict.fromkeys(unfit))
-    found = choices.describe_symmetry(measured, case.taken.fit).rpartition("; ")[0]
-    return Finding("warning", "augmentation", f"{names} makes images unlike this data: {found}", "augmentation: auto")
+    if unfit:
+        names = ", ".join(dict.fromkeys(unfit))
+        found = choices.describe_symmetry(measured, settings.taken.fit).rpartition("; ")[0]
+        yield Finding("warning", "augmentation", f"{names} makes images unlike this data: {found}", "augmentation: auto")
 
 
 def _transforms(items: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -358,133 +366,3 @@ def _largest_turn(name: str, parameters: dict[str, Any]) -> float:
     given = parameters.get(key, default)
     numbers = given if isinstance(given, list | tuple) else [given]
     return max((abs(number) for number in numbers if isinstance(number, int | float)), default=0.0)
-
-
-def _class_weights(case: _Case) -> Finding | None:
-    given = case.taken.class_weights
-    wanted, _ = choices.choose_class_weights(case.facts.class_shares, case.taken.num_classes)
-    if not case.gave("class_weights") or given is None or case.taken.num_classes == 1:
-        return None
-    ratio = max(given) / min(given)
-    wanted_ratio = 1.0 if wanted is None else max(wanted) / min(wanted)
-    if ratio <= MUCH_WEIGHT * wanted_ratio:
-        return None
-    detail = (
-        f"weights that differ by a factor of {ratio:.0f} cost the common classes more than they give the rare ones: full "
-        f"balance took mean IoU from 0.67 to 0.62 on a street set; auto takes "
-        + ("none" if wanted is None else f"a factor of {wanted_ratio:.1f}")
-    )
-    return Finding("warning", "class_weights", detail, "class_weights: auto")
-
-
-def _few_steps(case: _Case) -> Finding | None:
-    config, num_steps = case.taken, case.num_steps
-    if not case.gave("num_epochs") or num_steps >= MIN_STEPS:
-        return None
-    few = f"{counted(config.num_epochs, 'epoch')} are {counted(num_steps, 'optimizer step')}, too few to learn much"
-    if case.hardware.kind == "cpu" and case.cost is None:  # what there is time for is not known
-        return Finding("warning", "num_epochs", few, "num_epochs: auto")
-    budget = choices.CPU_BUDGET if case.hardware.kind == "cpu" else None
-    if config.time_budget is not None:
-        budget = seconds_of(config.time_budget)
-    num_val = len(case.facts.val_sizes)
-    plan = choices.plan_steps(case.num_samples, config.batch_size, config.accumulation_steps, case.cost, num_val, budget)
-    batches = max(1, int(case.num_samples * plan.repeats) // config.batch_size)
-    planned = plan.num_epochs * math.ceil(batches / config.accumulation_steps)
-    if planned < 1.5 * num_steps:
-        return None
-    return Finding("warning", "num_epochs", f"{few}; auto takes {planned:,}", "num_epochs: auto")
-
-
-def _average(case: _Case) -> Finding | None:
-    decay = case.taken.ema_decay
-    if not case.gave("ema_decay") or decay is None:
-        return None
-    span, wanted = 1 / (1 - decay), choices.choose_ema_decay(case.num_steps)[0]
-    if span <= MAX_EMA_SHARE * case.num_steps or decay <= wanted:  # of a few steps, half is the least
-        return None
-    detail = f"{decay:g} averages over {span:,.0f} steps of a run of {case.num_steps:,}: the average still holds untrained weights"
-    return Finding("warning", "ema_decay", detail, f"ema_decay: {wanted}")
-
-
-def _enlarged(case: _Case) -> Finding | None:
-    config, size = case.taken, case.median_size
-    if not case.gave("image_size"):
-        return None
-    factor = math.sqrt(math.prod(config.shape) / math.prod(size))
-    if factor < MUCH_LARGER:
-        return None
-    height, width = size
-    how = "enlarges" if config.fit == "resize" else "pads"
-    detail = (
-        f"{value_text(list(config.shape))} {how} images of {width}×{height}: {factor**2:.1f} times the work and memory, and no "
-        "more to see"
-    )
-    sides = [max(choices.MIN_SIDE, math.ceil(side / choices.STRIDE) * choices.STRIDE) for side in size]
-    return Finding("warning", "image_size", detail, f"image_size: {value_text(sides)}")
-
-
-def _workers(case: _Case) -> Finding | None:
-    cores = case.hardware.num_cores
-    if not case.gave("num_workers") or case.taken.num_workers <= cores:
-        return None
-    wanted = choices.choose_num_workers(cores, on_cpu=case.hardware.kind == "cpu")
-    detail = f"{case.taken.num_workers} processes share {cores} core{'s' if cores > 1 else ''}: they take memory and save no time"
-    return Finding("warning", "num_workers", detail, f"num_workers: {wanted}")
-
-
-def _compiling(case: _Case) -> Finding | None:
-    if case.compile_failure:
-        detail = f"the step cannot be compiled here ({case.compile_failure}): training would go on uncompiled"
-        return Finding("warning", "compile_model", detail, "compile_model: false")
-    if not case.gave("compile_model") or (case.cost is None and case.hardware.kind == "cuda"):
-        return None
-    pays, reason = choices.choose_compile(case.hardware, case.cost, case.num_steps)
-    if pays == case.taken.compile_model:
-        return None
-    if pays:
-        return Finding("warning", "compile_model", f"false: compiling {reason}", "compile_model: true")
-    return Finding("warning", "compile_model", f"true costs more than it saves here: {reason}", "compile_model: false")
-
-
-def _cache(case: _Case) -> Finding | None:
-    config = case.taken
-    if not case.gave("cache") or config.cache != "none" or config.num_epochs < MIN_EPOCHS_TO_CACHE:
-        return None
-    num_bytes = decoded_bytes(config.fit, config.image_size, case.facts)
-    choice, reason = choices.choose_cache(num_bytes, case.hardware.host_memory, config.num_epochs)
-    if choice != "ram":
-        return None
-    return Finding("warning", "cache", f"none decodes every file {config.num_epochs} times; it fits ({reason})", "cache: ram")
-
-
-def _float16(case: _Case) -> Finding | None:
-    if not case.gave("amp_dtype") or case.taken.number_format != "float16" or not case.hardware.has_bfloat16:
-        return None
-    detail = f"float16 needs loss scaling and may overflow; {case.hardware.name} has bfloat16, as fast and without either"
-    return Finding("warning", "amp_dtype", detail, "amp_dtype: bfloat16")
-
-
-def _deterministic(case: _Case) -> Finding | None:
-    if not case.gave("deterministic") or not case.taken.deterministic or case.hardware.kind != "cuda":
-        return None
-    detail = "true costs about 12 % of the speed; the seed alone already fixes split, order, weights and augmentation"
-    return Finding("warning", "deterministic", detail, "deterministic: false, unless the bits must be the same")
-
-
-# Those worth most first.
-CHECKS: Sequence[Callable[[_Case], Finding | None]] = (
-    _memory,
-    _mixed_precision,
-    _thin_structures,
-    _symmetry,
-    _few_steps,
-    _class_weights,
-    _average,
-    _enlarged,
-    _workers,
-    _compiling,
-    _cache,
-    _float16,
-    _deterministic,
-)

@@ -1,6 +1,6 @@
 """Config → a run that is ready for its first epoch, new or resumed.
 
-Under torchrun rank 0 decides, and the others take what it has decided and loaded: `processes.share` and `broadcast` return rank 0's
+Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` and `broadcast_made` return rank 0's
 value, in a plain process the value itself.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict
@@ -85,7 +84,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
-    check_same_config(processes, config)
+    check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
     trackers = chosen_trackers(config) if processes.is_main else []
     source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
@@ -96,7 +95,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     _say_job(processes, device, config.resume, console)
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
-    check_same_dataset(processes, dataset, config.data_dir)
+    check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
     settings = share_settings(processes, make_settings, device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
@@ -126,7 +125,13 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
             console.note(f"{source} lies in no run's folder: a new run goes on from it")
         folder = Path(processes.broadcast_made(lambda: str(_begin_folder(config, session))))
     if processes.is_main:
-        _open_folder(folder, settings, session, _start_facts(settings, hardware, dataset, state, earlier is not None))
+        start = {
+            "resumed_after": None if earlier is None else {"epoch": state.epoch, "batch": state.batch},
+            "machine": machine_facts(hardware),
+            "model": model_facts(settings.taken, state.segmenter.network),
+            "data": data_facts(settings.taken, dataset),
+        }
+        _open_folder(folder, settings, session, start)
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     if processes.is_main:
@@ -161,34 +166,43 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
 def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
     """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it alone, since
     checkpoint_dir need not be on their machine."""
-    processes = session.processes
+    content: dict[str, Any] = {}
 
-    def find() -> list[str | None]:
+    def find() -> tuple[str, str | None, dict[str, Any]] | None:
         source = find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
-        folder = None if source is None else folder_of(source)
-        return [None if path is None else str(path) for path in (source, folder)]
+        if source is None:
+            return None
+        if (folder := folder_of(source)) is not None:
+            session.lock.acquire(folder, session.console.note)
+        content.update(read_run(source, session.console.warn))
+        facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
+        return str(source), None if folder is None else str(folder), facts
 
-    source, folder = (None if name is None else Path(name) for name in processes.broadcast_made(find))
-    if folder is not None and processes.is_main:
-        session.lock.acquire(folder, session.console.note)
-    if source is None:
+    if (found := session.processes.broadcast_made(find)) is None:
         return None, None, None
-    content = read_run(source, session.console.warn) if processes.is_main else {}
-    facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
-    return source, folder, {**processes.broadcast_made(lambda: facts), **content}
+    source, folder, facts = found
+    return Path(source), None if folder is None else Path(folder), {**facts, **content}
 
 
-def check_same_config(processes: Job, config: Config) -> None:
-    """Raises UserError if this process was started with other settings than rank 0, whose settings all would take in silence."""
-    if processes.is_alone:
-        return
-    own = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
-    own |= package_versions()  # other kernels, other bits: the weights would drift apart
-    first = processes.broadcast_made(lambda: own)
-    here = socket.gethostname()
-    others = [f"{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
+def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
+    """Raises UserError if a fact of this process is another than rank 0's, which all would take in silence."""
+    first, here = processes.broadcast(own), socket.gethostname()
+    others = [f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
     if others:
-        raise UserError(f"{'; '.join(others)}; all machines need the same config, the same command and the same packages")
+        raise UserError(f"{'; '.join(others)}; all machines need {need}")
+
+
+def config_facts(config: Config) -> dict[str, str]:
+    """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift apart."""
+    return {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE} | package_versions()
+
+
+def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
+    """Of the files, which samples are numbered by."""
+    names = split_names(dataset.split)
+    facts = {"files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
+    digests = {what: hashlib.sha256(repr(fact).encode()).hexdigest()[:8] for what, fact in facts.items()}
+    return digests | {"files": f"{len(names['train'])} train, {len(names['val'])} validate (digest {digests['files']})"}
 
 
 def _say_job(processes: Job, device: torch.device, resume: str | None, console: Console) -> None:
@@ -205,19 +219,6 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
     max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if max_restarts and resume != "auto":
         console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; only with resume=auto it goes on where it was")
-
-
-def check_same_dataset(processes: Job, dataset: CheckedDataset, data_dir: str) -> None:
-    """Raises UserError if this machine's files are others than those of rank 0: samples go by their number."""
-    names = split_names(dataset.split)
-    facts = {"names of files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
-    own = {what: hashlib.sha256(repr(fact).encode()).hexdigest() for what, fact in facts.items()}
-    here = f"{len(names['train'])} images train and {len(names['val'])} validate"
-    digests, there = processes.broadcast_made(lambda: (own, here))
-    if others := [what for what in own if own[what] != digests[what]]:
-        counts = f"{here}, against {there}" if here != there else f"other {' and '.join(others)}"
-        where = f"{data_dir} on {socket.gethostname()}"
-        raise UserError(f"data_dir: {where} is not what rank 0 has there ({counts}); all machines need the same files")
 
 
 def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device) -> Settings:
@@ -271,18 +272,6 @@ def _begin_folder(config: Config, session: Session) -> Path:
     if has_checkpoint(folder):
         raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
     return folder
-
-
-def _start_facts(
-    settings: Settings, hardware: HardwareFacts, dataset: CheckedDataset, state: TrainState, resumes: bool
-) -> dict[str, Any]:
-    """What opens the events of a start."""
-    return {
-        "resumed_after": {"epoch": state.epoch, "batch": state.batch} if resumes else None,
-        "machine": machine_facts(hardware),
-        "model": model_facts(settings.taken, state.segmenter.network),
-        "data": data_facts(settings.taken, dataset),
-    }
 
 
 def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapping[str, Any]) -> None:

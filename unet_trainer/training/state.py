@@ -257,6 +257,13 @@ class TrainState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, which names what is missing or does not fit this model."""
         self._check(state)
+        self.load_common(state)
+        ranks = state.get("ranks")
+        self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
+        self._load_ranks(ranks)
+
+    def load_common(self, state: Mapping[str, Any]) -> None:
+        """All but what differs between the ranks of a job."""
         load_network_weights(self.segmenter, state["model"])
         self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
@@ -275,9 +282,6 @@ class TrainState:
         self.per_class_iou = list(state["per_class_iou"])
         self.confusion = [list(counts) for counts in state["confusion"]]
         self._set_random_states(state)
-        ranks = state.get("ranks")
-        self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
-        self._load_ranks(ranks)
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors alone."""

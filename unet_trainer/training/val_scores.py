@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unet_trainer.model.baselines import overlap_ratios, ratio
 from unet_trainer.system.console import csv_line
 from unet_trainer.system.input_files import read_text
 
 MAX_PIXELS = 2**48  # of an image; the sum over all of them is an int64
 NO_IOU = 2.0  # sorts images in which no class occurs behind all others
+COUNTS = ("hit_pixels", "truth_pixels", "predicted_pixels")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class ClassCounts:
 
     @property
     def iou(self) -> float | None:
-        return _ratio(self.hits, self.truth + self.predicted - self.hits)
+        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["iou"])
 
     @property
     def dice(self) -> float | None:
-        return _ratio(2 * self.hits, self.truth + self.predicted)
+        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["dice"])
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ class ImageScore:
 def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
     """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those that are reported."""
     reported = counts[len(counts) - len(class_names) :]
-    num_counted = sum(truth for _, truth, _ in counts)
-    num_right = sum(hits for hits, _, _ in counts)
+    num_counted, num_right = sum(truth for _, truth, _ in counts), sum(hits for hits, _, _ in counts)
     classes = {name: ClassCounts(*one) for name, one in zip(class_names, reported, strict=True)}
     return ImageScore(image, mask, classes, num_counted - num_right, num_counted)
 
@@ -78,18 +79,15 @@ def val_scores_text(scores: Sequence[ImageScore]) -> str:
     """The table. With several classes: their mean, then each class."""
     names = list(scores[0].classes) if scores else []
     several = len(names) > 1
-    mean = "mean_" if several else ""
-    header = ["image", "mask", f"{mean}iou", f"{mean}dice"]
+    header = ["image", "mask", *(f"{'mean_' if several else ''}{score}" for score in ("iou", "dice"))]
     for name in names:
-        suffix = f" {name}" if several else ""
-        header += [f"iou{suffix}"] if several else []
-        header += [f"{count}_pixels{suffix}" for count in ("hit", "truth", "predicted")]
+        header += [f"iou {name}", *(f"{count} {name}" for count in COUNTS)] if several else COUNTS
     lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
     for score in worst_first(scores):
         row = [score.image, score.mask, _cell(score.iou), _cell(score.dice)]
         for counts in score.classes.values():
             row += [_cell(counts.iou)] if several else []
-            row += [str(counts.hits), str(counts.truth), str(counts.predicted)]
+            row += map(str, (counts.hits, counts.truth, counts.predicted))
         lines.append(csv_line([*row, score.wrong_pixels, score.counted_pixels]))
     return "".join(lines)
 
@@ -109,12 +107,10 @@ def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageSc
 def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
     if None in row:
         raise ValueError("a row of more cells than there are columns")
-    lead = "hit_pixels"
-    names = [column.removeprefix(lead) for column in row if column.startswith(lead)]
     classes = {}
-    for suffix in names:
+    for suffix in [column.removeprefix(COUNTS[0]) for column in row if column.startswith(COUNTS[0])]:
         name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
-        classes[name] = ClassCounts(*(_count(row[f"{count}_pixels{suffix}"]) for count in ("hit", "truth", "predicted")))
+        classes[name] = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
         if classes[name].hits > min(classes[name].truth, classes[name].predicted):
             raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
     return ImageScore(row["image"], row["mask"], classes, _count(row["wrong_pixels"]), _count(row["counted_pixels"]))
@@ -128,10 +124,6 @@ def _count(cell: str) -> int:
 
 def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,0 +1,255 @@
+"""Each setting that is left open follows from what was measured in the data, the hardware and the time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from helpers.resolving import AMPERE, CPU, FREE, MEASURED, UPRIGHT
+from unet_trainer.config.choices import (
+    COMPILE_SECONDS,
+    MAX_VIEWS,
+    NUM_VIEWS,
+    choose_augmentation,
+    choose_batch_size,
+    choose_cache,
+    choose_class_weights,
+    choose_compile,
+    choose_crops_per_image,
+    choose_ema_decay,
+    choose_fit,
+    choose_image_size,
+    choose_learning_rate,
+    choose_num_workers,
+    count_tiles,
+    named_augmentation,
+    plan_steps,
+    wanted_views,
+)
+from unet_trainer.config.facts import TOO_LARGE, StepCost
+
+GIB = 2**30
+SIZES = [(1000, 1000)]
+
+
+def measured(**values):
+    """Large structures in images that have an up, whose crops have none."""
+    large = {"structure": 100.0, "relative_structure": 0.3, "size_spread": 4.0, "chance_in_views": dict.fromkeys(FREE, 0.5)}
+    return dataclasses.replace(MEASURED, **{**large, **values})
+
+
+def names(transforms):
+    return [next(iter(item)) for item in transforms]
+
+
+def parameters(transforms, name):
+    return next(item[name] for item in transforms if name in item)
+
+
+@pytest.mark.parametrize(("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")])
+def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
+    assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
+
+
+def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():
+    (height, width), _ = choose_image_size("resize", [(2000, 4000), (2000, 4000)], measured(thickness=100.0), on_cpu=False)
+    assert (height, width) == (352, 736)  # sqrt(512² / 8 Mpx) = 0.181: 362 × 724, in multiples of 32
+
+
+def test_thin_structures_keep_four_pixels_up_to_a_megapixel():
+    sizes = [(1200, 1200), (1210, 1210)]
+    thick, _ = choose_image_size("resize", sizes, measured(thickness=12.0), on_cpu=False)
+    thin, reason = choose_image_size("resize", sizes, measured(thickness=5.0), on_cpu=False)
+    finest, _ = choose_image_size("resize", sizes, measured(thickness=2.0), on_cpu=False)
+    assert thick == (512, 512)  # 12 · 512 / 1205 = 5.1 pixels
+    assert thin == (960, 960)  # 5 · 0.8 = 4 pixels
+    assert finest == (1024, 1024)
+    assert "5 pixels thin" in reason
+
+
+@pytest.mark.parametrize(("structure", "side"), [(5, 256), (40, 320), (500, 512)])
+def test_a_crop_shows_several_structures(structure, side):
+    assert choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
+
+
+def test_as_many_crops_as_fit_into_an_image_of_median_area():
+    assert choose_crops_per_image([(100, 100), (200, 200), (1000, 1000)], (100, 100)) == 4
+    assert choose_crops_per_image([(5000, 5000)], (100, 100)) == 16
+
+
+def test_tiles_overlap_by_a_quarter():
+    assert [count_tiles(length, 100) for length in (80, 100, 101, 175, 176)] == [1, 1, 2, 2, 3]
+
+
+def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
+    transforms, reason = choose_augmentation(measured(), "resize", 3)
+    assert names(transforms) == ["HorizontalFlip", "Affine", "RandomBrightnessContrast", "HueSaturationValue"]
+    assert parameters(transforms, "Affine")["rotate"] == [-5, 5]
+    assert "have an up (98% are told" in reason
+
+
+def test_crops_without_an_up_are_turned_every_way():
+    transforms, reason = choose_augmentation(measured(), "crop", 3)
+    assert names(transforms)[:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
+    assert parameters(transforms, "Affine")["rotate"] == [-180, 180]
+    assert "look alike upside down" in reason
+
+
+def test_left_and_right_as_classes_forbid_the_horizontal_flip():
+    transforms, reason = choose_augmentation(measured(has_sides=True), "resize", 3)
+    assert "HorizontalFlip" not in names(transforms)
+    assert "left and right are different classes" in reason
+
+
+@pytest.mark.parametrize(("channels", "has_colour"), [(1, False), (3, False), (4, True)])
+def test_hue_is_varied_in_colour_images_alone(channels, has_colour):
+    transforms, _ = choose_augmentation(measured(has_colour=has_colour), "resize", channels)
+    assert "HueSaturationValue" not in names(transforms)
+
+
+def test_named_pipelines_do_not_turn_the_world_upside_down():
+    for name in ("default", "strong"):
+        geometry, _ = named_augmentation(name, 3, is_upright=True)
+        free, _ = named_augmentation(name, 3, is_upright=False)
+        assert "VerticalFlip" not in names(geometry)
+        assert "VerticalFlip" in names(free)
+        assert max(parameters(geometry, "Affine")["rotate"]) <= 10 < max(parameters(free, "Affine")["rotate"])
+
+
+@pytest.mark.parametrize(
+    ("share", "chance", "is_kept"),
+    [(0.5, 0.6, True), (0.84, 0.0, True), (0.86, 0.0, False), (1.0, 0.03, True), (1.0, 0.02, False)],
+)
+def test_a_difference_that_images_may_show_by_chance_forbids_nothing(share, chance, is_kept):
+    found = measured(told={**UPRIGHT, "vertical_flip": share}, chance=dict.fromkeys(FREE, chance))
+    assert found.keeps_labels("vertical_flip", in_views=False) is is_kept
+    assert found.keeps_labels("vertical_flip", in_views=True)
+
+
+def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
+    return plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+
+
+@pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
+def test_sets_of_up_to_a_few_thousand_images_get_the_same_number_of_steps(num_samples):
+    found = plan(num_samples)
+    steps = found.num_epochs * (num_samples * found.repeats // 16)
+    assert steps == pytest.approx(NUM_VIEWS / 16, rel=0.03)
+    assert 45 <= found.num_epochs <= 125
+
+
+def test_a_large_set_is_seen_forty_times_up_to_a_limit():
+    assert plan(10_000).num_epochs == 40
+    assert wanted_views(10_000) == 400_000
+    assert wanted_views(10**6) == MAX_VIEWS
+
+
+def test_a_budget_limits_the_steps():
+    cost = StepCost(seconds=1.0, eval_seconds=0.0, memory=0)
+    found = plan(160, cost=cost, budget=600.0)
+    steps = found.num_epochs * (160 * found.repeats // 16)
+    assert 500 <= steps <= 600
+    assert "10 min allow" in found.reason
+
+
+def test_validation_takes_a_fifth_of_the_time_at_most():
+    """100 validation images of 0.1 s are 10 s: an epoch trains for 40 s at least, 40 steps."""
+    cost = StepCost(seconds=1.0, eval_seconds=0.1, memory=0)
+    found = plan(160, cost=cost, num_val=100, budget=2000.0)
+    steps_per_epoch = 160 * found.repeats // 16
+    assert steps_per_epoch >= 40
+    assert found.num_epochs * (steps_per_epoch * 1.0 + 10) <= 2000 * 1.05
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "repeats"),
+    [
+        (1600, 1),  # 58 s of training are 928 images, and an epoch of them would be the whole pass: the time ends it
+        (3000, 1 / 3),
+        (100, 10),
+    ],
+)
+def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num_samples, repeats):
+    """Two epochs with a validation of 20 s each would leave half of 78 s for training."""
+    cost = StepCost(seconds=1.0, eval_seconds=0.1, memory=0)
+    found = plan(num_samples, cost=cost, num_val=200, budget=78.0)
+    assert (found.num_epochs, found.repeats) == (1, repeats)
+    assert found.reason.endswith(" augmented images are what 78 s allow: one epoch, as long as there is time")
+    assert plan(num_samples, cost=cost, num_val=200, budget=78.0, repeats=0.5).repeats == 0.5
+
+
+def test_the_wanted_batch_is_taken_when_it_fits():
+    size, reason = choose_batch_size({16: StepCost(0.02, 0.001, 7 * GIB)}, 40 * GIB, 16)
+    assert size == 16
+    assert reason == "measured: 800 images/s, 7.0 GiB"
+
+
+def test_a_batch_that_did_not_fit_is_halved_until_one_does():
+    size, reason = choose_batch_size(
+        {16: TOO_LARGE, 8: StepCost(0.02, 0.001, 7 * GIB), 4: StepCost(0.02, 0.001, 3 * GIB)}, 7 * GIB, 16
+    )
+    assert size == 4
+    assert reason.endswith("8 do not fit into memory")
+
+
+def test_the_learning_rate_grows_with_the_root_of_the_batch():
+    assert choose_learning_rate("adamw", 16, is_pretrained=False)[0] == 2e-3
+    assert choose_learning_rate("adamw", 64, is_pretrained=False)[0] == 4e-3
+    assert choose_learning_rate("adamw", 4, is_pretrained=False)[0] == 1e-3
+    assert choose_learning_rate("adamw", 16, is_pretrained=True)[0] == 1e-3
+    assert choose_learning_rate("sgd", 16, is_pretrained=False)[0] == 5e-2
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])
+def test_the_average_spans_a_tenth_of_the_run(steps, decay):
+    assert choose_ema_decay(steps)[0] == decay
+
+
+def test_compiling_must_save_more_than_it_costs():
+    cost = StepCost(0.02, 0.001, 0)
+    enough = int(COMPILE_SECONDS / (0.5 * 0.02)) + 10
+    assert choose_compile(AMPERE, cost, enough)[0]
+    assert not choose_compile(AMPERE, cost, enough - 20)[0]
+    assert not choose_compile(CPU, cost, enough)[0]
+    assert not choose_compile(AMPERE, None, enough)[0]
+
+
+def test_what_fits_into_a_quarter_of_the_memory_is_cached():
+    assert choose_cache(2 * GIB, 8 * GIB, 10)[0] == "ram"
+    assert choose_cache(3 * GIB, 8 * GIB, 10)[0] == "none"
+    assert choose_cache(GIB, 8 * GIB, 1)[0] == "none"
+    assert choose_cache(GIB, 0, 10)[0] == "none"
+
+
+@pytest.mark.parametrize("num_samples", [25, 33, 47, 100, 1000])
+@pytest.mark.parametrize("budget", [0.001, 1.0, 20.0])
+def test_however_short_the_time_is_an_epoch_has_a_batch(num_samples, budget):
+    found = plan(num_samples, cost=StepCost(0.5, 0.01, 0), num_val=5, budget=budget)
+    assert found.num_epochs >= 1
+    assert num_samples // max(1, round(1 / found.repeats)) >= 16
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "beside_a_gpu", "on_cpu"),
+    [(1, 1, 0), (2, 1, 1), (8, 7, 4), (128, 16, 4)],
+)
+def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
+    assert choose_num_workers(num_cores, on_cpu=False) == beside_a_gpu
+    assert choose_num_workers(num_cores, on_cpu=True) == on_cpu
+
+
+@pytest.mark.parametrize(
+    ("shares", "weights"),
+    [
+        ([0.0016, 0.0001, 0.000256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median
+        ([0.5, 0.4999, 0.0001], (1.0, 1.0, 2.5)),  # 4999^¼ = 8.4 is capped
+        ([0.9, 1e-4, 1e-4], (0.4, 1.0, 1.0)),  # 9000^-¼ = 0.10 has a floor
+        ([1e-4, 1e-4, 0.0], (1.0, 1.0, 1.0)),
+        ([0.899, 0.1, 0.001], None),
+        ([0.5, 0.5, 0.0], None),
+        ([0.0, 0.0, 0.0], None),
+    ],
+)
+def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
+    assert choose_class_weights(shares, len(shares))[0] == weights
