@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cv2
@@ -11,22 +12,12 @@ import pytest
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.neighbours import (
-    Likeness,
-    Neighbours,
-    Reader,
-    describe_neighbours,
-    find_groupings,
-    find_neighbours,
-    find_neighbours_across,
-)
+from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.splits import add_groups, split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_coding import MaskCoding
 
 SIZE = 32
-BINARY = MaskCoding((0, 255), reason="0 and 255")
 
 
 def smooth_noise(rng, size=SIZE, cells=6):
@@ -64,36 +55,44 @@ def unrelated(names, seed=0):
 
 
 def found(pairs, tmp_path, cache=None):
-    return find_neighbours(pairs, tmp_path, BINARY, Reader(cache_folder=cache))
+    return find_neighbours(pairs, tmp_path, Reader(cache_folder=cache), 0.2, None)
 
 
 def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path):
-    neighbours = found(dataset(video("frame", 40, 0)), tmp_path)
-    assert (neighbours.is_sequence, neighbours.groupings) == (True, ())
-    share, chance = neighbours.likeness.by_number
-    assert share > 0.9
-    assert chance == pytest.approx((36 * 4 + 2 * 3 + 2 * 2) / (40 * 39))  # two on each side, fewer at the ends
-    assert neighbours.likeness.neighbour_iou > neighbours.likeness.other_iou + 0.2
+    note = found(dataset(video("frame", 40, 0)), tmp_path)
+    assert note.settings == {"split": "blocks"}
+    assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", note.text)[1]) > 90
+    assert note.text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
 
 
-def test_several_videos_are_groups(dataset, tmp_path):
-    frames = [frame for index in range(4) for frame in video(f"v{index}_", 10, index, first=100, step=30)]
-    neighbours = found(dataset(frames), tmp_path)
-    assert neighbours.is_sequence
-    assert set(neighbours.groupings[0].groups) == {"v0", "v1", "v2", "v3"}
+def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_pasted(dataset, tmp_path):
+    frames = [frame for index in range(5) for frame in video(f"v{index}_", 10, index, first=100, step=30)]
+    pairs = dataset(frames)
+    note = found(pairs, tmp_path)
+    text = r"images are like their neighbours in the numbering \(v0_0100, v0_0130, v0_0160\): the most similar image is a neighbour in "
+    assert re.match(text, note.text)
+    assert (
+        "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:"
+        in note.text
+    )
+    given = parse_yaml("\n".join(line.strip() for line in note.text.splitlines()[1:]))
+    assert given == note.settings
+    grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
+    split = split_pairs(FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs), val_fraction=0.2, seed=42)
+    assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
 
 
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
-    """Names do not count: a, b and c are no numbers."""
+    """Numbers do not count: a, b and c are no numbers."""
     rng, frames = np.random.default_rng(0), []
     for patient in range(12):
         base = smooth_noise(rng)
         frames += [
             (f"p{patient}_{view}", (base * 0.9 + smooth_noise(rng) * 0.1).astype(np.uint8)) for view in ("front", "side", "top")
         ]
-    neighbours = found(dataset(frames), tmp_path)
-    assert not neighbours.is_sequence
-    assert len(set(neighbours.groupings[0].groups)) == 12
+    note = found(dataset(frames), tmp_path)
+    assert note.text.startswith("images are like their neighbours by name (p0_front, p0_side, p0_top)")
+    assert "12 groups of 3 images" in note.text
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,9 @@ def test_kinds_of_objects_that_look_alike_are_no_groups(dataset, tmp_path):
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     """No file is read: there is none."""
     pairs = [Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"]
-    neighbours = found(pairs, tmp_path)
-    assert (neighbours.likeness, len(set(neighbours.groupings[0].groups))) == (None, 10)
+    note = found(pairs, tmp_path)
+    assert note.text.startswith("images of one number are of the same subject by their names (21_L, 21_R)")
+    assert "10 groups of 2 images" in note.text
 
 
 def test_what_was_measured_is_read_from_the_cache(dataset, tmp_path, monkeypatch):
@@ -144,8 +144,8 @@ def test_validation_frames_between_training_frames_are_found(dataset):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
-    likeness = find_neighbours_across(train, val, Reader())
-    assert likeness.by_number[0] > 0.9
+    note = find_neighbours_across(train, val, Reader())
+    assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
 
 
 def test_validation_images_of_other_sequences_are_no_neighbours(dataset):
@@ -159,43 +159,5 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
     with pytest.raises(
         DataError, match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
     ):
-        find_neighbours(pairs, Path(), BINARY, Reader())
+        find_neighbours(pairs, Path(), Reader(), 0.2, None)
     assert num_asked() == 2
-
-
-# The note: its lines work when they are pasted
-
-VIDEOS = [f"train/000{video}TP_{number:06d}.png" for video in range(5) for number in range(6690, 6990, 30)]
-
-
-def pairs_of(paths, root):
-    return [Pair(path.rpartition(".")[0], root / path, root / "m.png") for path in paths]
-
-
-def sequence(paths, groupings=None):
-    groupings = find_groupings(paths) if groupings is None else groupings
-    return Neighbours(
-        tuple(groupings), Likeness(len(paths), (0.79, 0.01), {g.pattern: (0.9, 0.2) for g in groupings}, 0.74, 0.31), True
-    )
-
-
-def pasted(text):
-    """The settings in the lines of a note, read as a config."""
-    lines = "\n".join(line.strip() for line in text.splitlines()[1:])
-    return parse_yaml(lines), load_config(parse_yaml(lines))
-
-
-def test_a_note_ends_in_a_pattern_that_splits_the_data_when_it_is_pasted(tmp_path):
-    pairs = pairs_of(VIDEOS, tmp_path)
-    note = describe_neighbours(sequence(VIDEOS), pairs, tmp_path, 0.2, None)
-    assert note.text == (
-        "images are like their neighbours in the numbering (0000TP_006690, 0000TP_006720, 0000TP_006750): the most similar image is a "
-        "neighbour in 79% of cases (chance: 1%), and copying a neighbour's mask scores IoU 0.74 (another's 0.31). A random split puts "
-        "them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:\n"
-        "  group_pattern: ([^/]+)_[^/_]+$"
-    )
-    given, config = pasted(note.text)
-    assert given == note.settings
-    grouped = add_groups(pairs, config.group_pattern, tmp_path)
-    split = split_pairs(FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs), val_fraction=0.2, seed=42)
-    assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.split_csv import listed_images, read_split_csv, split_csv_text
+from unet_trainer.datasets.splits import listed_images, read_split_csv, split_csv_text
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.atomic_files import write_text_atomically
 

@@ -14,7 +14,7 @@ from helpers.evaluated_models import bright, write_pairs
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.split_csv import split_csv_text
+from unet_trainer.datasets.splits import split_csv_text
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import write_image
 from unet_trainer.images.mask_coding import MaskCoding

@@ -25,13 +25,7 @@ from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, choose_nodata, describe_reading, mismatch
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, class_shares, has_background, swapped_palettes
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
-from unet_trainer.datasets.neighbours import (
-    Reader,
-    describe_neighbours,
-    describe_neighbours_across,
-    find_neighbours,
-    find_neighbours_across,
-)
+from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import UNREADABLE, Choice, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
@@ -409,7 +403,7 @@ def _unknown_fix(config: Config, evidence: MaskEvidence) -> tuple[str, dict[str,
 
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
-    split, data_dir = report.split, Path(config.data_dir)
+    split = report.split
     if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
         return
 
@@ -420,11 +414,10 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
 
     reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
     if report.found.is_divided:
-        likeness = find_neighbours_across(split.train, split.val, reader)
-        report.notices += [] if likeness is None else [describe_neighbours_across(likeness)]
+        across = find_neighbours_across(split.train, split.val, reader)
+        report.notices += [across] if across else []
         return
-    neighbours = find_neighbours(report.pairs, data_dir, report.coding, reader)
-    note = neighbours and describe_neighbours(neighbours, report.pairs, data_dir, config.val_fraction, config.num_folds)
+    note = find_neighbours(report.pairs, Path(config.data_dir), reader, config.val_fraction, config.num_folds)
     if note is not None:
         report.notices.append(note.text)
         report.advised = note.settings

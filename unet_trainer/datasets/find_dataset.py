@@ -13,8 +13,7 @@ from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.split_csv import read_split_csv
-from unet_trainer.datasets.splits import add_groups
+from unet_trainer.datasets.splits import add_groups, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 

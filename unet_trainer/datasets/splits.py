@@ -1,11 +1,16 @@
 """Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay together.
 
-Or contiguous blocks of a sequence, for images that are like their neighbours.
+Or contiguous blocks of a sequence, for images that are like their neighbours. And the split as a CSV file with the columns image,
+mask, split and group: a user's split_file, or the split.csv of a run, which has the names of the pairs and digests of their content
+besides. Names that are not UTF-8 are written there as the bytes that they are, and read back.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unet_trainer.datasets.pairs import FoundPairs, Pair, composed
+from unet_trainer.datasets.file_tree import resolved
+from unet_trainer.datasets.layouts import PARTS
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, composed, path_in
 from unet_trainer.datasets.problems import Question, first_few
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import UNDECODED, counted, csv_line
+from unet_trainer.system.input_files import read_text
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
 MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on up to so many blocks, of at least so many images if there are several
@@ -28,6 +36,10 @@ CHUNK, SECONDS = 10_000, 20.0  # paths that group_pattern is matched with, and i
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
+COLUMNS = ("image", "mask", "split", "group", "name", "content")
+UNUSED = "unused"  # split of the rows that neither train nor validate nor test
+MAX_BYTES = 256 * 2**20
+NUM_NAMED = 10  # problems shown before "and N more"
 
 
 @dataclass(frozen=True)
@@ -68,34 +80,36 @@ def split_pairs(
     in_blocks: bool = False,
 ) -> Split:
     """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises DataError."""
+    num_pairs = len(found.pairs)
+    how = f"val_fraction {val_fraction:g}, seed {seed}" if num_folds is None else f"fold {fold} of {num_folds}"
     if found.is_divided:
         for key, is_set in (("num_folds", num_folds is not None), ("split: blocks", in_blocks)):
             if is_set:
                 raise DataError(f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out")
         return _given_split(found, digests)
     if in_blocks:
-        return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold)
+        if any(pair.group for pair in found.pairs):
+            raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
+        return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
     units = _group_pairs(found.pairs, labels, digests)
     if len(units) < max(2, num_folds or 0):
-        raise DataError(_describe_too_few(found.pairs, len(units), num_folds))
+        there_are = counted(num_pairs, "pair")
+        there_are += f" in {counted(len(units), 'group')} (or with identical images)" if len(units) < num_pairs else ""
+        needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
+        by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in found.pairs) else ""
+        raise DataError(f"only {there_are}; need at least {needed}{by_hand}")
     if num_folds is None:
-        num_val = min(max(1, round(len(found.pairs) * val_fraction)), len(found.pairs) - 1)
-        sides = assign(units, [len(found.pairs) - num_val, num_val], seed)
-        how = f"val_fraction {val_fraction:g}, seed {seed}"
+        num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
+        fold, sides = 1, assign(units, [num_pairs - num_val, num_val], seed)
     else:
-        sizes = [len(found.pairs) // num_folds + (index < len(found.pairs) % num_folds) for index in range(num_folds)]
-        sides = [int(side == fold) for side in assign(units, sizes, seed)]
-        how = f"fold {fold} of {num_folds}, seed {seed}"
-    held_out = {index for unit, side in zip(units, sides, strict=True) if side == 1 for index in unit.members}
+        how += f", seed {seed}"
+        sides = assign(units, [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)], seed)
+    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit.members}
+    train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
     grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
-    return Split(
-        tuple(pair for index, pair in enumerate(found.pairs) if index not in held_out),
-        tuple(pair for index, pair in enumerate(found.pairs) if index in held_out),
-        f"{found.rule}; {how}{grouped}",
-        _describe_identical(found.pairs, digests),
-        found.test,
-    )
+    notices = _describe_identical(found.pairs, digests)
+    return Split(tuple(train), tuple(val), f"{found.rule}; {how}{grouped}", notices, found.test)
 
 
 def assign(units: Sequence[Unit], sizes: Sequence[int], seed: int) -> list[int]:
@@ -121,15 +135,10 @@ def assign(units: Sequence[Unit], sizes: Sequence[int], seed: int) -> list[int]:
             free[sides[index]] -= len(unit.members)
             for held, count in unit.labels.items():
                 wanted[held][sides[index]] -= count
-    _fill_empty_sides(units, sides, len(sizes))
-    return sides
-
-
-def _fill_empty_sides(units: Sequence[Unit], sides: list[int], num_sides: int) -> None:
-    """Moves the smallest unit of a side that has several to each side that has none."""
-    for empty in sorted(set(range(num_sides)) - set(sides)):
+    for empty in sorted(set(range(len(sizes))) - set(sides)):  # the smallest unit of a side that has several
         shared = [index for index, side in enumerate(sides) if sides.count(side) > 1]
         sides[min(shared, key=lambda index: len(units[index].members))] = empty
+    return sides
 
 
 def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests: Sequence[str]) -> list[Unit]:
@@ -157,20 +166,21 @@ def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests
 
 def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     """The parts that the data gives. A training image that also validates is left out; a group on both sides is an error."""
-    if all(pair.part == "val" for pair in found.pairs):
+    val = tuple(pair for pair in found.pairs if pair.part == "val")
+    if len(val) == len(found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
-    groups = [{pair.group for pair in found.pairs if pair.part == part and pair.group} for part in ("train", "val")]
-    shared = sorted(groups[0] & groups[1])
+    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in found.pairs if pair.part == "train"})
     if shared:
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
         )
-    validating = {digest for pair, digest in zip(found.pairs, digests, strict=True) if pair.part == "val" and digest}
-    training = [(pair, digest in validating) for pair, digest in zip(found.pairs, digests, strict=True) if pair.part == "train"]
-    train, left_out = (tuple(pair for pair, is_held_out in training if is_held_out == which) for which in (False, True))
-    if not train:
+    digest_of = dict(zip(found.pairs, digests, strict=True))
+    validating = {digest_of[pair] for pair in val} - {""}
+    training = [pair for pair in found.pairs if pair.part == "train"]
+    left_out = tuple(pair for pair in training if digest_of[pair] in validating)
+    if len(left_out) == len(training):
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
-    val = tuple(pair for pair in found.pairs if pair.part == "val")
+    train = tuple(pair for pair in training if digest_of[pair] not in validating)
     return Split(train, val, found.rule, _describe_left_out(left_out), found.test, left_out)
 
 
@@ -182,25 +192,17 @@ def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
 
 
 def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[str, ...]:
-    by_digest: dict[str, list[Pair]] = defaultdict(list)
+    by_digest: dict[str, list[str]] = defaultdict(list)
     for pair, digest in zip(pairs, digests, strict=True):
-        if digest:
-            by_digest[digest].append(pair)
-    identical = [members for members in by_digest.values() if len(members) > 1]
+        by_digest[digest].append(pair.shown_image)
+    identical = [images for digest, images in by_digest.items() if digest and len(images) > 1]
     if not identical:
         return ()
-    num_images = sum(len(members) for members in identical)
-    shown = first_few((" = ".join(pair.shown_image for pair in members[:3]) for members in identical), 2)
-    return (f"{num_images} images are identical to another one; identical images stay on one side: {shown}",)
+    shown = first_few((" = ".join(images[:3]) for images in identical), 2)
+    return (f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",)
 
 
-def _describe_too_few(pairs: Sequence[Pair], num_units: int, num_folds: int | None) -> str:
-    there_are = counted(len(pairs), "pair")
-    if num_units < len(pairs):
-        there_are += f" in {counted(num_units, 'group')} (or with identical images)"
-    needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
-    by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in pairs) else ""
-    return f"only {there_are}; need at least {needed}{by_hand}"
+# Blocks of a sequence
 
 
 def _split_into_blocks(
@@ -211,22 +213,20 @@ def _split_into_blocks(
     seed: int,
     num_folds: int | None,
     fold: int,
+    how: str,
 ) -> Split:
     """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor validate."""
-    if any(pair.group for pair in found.pairs):
-        raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
     num_pairs = len(found.pairs)
+    text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
+    too_few = Question(text, {"split": "random"})
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
-        raise _too_few_for_blocks(num_pairs)
+        raise too_few
     places = places_of([pair.name for pair in found.pairs])
     order = in_order(places)
+    blocks = [(num_pairs * fold // (num_folds or 1), num_pairs * (fold + 1) // (num_folds or 1))]
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 2)
         blocks = _choose_blocks([set(labels[index]) for index in order], num_val, seed)
-        how = f"split: blocks, val_fraction {val_fraction:g}, seed {seed}"
-    else:
-        blocks = [(num_pairs * fold // num_folds, num_pairs * (fold + 1) // num_folds)]
-        how = f"split: blocks, fold {fold} of {num_folds}"
     gap = max(1, min(MAX_GAP, round(GAP_SHARE * max(end - start for start, end in blocks))))
     val = {position for start, end in blocks for position in range(start, end)}
     around = {
@@ -240,25 +240,18 @@ def _split_into_blocks(
     rest = [order[position] for position in range(num_pairs) if position not in val and position not in around]
     train = sorted(index for index in rest if digests[index] not in validating)
     if not train:
-        raise _too_few_for_blocks(num_pairs)
+        raise too_few
     left_out = [found.pairs[index] for index in rest if digests[index] in validating]
     unused = tuple(found.pairs[order[position]] for position in sorted(around))
-    notices = _describe_left_out(left_out)
-    if unused:
-        notices += (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",)
+    gaps = (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",) if unused else ()
     return Split(
         tuple(found.pairs[index] for index in train),
         tuple(found.pairs[index] for index in sorted(order[position] for position in val)),
-        f"{found.rule}; {how}: {counted(len(blocks), 'block')} of val",
-        notices,
+        f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val",
+        (*_describe_left_out(left_out), *gaps),
         found.test,
         (*unused, *left_out),
     )
-
-
-def _too_few_for_blocks(num_pairs: int) -> Question:
-    text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
-    return Question(text, {"split": "random"})
 
 
 def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:
@@ -281,6 +274,52 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
             best = distance, blocks
     assert best is not None  # there is at least one arrangement
     return best[1]
+
+
+# The order of a sequence
+
+
+class Place(NamedTuple):
+    """Where an image lies among its neighbours. Sorted, places are in the order in which the images were taken."""
+
+    sequence: tuple[tuple[int, int | str], ...]  # sortable; equal for the images of one sequence
+    number: int
+
+
+def places_of(names: Sequence[str]) -> list[Place]:
+    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs counts."""
+    stems = [PurePosixPath(name).name for name in names]
+    by_template: dict[str, list[int]] = defaultdict(list)
+    for index, stem in enumerate(stems):
+        by_template[NUMBER.sub("#", stem)].append(index)
+    places: dict[int, Place] = {}
+    for members in by_template.values():
+        position = _counter_position([NUMBER.findall(stems[index]) for index in members])
+        for index in members:
+            pieces, number = re.split(r"(\d+)", stems[index]), 0  # numbers at odd places
+            if position is not None:
+                number, pieces[2 * position + 1] = int(pieces[2 * position + 1]), "#"
+            # In parts that sort as people count: 2 before 10.
+            texts = (str(PurePosixPath(names[index]).parent), "/", "".join(pieces))
+            parts = [part for text in texts for part in re.split(r"(\d+)", text) if part]
+            places[index] = Place(tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts), number)
+    return [places[index] for index in range(len(names))]
+
+
+def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
+    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
+    best, position = -1, None
+    for candidate in range(len(numbers[0])):
+        runs = Counter((*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers)
+        in_runs = sum(count for count in runs.values() if count >= MIN_RUN)
+        if in_runs >= best:
+            best, position = in_runs, candidate
+    return position
+
+
+def in_order(places: Sequence[Place]) -> list[int]:
+    """Indices in the order of the places."""
+    return sorted(range(len(places)), key=lambda index: places[index])
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
@@ -311,56 +350,121 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
 
 
-# The order of a sequence
+# The split as a CSV file
 
 
-class Place(NamedTuple):
-    """Where an image lies among its neighbours. Sorted, places are in the order in which the images were taken."""
+def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -> FoundPairs:
+    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    sequence: tuple[tuple[int, int | str], ...]  # sortable; equal for the images of one sequence
-    number: int
+    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now.
+    """
+    rows = _read_rows(path)
+    made = {pair.name: pair for pair in converted if pair.image_origin or pair.mask_origin}
+    problems: list[str] = []
+    pairs: list[Pair] = []
+    test: list[Pair] = []
+    unused: list[Pair] = []
+    lines: dict[Path, int] = {}
+    num_unusable = 0  # rows of test
+    for number, row in rows:
+        split = row.get("split", "").strip()
+        part = PARTS.get(split.lower())
+        if part is None and split not in ("", UNUSED):
+            problems.append(f"line {number}: split {split!r}; need train, val or test")
+            continue
+        image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
+        name = row["name"] if row.get("name", "").strip() else _name_of(image, data_dir)
+        if (known := made.get(name)) is not None:
+            image, mask = known.image, known.mask
+        if split == UNUSED:
+            unused += [Pair(name, image, mask)] if image and mask else []
+            continue
+        if part == "test" and not (image and mask and is_file(image) and is_file(mask)):
+            num_unusable += 1
+            continue
+        if image is None or mask is None:
+            problems.append(f"line {number}: need an image and a mask")
+            continue
+        missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
+        if missing:
+            problems += missing
+            continue
+        if image in lines:
+            problems.append(f"line {number}: {image} is in line {lines[image]} too")
+        lines.setdefault(image, number)
+        group = row.get("group", "") if "name" in row else row.get("group", "").strip()
+        origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
+        (test if part == "test" else pairs).append(Pair(name, image, mask, part, group, *origins, row.get("content", "").strip()))
+    if len({pair.part is None for pair in pairs}) > 1:
+        problems.append("some rows have a split and some have none; fill in all or leave the column out")
+    if problems:
+        more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
+        if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
+            more.append("The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8")
+        raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
+    if not pairs:
+        raise DataError(f"split_file: {path} has no row of train or val")
+    notices = (f"{counted(num_unusable, 'row')} of test in {path.name} without both files left out",) if num_unusable else ()
+    return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
-def places_of(names: Sequence[str]) -> list[Place]:
-    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs counts."""
-    by_template: dict[str, list[int]] = defaultdict(list)
-    for index, name in enumerate(names):
-        by_template[NUMBER.sub("#", _stem(name))].append(index)
-    places: list[Place] = [Place((), 0)] * len(names)
-    for members in by_template.values():
-        numbers = {index: [int(found) for found in NUMBER.findall(_stem(names[index]))] for index in members}
-        position = _counter_position(list(numbers.values()))
-        for index in members:
-            counter = numbers[index][position] if position is not None else 0
-            places[index] = Place(_without_number(names[index], position), counter)
-    return places
+def _name_of(image: Path | None, data_dir: Path) -> str:
+    return "" if image is None or not image.name else path_in(data_dir, image).removesuffix(image.suffix)
 
 
-def _stem(name: str) -> str:
-    return PurePosixPath(name).name
+def _find_file(data_dir: Path, cell: str) -> Path | None:
+    """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
+    if not cell.strip():
+        return None
+    spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
+    return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def _counter_position(numbers: Sequence[Sequence[int]]) -> int | None:
-    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
-    best, position = -1, None
-    for candidate in range(len(numbers[0])):
-        runs = Counter((*found[:candidate], *found[candidate + 1 :]) for found in numbers)
-        in_runs = sum(count for count in runs.values() if count >= MIN_RUN)
-        if in_runs >= best:
-            best, position = in_runs, candidate
-    return position
+def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
+    """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
+    images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    return {resolved(_find_file(data_dir, image) or data_dir) for image in images}
 
 
-def _without_number(name: str, position: int | None) -> tuple[tuple[int, int | str], ...]:
-    """The name in parts that sort as people count (2 before 10), without one of the numbers of its last part."""
-    pieces = re.split(r"(\d+)", _stem(name))  # numbers at odd places
-    if position is not None:
-        pieces[2 * position + 1] = "#"
-    texts = (str(PurePosixPath(name).parent), "/", "".join(pieces))
-    parts = [part for text in texts for part in re.split(r"(\d+)", text) if part]
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
+def listed_contents(path: Path, part: Part) -> set[str]:
+    """Digests of the pairs in the rows of a part, where the table has them: the same files in another place have the same."""
+    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    return {content for row in rows if (content := row.get("content", "").strip())}
 
 
-def in_order(places: Sequence[Place]) -> list[int]:
-    """Indices in the order of the places."""
-    return sorted(range(len(places)), key=lambda index: places[index])
+def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
+    try:
+        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise DataError(f"split_file: {path} cannot be read ({error.strerror or error})") from None
+    first = text.split("\n", 1)[0]
+    separator = max(",;\t", key=first.count)
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
+        header = [cell.strip().lower() for cell in next(reader, [])]
+        rows = [
+            (reader.line_num, dict(zip(header, cells, strict=False))) for cells in reader if any(cell.strip() for cell in cells)
+        ]
+    except csv.Error as error:
+        raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
+    unknown = sorted(set(header) - set(COLUMNS))
+    if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
+        raise DataError(
+            f"split_file: {path} has the columns {first_few(header, 10) or 'none'}; "
+            "need image and mask, and optionally split and group"
+        )
+    return rows
+
+
+def split_csv_text(
+    train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
+) -> str:
+    """The text of a CSV file that read_split_csv reads back as the same pairs."""
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
+        rows += [
+            (path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name, pair.content)
+            for pair in pairs
+        ]
+    return "".join(csv_line(row) for row in rows)

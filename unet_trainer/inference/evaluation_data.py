@@ -28,7 +28,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.split_csv import listed_contents, listed_images, read_split_csv
+from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value

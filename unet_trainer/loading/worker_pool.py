@@ -471,16 +471,16 @@ class WorkerPool:
         return bool(messages)
 
     def _fill_failed_pieces(self, batch: PendingBatch, is_stopping: Callable[[], bool], timeout: float | None) -> None:
-        number, *place = batch.key
+        number, epoch, of_epoch = batch.key
         assembler = self.assemblers[number]
         try:
             for piece in assembler.pieces(self.num_workers):
                 if piece.start in batch.failed:
-                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], *place, piece)
+                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], epoch, of_epoch, piece)
                     call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
                     self.failures.num_pieces += 1
         except ReadTimeout:
-            files = assembler.files(*place)
+            files = assembler.files(epoch, of_epoch)
             self.close()  # and what the thread may still write into is not used again
             raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:
@@ -497,8 +497,8 @@ class WorkerPool:
         for batch_id, position in in_progress if number is None else [in_progress[number]]:
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
-                assembler, epoch, of_batch = batch.key
-                files.append(self.assemblers[assembler].file(epoch, of_batch, position))
+                assembler, epoch, of_epoch = batch.key
+                files.append(self.assemblers[assembler].file(epoch, of_epoch, position))
         return _first_files(files or self.assemblers[wanted.key.assembler].files(wanted.key.epoch, wanted.key.batch))
 
 

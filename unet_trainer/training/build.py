@@ -24,7 +24,7 @@ from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.datasets.split_csv import read_split_csv
+from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_files import Pixels
