@@ -352,9 +352,7 @@ def test_the_disk_is_tried_and_nothing_is_left(tmp_path, monkeypatch):
     ("versions", "title", "level"),
     [
         ({"torch": "2.9.1+cu128"}, "torch", "problem"),
-        ({"albumentationsx": "2.0.14"}, "albumentationsx", "warning"),
         ({"albumentations": "1.4.0"}, "albumentations", "warning"),
-        ({"opencv-python": "4", "opencv-python-headless": "4"}, "opencv", "warning"),
     ],
 )
 def test_versions_known_to_be_bad_are_named(versions, title, level):

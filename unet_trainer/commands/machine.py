@@ -29,10 +29,7 @@ COMPILE_LIMIT = 180.0  # seconds
 OWN_MEMORY = 0.7 * GIB  # of a GPU, that a process takes by being there
 OLDEST_TORCH = (2, 10)
 ALBUMENTATIONS = "2.0.8"
-PACKAGES = (
-    "torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm",
-    "albumentationsx", "opencv-python", "opencv-contrib-python", "opencv-contrib-python-headless",
-)  # fmt: skip
+PACKAGES = ("torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm")
 INSTALL_PAGE = "https://pytorch.org/get-started/locally"
 MEND_DRIVER = (
     "if nvidia-smi does not list it: restart, or install the driver (https://www.nvidia.com/drivers); "
@@ -258,16 +255,9 @@ def version_findings(versions: Mapping[str, str]) -> list[Finding]:
     if torch and tuple(int(number) for number in re.findall(r"\d+", torch)[:2]) < OLDEST_TORCH:
         detail = f"{torch} can be made to run code by a checkpoint that it loads (CVE-2026-24747)"
         found.append(Finding("problem", "torch", detail, "python -m pip install -U 'torch>=2.10'"))
-    if "albumentationsx" in versions:
-        detail = "is installed: it has the import name of albumentations, and the AGPL asks you to publish your own code"
-        fix = f"python -m pip uninstall albumentationsx; python -m pip install --force-reinstall albumentations=={ALBUMENTATIONS}"
-        found.append(Finding("warning", "albumentationsx", detail, fix))
     if albumentations != ALBUMENTATIONS:
         detail = f"{albumentations}; this trainer is tested with {ALBUMENTATIONS}, the last version under the MIT licence"
         found.append(Finding("warning", "albumentations", detail, f"python -m pip install albumentations=={ALBUMENTATIONS}"))
-    if len(opencvs := [name for name in versions if name.startswith("opencv-")]) > 1:
-        fix = f"python -m pip uninstall {' '.join(opencvs)}; python -m pip install opencv-python-headless"
-        found.append(Finding("warning", "opencv", f"{' and '.join(opencvs)} overwrite each other's files", fix))
     return found
 
 
