@@ -64,15 +64,15 @@ def measure_dataset(
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
-    found = []
+    found: dict[int, _PairMeasurements] = {}
     with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
-        for _, outcome in outcomes:
+        for position, outcome in outcomes:
             if isinstance(outcome, str):
                 raise DataError(outcome)
             if isinstance(outcome, _PairMeasurements):
-                found.append(outcome)
+                found[position] = outcome
             tick()
-    measurements = _summarise(found)
+    measurements = _summarise([found[position] for position in sorted(found)])  # in any order that children finish
     write_known(measurements, cache, CACHE_FORMAT)
     return measurements
 
