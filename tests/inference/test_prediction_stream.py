@@ -74,15 +74,6 @@ def test_every_image_gets_its_own_mask(tmp_path, images):
     assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
 
 
-def test_images_are_cut_into_tiles_that_are_computed_together(tmp_path, images):
-    """However small they are; those of one shape in one call."""
-    predicting = stream(tmp_path, spec=make_spec(fit="crop", image_size=(16, 16)))
-    predicting.run(inputs_of(tmp_path, images))
-    for name, pixels in images.items():
-        np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
-    assert predicting.predictor.engine.shapes == [(4 * 6, 16, 16, 3), (2 * 2, 16, 16, 3), (4, 16, 16, 3)]
-
-
 def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
     predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)), batch_size=7)
     predicting.run(inputs_of(tmp_path, images))
