@@ -133,10 +133,10 @@ def forked_map(
             child.send(index)
 
     try:
-        for _ in range(num_children):
+        for _ in range(max(1, num_children)):
             give_next()
         while children:
-            ready = multiprocessing.connection.wait(list(children), POLL_SECONDS)
+            ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
             for connection, child in list(children.items()):
                 if connection in ready:
                     outcome = child.receive()
