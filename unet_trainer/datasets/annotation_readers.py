@@ -216,6 +216,17 @@ def paste_picture(data: bytes, what: str, left: float, top: float, height: int, 
     return Shape(paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
 
 
+def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
+    """Objects of JSON or XML; `key` holds their class."""
+    entries = []
+    for number, item in enumerate(items, start=1):
+        name = f"{noun or item.tag} {number}"
+        item = item if isinstance(item, ElementTree.Element) else check(item, dict, name)
+        label = as_name(item.get(key), f"{key} of {name}")
+        entries.append(Entry(label, f"{name} ({label})", item, has_area(item)))
+    return entries
+
+
 def _outline(points: Pixels, height: int, width: int, note: str = "") -> Shape:
     return Shape(fill_polygon(points, height, width), note) if len(points) > 2 else Shape(None, SHORT)
 
@@ -293,11 +304,7 @@ LINE_WIDTH = 10.0
 
 
 def parse_labelme(path: Path, content: Mapping[str, Any]) -> Parsed:
-    entries = []
-    for number, value in enumerate(content["shapes"], start=1):
-        shape = check(value, dict, f"shape {number}")
-        label = as_name(shape.get("label"), f"label of shape {number}")
-        entries.append(Entry(label, f"shape {number} ({label})", shape, shape.get("shape_type") not in ("point", "points")))
+    entries = _entries(content["shapes"], "shape", "label", lambda shape: shape.get("shape_type") not in ("point", "points"))
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
     return Parsed([], [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))])
 
@@ -332,12 +339,8 @@ def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
     """Of an image, or of meta.json."""
     if "classes" in content:
         return Parsed([as_name(item["title"], "title of a class") for item in content["classes"]], [])
-    entries = []
-    for number, value in enumerate(content["objects"], start=1):
-        item = check(value, dict, f"object {number}")
-        label = as_name(item.get("classTitle"), f"classTitle of object {number}")
-        has_area = item.get("geometryType") in ("polygon", "bitmap", "rectangle")
-        entries.append(Entry(label, f"object {number} ({label})", item, has_area))
+    kinds = ("polygon", "bitmap", "rectangle")
+    entries = _entries(content["objects"], "object", "classTitle", lambda item: item.get("geometryType") in kinds)
     size = as_size(content["size"].get("height", 0), content["size"].get("width", 0))
     return Parsed([], [AnnotatedImage(path.stem, entries, size)])
 
@@ -407,13 +410,12 @@ def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
         raise EntryError("an export of CVAT for video 1.1, with tracks; export CVAT for images 1.1, or COCO 1.0")
     images = []
     for number, image in enumerate(root.iter("image"), start=1):
-        name, entries = image.get("name") or "", []
+        name = image.get("name") or ""
         try:
             size = as_size(*_numbers(image, "height", "width"))
             shapes = (shape for shape in image if shape.tag in CVAT_SHAPES)
-            for count, shape in enumerate(sorted(shapes, key=lambda shape: _numbers(shape, z_order=0)), start=1):
-                label = as_name(shape.get("label"), f"the label of a {shape.tag}")
-                entries.append(Entry(label, f"{shape.tag} {count} ({label})", shape, shape.tag in CVAT_FILLED))
+            in_order = sorted(shapes, key=lambda shape: _numbers(shape, z_order=0))
+            entries = _entries(in_order, "", "label", lambda shape: shape.tag in CVAT_FILLED)
             check(name, str, "its name")
         except EntryError as error:
             raise EntryError(f"image {show(name, 250) if name else f'number {number}'}: {error}") from None
