@@ -24,21 +24,10 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
+from unet_trainer.datasets import rasterize as raster
 from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.datasets.rasterize import (
-    EMPTY,
-    Patch,
-    box_outline,
-    crop,
-    decompress_runs,
-    draw_line,
-    ellipse_outline,
-    fill_polygon,
-    join,
-    paste,
-    unroll,
-)
+from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_headers import picture_size
@@ -213,7 +202,7 @@ def paste_picture(data: bytes, what: str, left: float, top: float, height: int, 
         raise EntryError(f"{what} is not a picture that can be decoded")
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
-    return Shape(paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
+    return Shape(raster.paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
 
 
 def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
@@ -288,14 +277,14 @@ def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
         size, counts = segmentation.get("size"), segmentation.get("counts")
         if size != [height, width]:
             raise EntryError(f"its run lengths are for the size {show(size)}; need [{height}, {width}], height and width")
-        runs = decompress_runs(counts) if isinstance(counts, str) else check(counts, list, "counts")
-        return Shape(crop(unroll(runs, width, height).T), note)  # down the columns
+        runs = raster.decompress_runs(counts) if isinstance(counts, str) else check(counts, list, "counts")
+        return Shape(raster.crop(raster.unroll(runs, width, height).T), note)  # down the columns
     polygons = check(segmentation, list, "segmentation")
     if not isinstance(polygons[0], list):  # one polygon without the list around it
         polygons = [polygons]
     outlines = [as_points(polygon, "a polygon") for polygon in polygons]
     patches = [fill_polygon(outline, height, width) for outline in outlines if len(outline) > 2]
-    return Shape(join(patches), note) if patches else Shape(None, SHORT)
+    return Shape(raster.join(patches), note) if patches else Shape(None, SHORT)
 
 
 # LabelMe JSON: one file for each image. Lines are ten pixels wide, as LabelMe's own converters draw them.
@@ -317,7 +306,7 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return _outline(as_points(corners, "points"), height, width)
     if kind in ("line", "linestrip"):
         points = as_points(corners, "points")
-        return Shape(draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
+        return Shape(raster.draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
     if kind == "rectangle" and isinstance(corners, list) and len(corners) == 4:  # some tools write all four corners
         return _outline(as_points(corners, "points"), height, width, RECTANGLE)
     if kind not in ("rectangle", "circle", "mask"):
@@ -433,7 +422,8 @@ def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
         rows, columns = as_size(*size) or (0, 0)
         if rows > height or columns > width:
             raise EntryError(f"{columns}×{rows} pixels, larger than its image")
-        return Shape(paste(unroll(_split_numbers(shape, "rle", int), rows, columns), int(left), int(top), height, width))
+        bitmap = raster.unroll(_split_numbers(shape, "rle", int), rows, columns)
+        return Shape(raster.paste(bitmap, int(left), int(top), height, width))
     if shape.tag == "polygon":
         return _outline(as_points(_split_numbers(shape, "points", float), "points"), height, width)
     return Shape(None, NO_AREA)
