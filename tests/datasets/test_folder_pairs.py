@@ -7,10 +7,12 @@ import re
 
 import pytest
 
+from helpers import layouts
 from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
@@ -384,35 +386,22 @@ def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error
 # PASCAL VOC
 
 
-def voc(root, **lists):
-    touch(root / "JPEGImages", *(f"{number}.jpg" for number in range(9)))
-    touch(root / "SegmentationClass", *(f"{number}.png" for number in range(6)))
-    touch(root / "SegmentationObject", *(f"{number}.png" for number in range(6)))
-    touch(root / "Annotations", *(f"{number}.xml" for number in range(9)))
-    touch(root / "ImageSets/Segmentation")
-    for name, ids in lists.items():
-        (root / f"ImageSets/Segmentation/{name}.txt").write_text("".join(f"{number}\n" for number in ids))
-
-
 @pytest.mark.parametrize("place", ["", "VOCdevkit/VOC2012"])
 def test_the_lists_of_voc_are_the_split(tmp_path, place):
-    voc(tmp_path / place, train=[0, 1, 2], val=[3, 4], trainval=[0, 1, 2, 3, 4])
+    layouts.voc(tmp_path / place)
+    touch(tmp_path / place / "SegmentationObject", "2007_000000.png")
+    touch(tmp_path / place / "Annotations", "2007_000000.xml")
     found = found_in(tmp_path)
-    assert [(pair.name, pair.part) for pair in found.pairs] == [
-        ("0", "train"),
-        ("1", "train"),
-        ("2", "train"),
-        ("3", "val"),
-        ("4", "val"),
-    ]
-    assert found.rule.endswith(
-        "JPEGImages/ + " + (place and f"{place}/") + "SegmentationClass/, same names; ImageSets/Segmentation/train.txt and val.txt"
-    )
-    assert (found.blocking_message, found.notices) == ("", ("4 images in no list of ImageSets/Segmentation left out",))
+    expected = [(f"2007_{number:06d}", "train" if number < 4 else "val") for number in range(layouts.COUNT)]
+    assert [(pair.name, pair.part) for pair in found.pairs] == expected
+    folders = f"JPEGImages/ + {place and f'{place}/'}SegmentationClass/"
+    assert found.rule.endswith(f"{folders}, same names; ImageSets/Segmentation/train.txt and val.txt")
+    assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
 def test_listed_names_without_an_image_are_named(tmp_path):
-    voc(tmp_path, train=[0, 1, 77], val=[3])
+    layouts.voc(tmp_path)
+    (tmp_path / "JPEGImages/2007_000001.jpg").unlink()
     message = found_in(tmp_path).blocking_message
     assert message.startswith(
         "1 name in ImageSets/Segmentation without an image:\n  Fix: remove them from the lists, or set unpaired: skip"
@@ -423,28 +412,18 @@ def test_listed_names_without_an_image_are_named(tmp_path):
 # Cityscapes
 
 
-def cityscapes(root):
-    for part, names_there in (("train", {"aachen": 2, "bochum": 1}), ("val", {"lindau": 1}), ("test", {"bonn": 1})):
-        for city, count in names_there.items():
-            for number in range(count):
-                stem = f"{city}_00000{number}_000019"
-                touch(root / "leftImg8bit" / part / city, f"{stem}_leftImg8bit.png")
-                ends = ("color.png", "instanceIds.png", "labelIds.png", "polygons.json", "labelTrainIds.png")
-                touch(root / "gtFine" / part / city, *(f"{stem}_gtFine_{end}" for end in ends))
-
-
-@pytest.mark.parametrize("kind", ["labelTrainIds", "labelIds"])
-def test_cityscapes_pairs_up_with_the_proposed_setting_and_val_by_the_rule_of_train(tmp_path, kind):
+def test_cityscapes_pairs_up_with_the_proposed_setting_and_val_by_the_rule_of_train(tmp_path):
     """A single validation image tells no rule of its own."""
-    cityscapes(tmp_path)
-    found = found_in(tmp_path, mask_suffix=f"_gtFine_{kind}")
-    assert [(pair.name, pair.part, pair.mask.name) for pair in found.pairs] == [
-        ("aachen/aachen_000000_000019_leftImg8bit", "train", f"aachen_000000_000019_gtFine_{kind}.png"),
-        ("aachen/aachen_000001_000019_leftImg8bit", "train", f"aachen_000001_000019_gtFine_{kind}.png"),
-        ("bochum/bochum_000000_000019_leftImg8bit", "train", f"bochum_000000_000019_gtFine_{kind}.png"),
-        ("lindau/lindau_000000_000019_leftImg8bit", "val", f"lindau_000000_000019_gtFine_{kind}.png"),
+    layouts.cityscapes(tmp_path)
+    with pytest.raises(Question) as raised:
+        found_in(tmp_path)
+    assert raised.value.choices[0].settings == {"mask_suffix": "_gtFine_labelTrainIds"}
+    found = found_in(tmp_path, mask_suffix="_gtFine_labelIds")
+    assert [(pair.name, pair.part, pair.mask.name) for pair in (*found.pairs, *found.test)] == [
+        (f"ulm/ulm_{number:06d}_000019_leftImg8bit", part, f"ulm_{number:06d}_000019_gtFine_labelIds.png")
+        for number, part in enumerate(["train"] * 4 + ["val", "test"])
     ]
-    assert (found.blocking_message, names(found.test)) == ("", ["bonn/bonn_000000_000019_leftImg8bit"])
+    assert found.blocking_message == ""
 
 
 # Test data
