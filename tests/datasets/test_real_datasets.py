@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-import textwrap
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -15,7 +13,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from helpers.image_bytes import exif, png_chunk
+from helpers.image_bytes import exif
 from helpers.mask_files import (
     NUM_PAIRS,
     SIDE,
@@ -27,7 +25,6 @@ from helpers.mask_files import (
     rings,
     soft,
     transparent,
-    trimap,
     voc,
     with_last_ignored,
     with_void,
@@ -39,7 +36,6 @@ from unet_trainer import load
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import decode_image, read_mask
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_coding import IGNORED
@@ -82,7 +78,6 @@ def white_on_black(index):
 
 # Name → (mask file, extension, settings, mask_values and ignore_value in config.yaml, class ids of each pixel)
 MASK_KINDS = {
-    "0 and 1": (blob, "png", {}, (0, 1), None, blob),
     "0 and 255": (lambda i: blob(i) * 255, "png", {}, (0, 255), None, blob),
     "black on transparent": (lambda i: transparent(blob(i), 0), "png", {}, (0, 255), None, blob),
     "ids 0 to 20 and void as in VOC, found": (voc, "png", {}, tuple(range(21)), 255, voc),
@@ -111,14 +106,6 @@ MASK_KINDS = {
         rings,
     ),
     "white first in the palette, as quantize writes it": (lambda i: white_on_black(i).quantize(2), "png", {}, (0, 1), None, blob),
-    "white and black first in the palettes of different files": (
-        lambda i: palette(blob(i) ^ i % 2, [(0, 0, 0), (255, 255, 255)][:: -1 if i % 2 else 1]),
-        "png",
-        {},
-        (0, 1),
-        None,
-        blob,
-    ),
     "white is 0 and black 255 among other colours of a palette": (
         lambda i: palette((1 - blob(i)) * 255, [(255, 255, 255), *[(9, 120, 30)] * 254, (0, 0, 0)]),
         "png",
@@ -135,7 +122,6 @@ MASK_KINDS = {
         None,
         lambda i: np.array(Image.fromarray(soft(i)).quantize(16, method=Image.Quantize.MAXCOVERAGE).convert("L")) > 127,
     ),
-    "one colour on black": (lambda i: colour(blob(i), [(0, 0, 0), (255, 0, 0)]), "png", {}, (0, (255, 0, 0)), None, blob),
     "colours of which two are one class": (
         lambda i: colour(bands(i) % 4, [(0, 0, 0), (64, 0, 128), (64, 0, 192), (9, 9, 9)]),
         "png",
@@ -172,42 +158,6 @@ def test_masks_become_the_class_ids_they_mean_and_the_coding_is_written_down(kin
     counted = np.bincount(np.concatenate([truth(i).ravel() for i in range(NUM_PAIRS)]), minlength=256)[:num_ids]
     shares = re.findall(r" ([\d.]+)%", line.partition(" of pixels")[0])
     assert shares == [f"{100 * share:.1f}" for share in (counted / counted.sum())[:8]]
-
-
-def test_a_mask_saved_as_jpeg_is_split_by_a_threshold(prepare, tmp_path):
-    run = prepare(write_dataset(tmp_path / "data", lambda i: blob(i) * 255, "jpg"))
-    assert re.fullmatch(r"above 12\d", run.written.mask_values)
-    assert re.search(r"\(greys around \d+ and \d+, split at 12\d\)", run.printed)
-    for pair in run.dataset.pairs:
-        assert np.array_equal(run.dataset.coding.encode(read_mask(pair.mask)), blob(int(pair.name)))
-
-
-AMBIGUOUS_MASKS = {
-    "a trimap": (trimap, {}, "mask_values: [2, 1]\n    ignore_value: 3"),
-    "colours without an order": (
-        lambda i: colour(rings(i), [(0, 0, 0), (255, 0, 0), (0, 0, 255)]),
-        {"num_classes": 3},
-        "mask_values: [0, [0, 0, 255], [255, 0, 0]]",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", AMBIGUOUS_MASKS)
-def test_the_lines_of_a_question_train_as_they_are(kind, prepare, tiny_config, tmp_path):
-    make_mask, settings, expected = AMBIGUOUS_MASKS[kind]
-    data = write_dataset(tmp_path / "data", make_mask)
-    with pytest.raises(DataError) as raised:
-        prepare(data, **settings)
-    assert expected in str(raised.value)
-    lines = str(raised.value).partition("One of these goes into the config:\n")[2].partition("\n\n")[0]
-    (tmp_path / "mine.yaml").write_text(textwrap.dedent(lines))
-    answer = load_config(tmp_path / "mine.yaml")
-    given = {name: getattr(answer, name) for name in answer.sources}
-    assert "mask_values" in given
-    run = prepare(data, **{**settings, **given})
-    assert run.written.num_classes == answer.num_classes
-    (batch,) = run.loaders.val.epoch(0)
-    assert batch.masks.max() <= IGNORED
 
 
 def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp_path, capsys):
@@ -288,15 +238,6 @@ def near_infrared(index, path):
     return pixels
 
 
-def wide_near_infrared(index, path):
-    """A 16-bit PNG, turned by its EXIF orientation, as no camera writes it."""
-    pixels = (photograph(index, 4) * 60000).astype(np.uint16)
-    stored = np.ascontiguousarray(np.rot90(pixels)[:, :, [2, 1, 0, 3]])
-    data, content = cv2.imencode(".png", stored)[1].tobytes(), exif(6).tobytes()
-    Path(f"{path}.png").write_bytes(data[:33] + png_chunk(b"eXIf", content.removeprefix(b"Exif\0\0")) + data[33:])
-    return pixels
-
-
 def rotated(index, path):
     """Stored rotated; the array is the image as it is shown."""
     pixels = (photograph(index) * 255).astype(np.uint8)
@@ -310,7 +251,6 @@ IMAGE_KINDS = {
     "five channels": (five_channels, "8-bit 5 channels"),
     "alpha": (with_alpha, "8-bit RGB"),
     "a band that is tagged as alpha": (near_infrared, "8-bit 4 channels"),
-    "a 16-bit band in place of alpha": (wide_near_infrared, "16-bit 4 channels"),
     "rotated by EXIF": (rotated, "8-bit RGB"),
 }
 
@@ -332,9 +272,7 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
     assert ("the alpha channel of 8 of 8 images is dropped (in_channels: 4 keeps it)" in run.printed) == (kind.startswith("alpha"))
     is_kept = f"the last channel of 8 of 8 images, tagged as alpha, is kept as a band (in_channels: {channels - 1} drops it)"
     assert (is_kept in run.printed) == ("band" in kind)
-    assert ("8 of 8 images are rotated by the EXIF orientation" in run.printed) == (
-        kind in ("rotated by EXIF", "a 16-bit band in place of alpha")
-    )
+    assert ("8 of 8 images are rotated by the EXIF orientation" in run.printed) == (kind == "rotated by EXIF")
     (batch,) = run.loaders.val.epoch(0)
     assert batch.images.dtype == (torch.uint8 if described.startswith("8-bit") else torch.float32)
     for image, pair in zip(batch.images.numpy().astype(float), run.dataset.split.val, strict=False):  # the batch is padded
