@@ -20,7 +20,7 @@ from PIL import Image
 from helpers.project import ROOT, TINY_MODEL
 from train_unet import main
 from unet_trainer import load
-from unet_trainer.commands import COMMANDS, bench, machine, runs, try_model
+from unet_trainer.commands import COMMANDS, bench, runs, try_model
 from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
@@ -81,7 +81,6 @@ def test_every_command_that_trains_or_looks_at_data_runs(tiny_data, tmp_path, mo
     Path("data/mine").symlink_to(tiny_data)
     # What takes a while has tests of its own.
     monkeypatch.setattr(bench, "bench", lambda *given: [])
-    monkeypatch.setattr(machine, "try_compiling", lambda device: {})
     monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: StepCost(0.01, 0.001, 0))
     for words in ALL_WORDS:
         words = [re.sub("num_epochs=150", "num_epochs=2", word) for word in words]

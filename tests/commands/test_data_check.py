@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.annotated import annotate_masks
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from train_unet import main, train
-from unet_trainer.commands.data_check import check_data, names_inside, sheet_name
+from unet_trainer.commands.data_check import names_inside, sheet_name
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets import scan
 from unet_trainer.system import concurrency
-from unet_trainer.system.console import Console
 
 
 @pytest.fixture
@@ -48,31 +45,6 @@ def snapshot(folder):
 
 
 # Good data
-
-
-def test_annotations_are_checked_like_masks_and_the_settings_train(tiny_data, tmp_path, capsys):
-    data = annotate_masks(tiny_data, tmp_path / "mine", lambda index: ("cat", "dog")[index % 2])
-    report, checkpoints = tmp_path / "report.json", tmp_path / "runs"
-    assert main(["check", f"data_dir={data}", f"checkpoint_dir={checkpoints}", "--json", str(report)]) == 0
-    said = capsys.readouterr().out
-    assert "Pairs:      12 (annotations.json (COCO), drawn as masks, classes by category id)\n" in said
-    assert "      cat         " in said
-    assert f"Pictures:   {checkpoints / 'check' / sheet_name(data)}" in said
-    lines = json.loads(report.read_text())["config"]
-    assert lines == [
-        f"data_dir: {data}",
-        "num_classes: 3",
-        "class_names: [background, cat, dog]",
-        "mask_values: [0, 1, 2]",
-        f"checkpoint_dir: {checkpoints}",
-    ]
-    assert check_data(load_config(yaml.safe_load("\n".join(lines))), Console(io.StringIO()))
-    assert class_share(report, "cat") > 0.01
-
-
-def class_share(report, name):
-    (share,) = [row["share"] for row in json.loads(report.read_text())["classes"] if row["name"] == name]
-    return share
 
 
 def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tmp_path):
@@ -199,9 +171,6 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-# Layouts
-
-
 # Paths and numbers
 
 
@@ -234,21 +203,6 @@ def test_a_path_is_shown_as_seen_from_data_dir(data_dir, text, shorter):
 
 
 # --write
-
-
-@pytest.mark.usefixtures("small_network")
-def test_the_config_that_check_writes_trains_as_it_is(data, tiny_config, tmp_path, capsys):
-    small = {name: value for name, value in tiny_config.items() if name not in ("data_dir", "num_classes", "mask_values")}
-    base, mine = tmp_path / "small.yaml", tmp_path / "mine.yaml"
-    base.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in {**small, "num_epochs": 1}.items()))
-    assert main(["check", str(base), f"data_dir={data}", "num_classes=1", "--write", str(mine)]) == 0
-    said = capsys.readouterr().out
-    assert said.endswith(f"\nWritten. It trains as it is: python train_unet.py {mine}\n")
-    assert mine.read_text().startswith(
-        f"# python train_unet.py {mine}\n# Written by check for my data; edit it as you like.\n\ndata_dir: {data}\n"
-    )
-    assert main([str(mine)]) == 0
-    assert main(["check", str(mine)]) == 0
 
 
 def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, tmp_path, capsys):

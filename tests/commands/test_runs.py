@@ -20,12 +20,12 @@ import pytest
 from helpers.project import ROOT
 from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
-from unet_trainer.commands import local_pages, runs
-from unet_trainer.commands.local_pages import bind, open_browser, say_address, serve
+from unet_trainer.commands import runs
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.config.errors import UserError
+from unet_trainer.system import local_server
 from unet_trainer.system.console import Console
-from unet_trainer.system.local_server import LocalHandler, LocalServer
+from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, open_browser, say_address, serve
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.training.run_summary import find_runs, read_run_summary
 
@@ -206,7 +206,7 @@ def test_the_page_is_opened_on_a_desktop_alone(monkeypatch):
             for name, value in {"DISPLAY": ":0", **environment}.items():
                 patch.setenv(name, value)
             patch.setattr(
-                local_pages, "sys", SimpleNamespace(platform=platform, stdout=SimpleNamespace(isatty=lambda: is_terminal))
+                local_server, "sys", SimpleNamespace(platform=platform, stdout=SimpleNamespace(isatty=lambda: is_terminal))
             )
             patch.setattr(webbrowser, "get", browser if callable(browser) else lambda: browser)
             return open_browser("http://127.0.0.1:1/")

@@ -179,25 +179,6 @@ def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config
     assert "clean" not in message
 
 
-def test_float_images_with_values_that_are_not_finite_train_and_are_counted(tmp_path, capsys):
-    folder = tmp_path / "data"
-    make_folders(folder)
-    for index in range(12):
-        array = np.random.default_rng(index).normal(0, 1, (HEIGHT, WIDTH)).astype(np.float32)
-        if index == 3:
-            array[0, :2] = np.nan
-        if index == 7:
-            array[5, 5] = -np.inf
-        np.save(folder / f"images/f{index}.npy", array)
-        cv2.imwrite(str(folder / f"masks/f{index}.png"), square())
-    code, _, report, named = check(folder, tmp_path, capsys)
-    assert (code, named, report["problems"]) == (0, set(), [])
-    assert report["notices"] == [
-        "2 of 12 images have no data in 0.10% of their values (NaN, infinite): left out of the statistics, and filled with the mean; "
-        "nodata: ignore ignores these pixels"
-    ]
-
-
 def test_images_in_train_and_in_val_are_named(tmp_path, capsys):
     folder = tmp_path / "data"
     for part, stems in (("train", ["a", "b", "c", "leak"]), ("val", ["d", "leaked_to"])):

@@ -7,9 +7,7 @@ import pytest
 
 from helpers.mask_facts import facts_of, objects, soft_discs, stripes, with_border
 from unet_trainer.datasets.mask_evidence import (
-    ClassRow,
     MaskEvidence,
-    class_table,
     describe_classes,
     has_background,
     swapped_palettes,
@@ -28,14 +26,6 @@ def evidence_of(make, number=8, **others):
 def counts_of(*counts, ignored=()):
     """A mask for each dict value → pixels."""
     return MaskEvidence([MaskFacts(1, sum(count.values()), count, "") for count in counts], ignored)
-
-
-def test_pixels_and_masks_of_each_value_are_counted_without_those_that_are_left_out():
-    evidence = counts_of({0: 6, 7: 2, 255: 4}, {0: 8}, ignored=[255])
-    assert (evidence.seen, evidence.counts, evidence.holders) == ([0, 7], {0: 14, 7: 2}, {0: 2, 7: 1})
-    assert (evidence.share(7), evidence.share(0, 7)) == (2 / 16, 1.0)
-    assert evidence.without([7]).seen == [0]
-    assert evidence.without([7]).ignored == {255}
 
 
 # Soft edges
@@ -70,7 +60,7 @@ def test_a_last_value_in_few_masks_or_in_many_pixels_is_a_class():
     assert not evidence_of(lambda index: with_border(stripes(3, index, width=24), 3, width=6)).last_may_be_void  # 19 % of pixels
 
 
-# Noise and groups
+# Noise
 
 
 def test_rare_values_of_one_mask_are_noise():
@@ -81,16 +71,6 @@ def test_rare_values_of_one_mask_are_noise():
     assert counts_of(*[{0: 9000, 1: 1000}] * 5, {0: 9000, 1: 1000, 2: 1}).noise == []  # a rare class: 0, 1, 2
     masks[3] = {0: 9000, 255: 900, 7: 100}  # 0.2 % of all pixels
     assert counts_of(*masks).noise == []
-
-
-def test_colours_close_to_a_more_frequent_one_are_grouped_with_it():
-    evidence = counts_of({RED: 50, RED - 0x050000: 4, 0: 30, 5: 3, GREEN: 10, 300: 2})
-    assert [(group.value, group.num_values, group.pixels) for group in evidence.groups] == [
-        (RED, 2, 54),
-        (0, 2, 33),
-        (GREEN, 1, 10),
-        (300, 1, 2),
-    ]
 
 
 # Palettes
@@ -106,13 +86,6 @@ def test_a_colour_at_another_place_of_a_palette_is_found():
     assert swapped_palettes(masks[:2]) == {}
 
 
-def test_other_colours_at_the_same_places_mean_the_same():
-    assert (
-        swapped_palettes([with_palette(_0=0, _1=0xFFFFFF), with_palette(_0=0, _1=0xFF0000), facts_of(np.eye(3, dtype=np.uint8))])
-        == {}
-    )
-
-
 def masks_of(*counts):
     """A mask for each dict value → pixels."""
     return [MaskFacts(1, sum(count.values()), count, "") for count in counts]
@@ -122,16 +95,6 @@ def masks_of(*counts):
 MASKS = masks_of({0: 60, 1: 10, 255: 10}, {0: 20})
 CODING = MaskCoding((0, 1, 2), 0, 255, reason="class ids; 255 is taken as void")
 NAMES = ("sky", "road", "cow")
-
-
-def test_the_table_has_values_name_and_share_of_each_class():
-    assert class_table(MASKS, CODING, NAMES) == [
-        ClassRow("0", "sky", 80 / 90),
-        ClassRow("1", "road", 10 / 90),
-        ClassRow("2", "cow", 0.0),
-    ]
-    colours = MaskCoding((0, COLOUR + 0xFF0000))
-    assert [row.values for row in class_table(masks_of({0: 1}), colours, ("a", "b"))] == ["0", "[255, 0, 0]"]
 
 
 def test_the_description_has_shares_ignored_pixels_and_the_reason():
@@ -148,7 +111,6 @@ def test_the_description_has_shares_ignored_pixels_and_the_reason():
     [
         (["background", "cell"], [0.1, 0.9], True),
         (["_background_", "cell", "wall"], [0.1, 0.5, 0.4], True),
-        (["Unlabeled", "road", "car"], [0.1, 0.5, 0.4], True),
         (["sky", "road", "car"], [0.8, 0.1, 0.1], False),
         (["class 0", "class 1", "class 2"], [0.2, 0.5, 0.3], False),
         (["class 0", "class 1", "class 2"], [0.6, 0.1, 0.3], True),

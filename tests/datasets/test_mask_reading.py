@@ -120,23 +120,6 @@ def test_a_thin_last_id_may_be_void_and_is_left_to_the_user():
     assert decide_masks(lambda index: stripes(4, index)).num_classes == 4
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_ids_of_objects_are_left_to_the_user_in_8_and_in_16_bit(dtype):
-    assert decide_masks(lambda index: objects(index, 2 + 3 * index).astype(dtype)) is None
-    assert decide_masks(lambda index: objects(index, 2 + 3 * index).astype(dtype), num_classes=1) is None
-
-
-def test_ids_of_objects_beyond_255_are_one_foreground():
-    def track(index):
-        ids = objects(index, 6)
-        return np.where(ids > 0, ids + 60 * index, 0).astype(np.uint16)
-
-    chosen = decide_masks(track)
-    assert (chosen.num_classes, chosen.coding.mask_values) == (1, "nonzero")
-    assert chosen.coding.reason == "16-bit object ids: any value but 0 is foreground"
-    assert chosen.num_classes_reason == "the masks hold ids of objects, up to 426"
-
-
 # Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
@@ -333,18 +316,6 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
     )
 
 
-def test_a_trimap_is_asked_for_with_its_border_ignored():
-    """As in the pets: 1 is the pet, 2 the background, 3 the border."""
-    pets = [facts_of(np.array([2, 1, 3], np.uint8)[with_border((objects(i, 1, 30) > 0).astype(np.uint8), 2)]) for i in range(6)]
-    question = ask(pets)
-    assert settings_of(question) == [
-        {"num_classes": 1, "mask_values": (2, 1), "ignore_value": 3},
-        {"num_classes": 1, "mask_values": (1, 2), "ignore_value": 3},
-        {"num_classes": 3, "mask_values": (1, 2, 3)},
-    ]
-    assert question.choices[0].meaning == "2 is background, 1 is foreground, 3 is ignored"
-
-
 def test_two_codings_of_one_foreground_can_be_merged():
     question = ask(masks_of({0: 9, 1: 1}, {0: 9, 255: 1}, {0: 9, 1: 1}, {0: 9, 255: 1}))
     assert settings_of(question)[:2] == [
@@ -360,26 +331,6 @@ def test_what_the_user_ignores_stays_ignored():
     assert "9: " not in str(question)
 
 
-# Noise and colours
-
-
-def test_values_of_one_mask_are_named_as_noise_with_their_file_and_may_count_nowhere():
-    masks = masks_of(*[{0: 9000, 255: 1000}] * 5, {0: 9000, 255: 990, 7: 6, 9: 4})
-    question = ask(masks)
-    assert "\n  In one mask only, perhaps noise: 7, 9 in masks/5.png\n" in str(question)
-    assert question.choices[0].meaning == "2 values in one mask only are ignored"
-    assert settings_of(question)[0] == {"num_classes": 1, "mask_values": (0, 255), "unknown_values": "ignore"}
-
-
-def test_masks_saved_as_jpeg_are_shown_by_their_main_colours():
-    counts = {0: 8000, 1: 500, 2: 100, RED: 600, RED - 0x020000: 50, BLUE: 500, COLOUR + 0x800000: 9}
-    question = ask(masks_of(*[counts] * 4, is_lossy=True))
-    assert "  [255, 0, 0]: 6.66% of pixels, with 1 value close to it, in 4 of 4 masks\n" in str(question)
-    assert "  [128, 0, 0]: " not in str(question)
-    assert settings_of(question)[0] == {"num_classes": 3, "mask_values": (0, (0, 0, 255), (255, 0, 0))}
-    assert question.choices[0].meaning.startswith("a class for each of the 3 most frequent, ")
-
-
 # Class files
 
 
@@ -393,14 +344,6 @@ def test_the_classes_of_a_file_are_offered_where_values_are_beside_them():
         "unknown_values": "ignore",
     }
     assert question.choices[0].meaning == "the classes of label_colors.txt; ignored: other values"
-
-
-def test_255_beside_ids_with_gaps_is_offered_as_void_first():
-    first, second, *_ = settings_of(ask(masks_of(*[{0: 700, 5: 200, 15: 60, 255: 40}] * 4)))
-    assert first == {"num_classes": 3, "mask_values": (0, 5, 15), "ignore_value": 255}
-    assert second == {"num_classes": 4, "mask_values": (0, 5, 15, 255)}
-    first, *_ = settings_of(ask(masks_of(*[{0: 700, 15: 200, 255: 100}] * 4)))
-    assert first == {"num_classes": 1, "mask_values": (0, 15), "ignore_value": 255}
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"

@@ -109,11 +109,9 @@ def test_left_and_right_are_different_classes(tmp_path, rng):
     assert measure(tmp_path, [lungs(rng) for _ in range(8)], num_ids=3).has_sides
 
 
-@pytest.mark.parametrize("num_background", [0, 1])
-def test_a_class_that_fills_the_image_is_as_thick_as_the_image(tmp_path, rng, num_background):
-    """It has no edge to measure from, or one that is far away. What OpenCV gives without an edge differs between processors."""
+def test_a_class_that_fills_the_image_is_as_thick_as_the_image(tmp_path, rng):
+    """It has no edge to measure from. What OpenCV gives then differs between processors."""
     mask = np.ones((96, 128), np.uint8)
-    mask[0, :num_background] = 0
     found = measure(tmp_path, [(noise(rng, mask.shape), mask)] * 2)
     assert found.thickness == 128
     assert found.structure == pytest.approx(np.sqrt(mask.sum()))

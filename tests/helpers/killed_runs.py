@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -115,7 +114,7 @@ def bench_once(settings, script, log):
     sys.exit(exit_codes(run)())
 
 
-NUM_MOMENTS = 18
+NUM_MOMENTS = 16
 
 
 def crash_when_saving(moment):
@@ -144,8 +143,7 @@ def crash_when_saving(moment):
 
     write_atomically = atomic.write_atomically
     watched = [(owner, name, *watch(owner, name)) for owner, name in (
-        (tempfile, "mkstemp"), (os, "fsync"), (Path, "chmod"), (Path, "hardlink_to"), (Path, "replace"),
-        (atomic, "_sync_folder"),
+        (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder"),
     )]  # fmt: skip
 
     def crashing(path, write, **options):

@@ -6,9 +6,8 @@ import tarfile
 from pathlib import Path
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.shard_files import Files
 from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
-from unet_trainer.datasets.shard_store import ShardStore, open_store
+from unet_trainer.datasets.shard_store import Files, ShardStore, open_store
 
 
 def write_tar(path, files):

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.shards import write_index_of
 from unet_trainer.datasets import shard_store
-from unet_trainer.datasets.shard_files import Files
+from unet_trainer.datasets.shard_store import Files
 from unet_trainer.images.file_bytes import (
     ReadError,
     file_stamp,

@@ -1,14 +1,22 @@
-"""What the header of a file says before it is decoded. How files with these properties are decoded is in test_image_files."""
+"""What the header of a file says before it is decoded, and what a file is that is no image."""
 
 from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.image_bytes import exif, npy_bytes, pil_bytes
-from unet_trainer.images.image_files import decode_image
+from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import decode_image, decode_mask
 from unet_trainer.images.image_headers import (
+    describe_content,
+    describe_file,
     displayed_size,
     has_palette,
     is_cut_off,
@@ -85,3 +93,67 @@ def test_the_size_is_read_without_the_pixels():
     for data in (b"no image", npy_bytes(COLOUR)):
         assert picture_size(data) is None
         assert displayed_size(data) is None
+
+
+# Files that are no images
+
+
+def tar_bytes():
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"),
+        (b"PK\x03\x04\x14\0", "an archive; unpack it"),
+        (tar_bytes(), "an archive; unpack it"),
+        (gzip.compress(b"a"), "an archive; unpack it"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC format; convert it"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", "an AVIF picture; convert it"),
+        (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", "a video; save its frames"),
+        (b"RIFF\x24\0\0\0AVI LIST", "a video; save its frames"),
+        (bytes(128) + b"DICM\x02\0\0\0UL", "a DICOM file; save its slices"),
+        (b"\x5c\x01\0\0" + bytes(340) + b"n+1\0" + bytes(100), "a NIfTI volume; save its slices"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(20), "an HDF5 or MATLAB file"),
+        (b"<!DOCTYPE html><html><head><title>404</title>", "a web page; the download failed"),
+        (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg">', "a vector drawing"),
+        (b'{"shapes": []}', "a text, not an image"),
+    ],
+)
+def test_content_is_recognised_and_says_so_where_an_image_is_expected(data, text):
+    for decode in (decode_image, decode_mask):
+        with pytest.raises(ReadError, match=text):
+            decode(data)
+
+
+def test_pictures_and_plain_text_are_not_taken_for_anything_else():
+    import numpy as np
+
+    for extension in (".png", ".jpg", ".bmp", ".webp", ".tif"):
+        assert describe_content(cv2_bytes(extension, np.zeros((8, 8, 3), np.uint8))) is None
+    assert describe_content(b"some text") is None
+    assert describe_content(b"") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_the_extension_tells_and_without_one_the_content(tmp_path):
+    names = {
+        "IMG_0001.HEIC": "HEIC",
+        "brain.nii.gz": "NIfTI",
+        "data.zip": "archive",
+        "data.tar.gz": "plain .tar",
+        "a.b.mp4": "video",
+    }
+    for name, text in {**names, "a.png": None, "notes.txt": None}.items():
+        (tmp_path / name).write_bytes(b"anything")
+        found = describe_file(tmp_path / name)
+        assert found is None if text is None else text in found
+    (tmp_path / "IM000001").write_bytes(bytes(128) + b"DICM")
+    assert "DICOM" in describe_file(tmp_path / "IM000001")
+    os.mkfifo(tmp_path / "pipe")
+    assert describe_file(tmp_path / "pipe") is None
+    assert describe_file(tmp_path / "missing") is None

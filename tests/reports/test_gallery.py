@@ -52,7 +52,7 @@ def test_of_few_images_each_is_chosen_once_and_none_without_an_iou():
 def test_layers_show_truth_prediction_and_errors(tmp_path):
     found = small_gallery(tmp_path, SCORES)
     assert [picture.group for picture in found.pictures] == ["worst", "best", "worst", "best"]
-    assert (found.note, found.is_ranked, found.colours) == ("", True, ((0, 0, 0), GREEN))
+    assert (found.note, found.colours) == ("", ((0, 0, 0), GREEN))
     picture = found.pictures[0]
     assert (picture.size, picture.shown, picture.score) == ((40, 60), (40, 60), SCORES[0])
     truth, prediction, errors = (rgba(content) for content in (picture.truth, picture.prediction, picture.errors))
@@ -70,8 +70,8 @@ def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path):
     write_image(tmp_path / "a.png", noise)
     write_image(tmp_path / "m.png", (noise[:, :, 0] > 128).astype(np.uint8))
     pair = Pair("a", tmp_path / "a.png", tmp_path / "m.png")
-    large = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=10**9)
-    small = draw_picture(bright_predictor(), pair, SCORES[0], "worst", tmp_path, max_bytes=60_000)
+    large = draw_picture(bright_predictor(), pair, SCORES[0], "worst", max_bytes=10**9)
+    small = draw_picture(bright_predictor(), pair, SCORES[0], "worst", max_bytes=60_000)
     assert large.shown == (432, 768)
     assert max(small.shown) == 256  # the smallest that there is, if need be
     assert small.num_bytes < large.num_bytes / 5
@@ -111,17 +111,10 @@ def test_an_image_that_is_too_large_is_left_out(tmp_path, monkeypatch):
     assert "60×40 pixels; a report shows images of up to" in small_gallery(tmp_path, SCORES).note
 
 
-def test_a_run_without_scores_of_its_images_gets_a_sample_that_is_scored_now(tmp_path):
-    small_gallery(tmp_path, SCORES)
-    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
-    found = draw_gallery([], pairs, tmp_path, bright_predictor())
-    assert not found.is_ranked
-    assert {round(picture.score.iou, 3) for picture in found.pictures} == {round(20 / 30, 3)}
-    assert sorted(picture.group for picture in found.pictures) == ["best", "best", "worst", "worst"]
-
-
 def test_a_run_without_its_model_or_its_data_says_so(tmp_path):
     folder = write_run(tmp_path / "run")
-    assert make_gallery(read_run_summary(folder)).note == "There are no pictures: the run has no best.pt."
+    assert (
+        make_gallery(read_run_summary(folder)).note == "There are no pictures: the run has no best.pt, or no scores of its images."
+    )
     (folder / "best.pt").write_bytes(b"x")
     assert "split.csv, which names them" in make_gallery(read_run_summary(folder)).note

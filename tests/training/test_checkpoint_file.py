@@ -171,8 +171,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_with_the_reason(small, monke
         read_checkpoint(small)
 
 
-@pytest.mark.parametrize("part", ["model", "ema"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("part", "value"), [("model", float("nan")), ("ema", float("inf"))])
 def test_weights_that_are_not_finite_are_never_saved(part, value, small):
     before = small.read_bytes()
     weights = {"good": torch.zeros(2), "empty": torch.zeros(0), "count": torch.tensor(3), "bad": torch.tensor([[0.0, value]])}
@@ -197,13 +196,12 @@ class FullDisk(io.FileIO):
 
 
 def test_a_disk_that_fills_up_at_any_point_of_a_save_loses_no_checkpoint(small, monkeypatch):
-    before, size = small.read_bytes(), small.stat().st_size
+    before, size, content = small.read_bytes(), small.stat().st_size, read_checkpoint(small)
+    monkeypatch.setattr(Path, "open", lambda path, mode, *more: FullDisk(path, mode))
     for free_bytes in [*range(0, size, -(-size // 48)), size - 1]:
         monkeypatch.setattr(FullDisk, "free_bytes", free_bytes)
-        monkeypatch.setattr(os, "fdopen", lambda handle, mode: FullDisk(handle, mode))
         with pytest.raises(SaveError) as caught:
-            write_checkpoint(small, read_checkpoint(small), previous=small.with_name("previous.pt"))
-        monkeypatch.undo()
+            write_checkpoint(small, content, previous=small.with_name("previous.pt"))
         assert str(caught.value).startswith(f"{small} could not be written (No space left on device): 0.0 MB are needed, ")
         assert small.read_bytes() == before
         assert [entry.name for entry in small.parent.iterdir()] == ["last.pt"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
-from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.run import next_batch
 from unet_trainer.training.time_budget import is_out_of_time
 
@@ -32,19 +30,6 @@ def run(tiny_data, tmp_path):
 def batches_that_fail(error):
     yield from ()
     raise error
-
-
-def test_a_run_is_finished_after_its_last_epoch(run):
-    finished = []
-    for epoch in range(5):
-        run.state.epoch = epoch
-        finished.append(run.is_finished())
-    assert finished == [False, False, False, True, True]
-
-
-def test_workers_that_fail_end_the_run_between_two_groups(run):
-    with pytest.raises(WorkerError, match="died"):
-        next_batch(run, batches_that_fail(WorkerError("died")), 0)
 
 
 def test_a_group_is_finished_without_the_workers_when_they_fail(run):
@@ -69,16 +54,6 @@ def test_a_group_is_finished_without_the_workers_after_a_signal(run):
         next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 2)
 
 
-def test_between_steps_bad_steps_are_found(run, monkeypatch):
-    monkeypatch.setattr("unet_trainer.training.async_device.READ_SECONDS", 0.0)
-    batch = run.loaders.train.read(0, 0)
-    for _ in range(run.components.train_step.max_bad_steps):
-        take_step(run.components.train_step, batch._replace(images=batch.images.float() * math.nan))
-    run.between_steps()
-    with pytest.raises(NonFinite, match="8 steps in a row were not finite"):
-        run.between_steps()
-
-
 def test_between_steps_a_save_that_is_due_is_made(run):
     run.between_steps()
     assert not (run.checkpointer.folder / "last.pt").exists()
@@ -99,31 +74,6 @@ def test_after_an_epoch_the_state_is_complete(run):
     assert (state.epoch, state.seconds, state.per_class_iou) == (2, 8.0, [0.5])  # of the best epoch
     assert state.confusion == [[5, 1], [1, 2]]
     assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
-
-
-def finished_after(run, train_losses):
-    """The number of epochs after which a run ends whose first epoch was the best."""
-    for epoch, train_loss in enumerate(train_losses, start=1):
-        run.judge({**ROW, "epoch": epoch, "train_loss": train_loss, "val_iou": 0.5 if epoch == 1 else 0.4}, SCORES)
-        if run.is_finished():
-            return epoch
-    raise AssertionError("it does not end")
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"scheduler": "constant"}, 3),
-        ({"scheduler": "plateau"}, 3),
-        ({"scheduler": "constant", "warmup_epochs": 3}, 5),
-        ({"scheduler": "constant", "freeze_encoder_epochs": 4}, 6),
-        ({"scheduler": "cosine"}, 12),  # above half of the peak until epoch 10
-        ({"scheduler": "poly"}, 12),  # (1 - 54 / 100) ** 0.9 = 0.497 is that of epoch 11
-    ],
-)
-def test_patience_waits_for_the_warm_up_and_while_a_high_rate_still_improves_training(settings, expected, tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", num_epochs=20, early_stopping_patience=2, **settings)
-    assert finished_after(run, [1 / epoch for epoch in range(1, 21)]) == expected
 
 
 # A budget of time
@@ -204,12 +154,6 @@ def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epo
     assert rate.at(79) < 0.001
     epochs_of(long_epoch, 20.0)
     assert rate.num_steps == rate.num_epochs * 200
-
-
-def test_time_for_the_report_is_kept(long_epoch, monkeypatch):
-    """21 pictures at the time of a validation image, 10 s each; but no more than a tenth of the time."""
-    monkeypatch.setattr(time_budget, "END_SHARE", 0.1)
-    assert train_batches(long_epoch, 200) == 70
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from helpers.steps import CPU, everything, make_batch, same, small_components, t
 from unet_trainer.model.optimizer import LearningRate
 from unet_trainer.system.distributed import Job
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
-from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience, sum_totals
+from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
 NO_COUNTS = torch.zeros(2, 2, dtype=torch.int64)
 
@@ -71,9 +71,8 @@ def test_everything_is_restored(components, tmp_path):
     assert same(everything(components), everything(other))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_the_next_step_after_a_restart_is_the_same(optimizer, tmp_path):
-    components, other = (small_components(optimizer=optimizer) for _ in range(2))
+def test_the_next_step_after_a_restart_is_the_same_with_momentum(tmp_path):
+    components, other = (small_components(optimizer="sgd") for _ in range(2))
     step(components, seed=0)
     other.state.load_state_dict(through_a_file(components.state, tmp_path))
     for made in (components, other):
@@ -81,19 +80,12 @@ def test_the_next_step_after_a_restart_is_the_same(optimizer, tmp_path):
     assert same(everything(components), everything(other))
 
 
-def test_settings_of_the_optimizer_are_those_of_this_start(components, tmp_path):
-    other = small_components(weight_decay=0.5)
-    other.state.load_state_dict(through_a_file(components.state, tmp_path))
-    assert [group["weight_decay"] for group in other.state.optimizer.param_groups] == [0.5, 0.0]
-
-
 def state_by_name(components):
     network, optimizer = components.state.segmenter.network, components.state.optimizer
     return {name: optimizer.state[parameter] for name, parameter in network.named_parameters()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize(("then", "now"), [(1.0, 0.2), (0.2, 1.0)])
+@pytest.mark.parametrize(("optimizer", "then", "now"), [("adamw", 1.0, 0.2), ("sgd", 0.2, 1.0)])
 def test_each_parameter_gets_its_own_state_when_the_rate_of_the_encoder_changes(optimizer, then, now, tmp_path):
     components = small_components(optimizer=optimizer, encoder_lr_factor=then)
     for seed in range(2):
@@ -141,27 +133,13 @@ def test_prefixes_of_compiled_and_distributed_models_never_reach_the_file(compon
     assert same(segmenter.network.state_dict().values(), content["model"].values())
 
 
-def test_the_next_epoch_begins_with_nothing_done(components):
-    components.state.begin_next_epoch()
-    state = components.state
-    assert (state.epoch, state.batch, state.train_seconds, state.wait_seconds) == (2, 0, 0.0, 0.0)
-    assert (state.metrics.num_images, state.seconds) == (0, 10.0)
-    assert math.isnan(state.metrics.loss())
-
-
 def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
     metrics = EpochMetrics(1, CPU)
     for loss, num_images in ((2.0, 4), (math.inf, 4), (math.nan, 2), (5.0, 2)):
-        add(metrics, loss, num_images)
+        counts = [[5, 1], [1, 2]] if math.isfinite(loss) else [[0, 9], [9, 0]]
+        add(metrics, loss, num_images, torch.tensor(counts))
+    assert metrics.matrix.tolist() == [[10, 2], [2, 4]]
     assert metrics.loss() == pytest.approx((2.0 * 4 + 5.0 * 2) / 6)
-
-
-def test_the_counts_of_a_bad_batch_are_left_out():
-    metrics = EpochMetrics(1, CPU)
-    add(metrics, 1.0, 2, torch.tensor([[5, 1], [1, 2]]))
-    add(metrics, math.nan, 2, torch.tensor([[0, 9], [9, 0]]))
-    assert metrics.matrix.tolist() == [[5, 1], [1, 2]]
-    assert metrics.scores().iou == 0.5  # 2 / (2 + 1 + 1)
 
 
 def test_the_bar_gets_numbers_late_but_right(monkeypatch):
@@ -321,18 +299,6 @@ def test_another_number_of_processes_goes_on_with_the_average_and_the_sum(two, w
     assert torch.equal(total, sum(rank["totals"]["matrix"] for rank in ranks))
 
 
-def test_counts_of_processes_add_up_and_skipped_steps_do_not():
-    """A step is skipped by all of them or by none."""
-    ranks = [components_of(rank, 2, seed=rank).state.rank_state()["totals"] for rank in range(2)]
-    for totals in ranks:
-        totals["num_skipped"] = torch.tensor(3)
-    summed = sum_totals(ranks)
-    assert summed["num_images"] == 4
-    assert int(summed["matrix"].sum()) == 4 * 16 * 16
-    assert int(summed["num_skipped"]) == 3
-    assert float(summed["loss_sum"]) == float(ranks[0]["loss_sum"] + ranks[1]["loss_sum"])
-
-
 def test_a_random_state_that_lies_behind_others_in_memory_is_read_from_its_place(two):
     """torch.set_rng_state reads a view from the start of its memory; checkpoints put tensors one behind the other."""
     ranks, content = two
@@ -409,10 +375,9 @@ def counting_epochs(train_losses, scheduler, num_epochs=10, warmup_epochs=0.0, f
     ]
 
 
-@pytest.mark.parametrize("scheduler", ["constant", "plateau", "cosine", "poly"])
-@pytest.mark.parametrize(("warmup", "frozen", "first"), [(0, 0, 2), (2, 0, 3), (1.5, 0, 3), (0, 4, 5), (1, 3, 4), (3, 1, 4)])
-def test_epochs_count_once_the_warm_up_is_over_and_the_encoder_trains(scheduler, warmup, frozen, first):
-    found = counting_epochs(FLAT, scheduler, warmup_epochs=warmup, freeze_encoder_epochs=frozen)
+@pytest.mark.parametrize(("warmup", "frozen", "first"), [(0, 0, 2), (1.5, 0, 3), (0, 4, 5), (1, 3, 4), (3, 1, 4)])
+def test_epochs_count_once_the_warm_up_is_over_and_the_encoder_trains(warmup, frozen, first):
+    found = counting_epochs(FLAT, "cosine", warmup_epochs=warmup, freeze_encoder_epochs=frozen)
     assert found == list(range(first, 11))
 
 

@@ -93,33 +93,11 @@ def test_every_kind_of_step_can_be_measured(image, changes):
     ("script", "failure"),
     [
         ("raise SystemExit(1)", "the process of the trial ended"),
-        ("import os, sys; sys.stdin.readline(); os._exit(9)", "the process of the trial ended"),
         ("import os, sys; sys.stdin.readline(); os.write(1, b'{\"seconds\"'); os._exit(9)", "the process of the trial ended"),
         ("import sys; sys.stdin.readline(); print('what?', flush=True)", "Expecting value"),
-        ("import sys; sys.stdin.readline(); print('[1, 2]', flush=True)", "no answer"),
-        ("import sys; sys.stdin.readline(); print('{}', flush=True)", "no answer"),
-        ("import sys; sys.stdin.readline(); print('{\"hello\": 1}', flush=True)", "no answer"),
-        (ANSWER.replace("0.5", "'soon'"), "no answer"),
-        (ANSWER.replace("0.5", "float('nan')"), "no answer"),
-        (ANSWER.replace("0.5", "0"), "no answer"),
-        (ANSWER.replace("0.01", "-1"), "no answer"),
         ('import sys; sys.stdin.readline(); print(\'{"failure": "out of memory"}\', flush=True)', "out of memory"),
     ],
-    ids=[
-        *(
-            "ends at once",
-            "dies",
-            "dies within its answer",
-            "no JSON",
-            "a list",
-            "nothing",
-            "another answer",
-            "text",
-            "NaN",
-            "no time",
-        ),
-        *("less than no time", "a failure"),
-    ],
+    ids=["ends at once", "dies within its answer", "no JSON", "a failure"],
 )
 def test_a_child_that_does_not_answer_costs_the_figure_alone(script, failure, child, tmp_path):
     child(script)
@@ -167,20 +145,7 @@ def test_a_cost_is_found_again_by_a_later_run(child, tmp_path):
     assert len(json.loads(cache.read_text())) == 2
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: text[:-10],
-        lambda text: "[1]",
-        lambda text: "\x00\ud7ff",
-        lambda text: text.replace("0.5", '"soon"'),
-        lambda text: text.replace("0.5", "NaN"),
-        lambda text: text.replace("eval_seconds", "eval"),
-        lambda text: json.dumps(dict.fromkeys(json.loads(text), 3)),
-    ],
-    ids=["empty", "cut", "a list", "no JSON", "text", "NaN", "other names", "numbers"],
-)
+@pytest.mark.parametrize("damage", [lambda text: text[:-10], lambda text: text.replace("0.5", "NaN")], ids=["cut", "NaN"])
 def test_a_damaged_file_of_costs_is_ignored_and_written_anew(damage, child, tmp_path):
     cache = tmp_path / "step_costs.json"
     child(ANSWER)

@@ -110,7 +110,7 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, p
     ("key", "mode", "taken"), [("secret", None, "online"), ("secret", "disabled", "disabled"), (None, "online", "online")]
 )
 def test_wandb_is_online_where_the_user_set_it_up(key, mode, taken, fake, run, monkeypatch):
-    module = fake("wandb", login=lambda: None, api=SimpleNamespace(api_key=key))  # an older version: login has no prompt
+    module = fake("wandb", login=lambda prompt: bool(key))
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
     TRACKERS["wandb"]().init(run)

@@ -91,20 +91,17 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> list[Trial]:
     """The rows that make sense on this hardware, the baseline first."""
-    baseline = {"use_amp": False, "compile_model": False, "channels_last": False}
-    amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "channels_last": True}
-    if not on_gpu:
-        trials = [Trial("Baseline (float32)", baseline), Trial("float32 + compiled", {**baseline, "compile_model": True})]
-        return [*trials, Trial("AMP", {**amp, "compile_model": False})] if has_bfloat16 else trials
-    trials = [
-        Trial("Baseline (float32)", baseline),
-        Trial("AMP", {**amp, "compile_model": False}),
-        Trial("AMP + large batch", {**amp, "compile_model": False, "batch_size": batch_size * LARGE}),
-        Trial("AMP + compiled", {**amp, "compile_model": True}),
+    plain = {"use_amp": False, "compile_model": False, "channels_last": False}
+    amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "compile_model": False, "channels_last": True}
+    rows: list[tuple[str, dict[str, Any], bool, bool]] = [  # and whether it suits the hardware, and --quick has it
+        ("Baseline (float32)", plain, True, True),
+        ("float32 + compiled", {**plain, "compile_model": True}, not on_gpu, True),
+        ("AMP", amp, on_gpu or has_bfloat16, True),
+        ("AMP + large batch", {**amp, "batch_size": batch_size * LARGE}, on_gpu, False),
+        ("AMP + compiled", {**amp, "compile_model": True}, on_gpu, True),
+        ("AMP float16 + compiled", {**amp, "amp_dtype": "float16", "compile_model": True}, on_gpu and has_bfloat16, False),
     ]
-    if has_bfloat16:
-        trials.append(Trial("AMP float16 + compiled", {**amp, "amp_dtype": "float16", "compile_model": True}))
-    return [trial for trial in trials if not quick or trial.name in ("Baseline (float32)", "AMP", "AMP + compiled")]
+    return [Trial(name, settings) for name, settings, suits, is_quick in rows if suits and (is_quick or not quick)]
 
 
 def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, console: Console) -> list[Outcome]:
@@ -141,15 +138,11 @@ def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, co
 def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Path, tick: Callable[[], object]) -> Outcome:
     """One trial in a process of its own; its output goes into a file beside its run."""
     name = re.sub(r"\W+", "_", trial.name).strip("_").lower()
+    warmup = "auto" if config.warmup_epochs == "auto" else min(config.warmup_epochs, num_epochs / 2)
     settings = {
         **as_dict(config),
-        "num_epochs": num_epochs,
-        "time_budget": None,
-        "warmup_epochs": "auto" if config.warmup_epochs == "auto" else min(config.warmup_epochs, num_epochs / 2),
-        "early_stopping_patience": None,
-        "resume": None,
-        "checkpoint_dir": str(folder),
-        "run_name": name,
+        **{"num_epochs": num_epochs, "time_budget": None, "warmup_epochs": warmup, "early_stopping_patience": None},
+        **{"resume": None, "checkpoint_dir": str(folder), "run_name": name},
         **trial.settings,
     }
     path = folder / f"{name}.yaml"
@@ -192,16 +185,14 @@ def _terminate(child: subprocess.Popen[str]) -> None:
 
 def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
     """Keys that the run could not follow, as when compiling failed: it went on, and its figures are not those of the row."""
-    result = read_json(run_dir / "result.json")
-    taken = load_config(run_dir / "config.yaml")
-    number_format = asked.amp_dtype if asked.use_amp else "float32"
-    differs = {
-        "amp_dtype": result["number_format"] != number_format,
-        "compile_model": result["is_compiled"] != asked.compile_model,
-        "batch_size": taken.batch_size != asked.batch_size,
-        "batch_parts": taken.batch_parts != asked.batch_parts,
+    result, taken = read_json(run_dir / "result.json"), load_config(run_dir / "config.yaml")
+    pairs = {
+        "amp_dtype": (result["number_format"], asked.amp_dtype if asked.use_amp else "float32"),
+        "compile_model": (result["is_compiled"], asked.compile_model),
+        "batch_size": (taken.batch_size, asked.batch_size),
+        "batch_parts": (taken.batch_parts, asked.batch_parts),
     }
-    return [name for name, is_different in differs.items() if is_different]
+    return [name for name, (found, wanted) in pairs.items() if found != wanted]
 
 
 def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:

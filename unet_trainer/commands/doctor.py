@@ -119,10 +119,7 @@ def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     from unet_trainer.system.resources import count_cores, total_host_memory
 
     page.console.say("Looking at this machine ...")
-    compiles_on = {True: ("cuda", "cpu"), False: (), "auto": ("cuda",) if config.device != "cpu" else ()}[config.compile_model]
-    machine = machine_findings(
-        Path(config.checkpoint_dir), config.device != "cpu", () if is_fast else compiles_on, page.console.say
-    )
+    machine = machine_findings(Path(config.checkpoint_dir), config.device != "cpu")
     page.heading("Machine")
     page.show("machine", machine)
     page.content["machine"] = {"cores": count_cores(), "memory": total_host_memory(), "versions": installed_versions()}

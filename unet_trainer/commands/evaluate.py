@@ -96,9 +96,8 @@ def read_overrides(words: Sequence[str]) -> dict[str, str]:
 def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console) -> None:
     """Evaluates, prints and writes. Raises UserError."""
     from unet_trainer.commands.evaluation_tables import comparison_lines, summary_lines
-    from unet_trainer.inference.evaluate import Options
+    from unet_trainer.inference.evaluate import Options, make_folder, write_evaluation
     from unet_trainer.inference.evaluation_data import check_comparable, check_same_classes, find_source, load_evaluation_data
-    from unet_trainer.inference.evaluation_files import make_folder, write_evaluation
     from unet_trainer.inference.scores import compare, summarise
 
     predictor = load(given, file, console)

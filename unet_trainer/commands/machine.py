@@ -1,4 +1,4 @@
-"""What this machine can do for training, what is in the way, and what to do about it: GPU, compiler, cores, memory, disk, versions.
+"""What this machine can do for training, what is in the way, and what to do about it: GPU, cores, memory, disk, versions.
 
 Every probe returns what it could find: a broken driver is a finding, not a crash.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,59 +23,27 @@ from unet_trainer.system.input_files import read_text
 from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
 
 GIB = 2**30
-COMPILE_LIMIT = 180.0  # seconds
 OWN_MEMORY = 0.7 * GIB  # of a GPU, that a process takes by being there
 OLDEST_TORCH = (2, 10)
 ALBUMENTATIONS = "2.0.8"
-PACKAGES = (
-    "torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm",
-    "albumentationsx", "opencv-python", "opencv-contrib-python", "opencv-contrib-python-headless",
-)  # fmt: skip
+PACKAGES = ("torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm")
 INSTALL_PAGE = "https://pytorch.org/get-started/locally"
 MEND_DRIVER = (
     "if nvidia-smi does not list it: restart, or install the driver (https://www.nvidia.com/drivers); "
     f"if the driver is too old for this torch: a newer one, or a torch for an older CUDA ({INSTALL_PAGE}); "
     "in a container: start it with --gpus all"
 )
-# Part of a failure to compile → what mends it.
-MEND_COMPILING = {
-    "Python.h": "install Python's header files, e.g. apt install python3-dev",
-    "compiler": "install a compiler, e.g. apt install gcc g++, or name it in CC and CXX",
-    "triton": "python -m pip install triton",
-}
-CHILD_THAT_COMPILES = """
-import json, sys, time, torch
-started = time.perf_counter()
-try:
-    torch.compile(lambda values: (values.sin() * 2 + values).relu())(torch.ones(64, 64, device=sys.argv[1])).sum().item()
-    print(json.dumps({"seconds": time.perf_counter() - started}))
-except Exception as error:
-    print(json.dumps({"failure": f"{type(error).__name__}: {error}"}))
-"""
 
 
-def machine_findings(
-    checkpoint_dir: Path, wants_gpu: bool, compiles_on: Sequence[str], say: Callable[[str], object]
-) -> list[Finding]:
-    """`wants_gpu`: a GPU that cannot be used is a problem; else the config says device: cpu.
-
-    Compiling is tried if the device that torch has is among `compiles_on` (cuda, cpu); `say` is told before.
-    """
+def machine_findings(checkpoint_dir: Path, wants_gpu: bool) -> list[Finding]:
+    """`wants_gpu`: a GPU that cannot be used is a problem; else the config says device: cpu."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before this adds to it
     import torch
 
     found = device_findings(torch, "problem" if wants_gpu else "warning")
-    device = "cuda" if any(finding.title == "Precision" for finding in found) else "cpu"
-    if device in compiles_on:
-        say(f"Compiling a small function, to see whether that works (at most {COMPILE_LIMIT / 60:.0f} minutes) ...")
-    return [
-        *found,
-        compile_finding(device, try_compiling(device) if device in compiles_on else {}),
-        cores_finding(load, has_gpu=device == "cuda"),
-        memory_finding(),
-        disk_finding(checkpoint_dir),
-        *version_findings(installed_versions()),
-    ]
+    has_gpu = any(finding.title == "Precision" for finding in found)
+    versions = version_findings(installed_versions())
+    return [*found, cores_finding(load, has_gpu), memory_finding(), disk_finding(checkpoint_dir), *versions]
 
 
 def device_findings(torch: Any, level: Level) -> list[Finding]:
@@ -164,38 +130,6 @@ def nvidia_facts(root: Path = ROOT) -> str | None:
     return None
 
 
-def try_compiling(device: str, limit: float = COMPILE_LIMIT) -> dict[str, Any]:
-    """Compiles a small function in a process of its own, without what was compiled before: seconds, or a failure."""
-    with tempfile.TemporaryDirectory(prefix="doctor", ignore_cleanup_errors=True) as folder:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
-        environment = {**os.environ, **caches, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # without helpers that outlive the child
-        command = [sys.executable, "-c", CHILD_THAT_COMPILES, device]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=limit, env=environment, errors="replace", check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"failure": f"a small function was not compiled in {limit:.0f} s"}
-        except OSError as error:
-            return {"failure": first_line(error)}
-    with contextlib.suppress(ValueError, IndexError):
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
-    return {"failure": f"the process ended with code {done.returncode}"}
-
-
-def compile_finding(device: str, tried: Mapping[str, Any]) -> Finding:
-    """`tried`: the answer of try_compiling; empty if it was not tried."""
-    on_gpu, failure = device == "cuda", str(tried.get("failure", ""))
-    on_cpu = "" if on_gpu else "; it is for GPUs, and left off here"
-    if failure:
-        detail = f"does not work: {failure.splitlines()[0][:200]}" + ("; training goes on uncompiled, slower" if on_gpu else on_cpu)
-        fix = next((fix for part, fix in MEND_COMPILING.items() if part in failure), "")
-        return Finding("warning" if on_gpu else "ok", "Compiling", detail, fix if on_gpu else "")
-    said = f"works (a small function took {tried['seconds']:.0f} s)" if tried else "not tried"
-    return Finding("ok", "Compiling", said + on_cpu)
-
-
 def cores_finding(load: float, has_gpu: bool) -> Finding:
     """`load`: processes that want to run, on average over the last minute."""
     cores, machine_cores = count_cores(), os.cpu_count() or 1
@@ -258,16 +192,9 @@ def version_findings(versions: Mapping[str, str]) -> list[Finding]:
     if torch and tuple(int(number) for number in re.findall(r"\d+", torch)[:2]) < OLDEST_TORCH:
         detail = f"{torch} can be made to run code by a checkpoint that it loads (CVE-2026-24747)"
         found.append(Finding("problem", "torch", detail, "python -m pip install -U 'torch>=2.10'"))
-    if "albumentationsx" in versions:
-        detail = "is installed: it has the import name of albumentations, and the AGPL asks you to publish your own code"
-        fix = f"python -m pip uninstall albumentationsx; python -m pip install --force-reinstall albumentations=={ALBUMENTATIONS}"
-        found.append(Finding("warning", "albumentationsx", detail, fix))
     if albumentations != ALBUMENTATIONS:
         detail = f"{albumentations}; this trainer is tested with {ALBUMENTATIONS}, the last version under the MIT licence"
         found.append(Finding("warning", "albumentations", detail, f"python -m pip install albumentations=={ALBUMENTATIONS}"))
-    if len(opencvs := [name for name in versions if name.startswith("opencv-")]) > 1:
-        fix = f"python -m pip uninstall {' '.join(opencvs)}; python -m pip install opencv-python-headless"
-        found.append(Finding("warning", "opencv", f"{' and '.join(opencvs)} overwrite each other's files", fix))
     return found
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import CommandParser, Script, is_override
-from unet_trainer.commands.local_pages import add_page_options, bind, check_port, open_browser, say_address, serve
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import EXIT_DONE, Colour, Console, counted, num_columns, painted
+from unet_trainer.system.local_server import add_page_options, bind, check_port, open_browser, say_address, serve
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV is loaded

@@ -50,7 +50,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.find_dataset import find_dataset
     from unet_trainer.datasets.scan import open_scan_cache
-    from unet_trainer.datasets.shard_files import Files, is_url
+    from unet_trainer.datasets.shard_store import Files, is_url
     from unet_trainer.datasets.shards import FOLDER, describe_size
     from unet_trainer.datasets.write_shards import ScannedPair, refuse_other_files, write_shards
 

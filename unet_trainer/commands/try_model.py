@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import CommandParser, Script
-from unet_trainer.commands.local_pages import add_page_options, bind, check_port, open_browser, say_address, serve
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import Console
+from unet_trainer.system.local_server import add_page_options, bind, check_port, open_browser, say_address, serve
 
 if TYPE_CHECKING:  # a typo is answered before torch is loaded
     from unet_trainer.datasets.pairs import Pair

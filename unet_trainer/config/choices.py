@@ -195,13 +195,16 @@ def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: Ha
     if amp_dtype == "bfloat16" and hardware.has_bfloat16:
         return "bfloat16", f"{hardware.name} takes it; no loss scaling needed"
     if amp_dtype == "bfloat16" and hardware.has_float16:
-        needs = "needs compute capability 8.0 (Ampere) or newer" if hardware.kind == "cuda" else "needs macOS 14 or newer"
-        return "float16", f"{hardware.name} has no bfloat16, which {needs}; float16 with loss scaling instead"
+        needs = "compute capability 8.0 (Ampere)" if hardware.kind == "cuda" else "macOS 14"
+        return "float16", f"{hardware.name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
     if hardware.has_float16:
         return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
-    if hardware.kind == "cpu":
-        return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
-    return "float32", f"{hardware.name} has no {amp_dtype} arithmetic; float32 instead"
+    lacks = (
+        "float16 is far slower than float32 on a CPU"
+        if hardware.kind == "cpu"
+        else f"{hardware.name} has no {amp_dtype} arithmetic"
+    )
+    return "float32", f"{lacks}; float32 instead"
 
 
 def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:

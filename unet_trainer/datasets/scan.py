@@ -199,15 +199,14 @@ def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     """A pair to scan, the stamps of its files before they are read, and the facts that the cache has of them."""
 
     index: int
     pair: Pair
     stamps: tuple[Stamp | None, Stamp | None]
-    image: ImageFacts | None
-    mask: MaskFacts | None
+    image: ImageFacts | str | None  # a text: it is not asked for
+    mask: MaskFacts | str | None
 
 
 def scan_pairs(
@@ -261,85 +260,59 @@ def _use_one_thread() -> None:
 def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts | str:
     """A text: why a remote shard cannot be read."""
     try:
-        image = task.image or _unless_damaged(_scan_image(task.pair.image), read_stderr())
-        return PairFacts(image, task.mask or _unless_damaged(_scan_mask(task.pair.mask, _size_of(image)), read_stderr()))
+        image = task.image or _facts_or_reason(partial(_scan_image, task.pair.image), read_stderr)
+        size = None if isinstance(image, str) else image.size
+        return PairFacts(image, task.mask or _facts_or_reason(partial(_scan_mask, task.pair.mask, size), read_stderr))
     except ShardReadError as error:
         return f"{task.pair.shown_image}: {error}"
 
 
 def _scan_separately(task: _Task) -> PairFacts:
     """As _scan_pair, with a child process for each file, to find the file that crashes the decoder."""
-    image = task.image or _scan_alone(_scan_image, task.pair.image)
-    return PairFacts(image, task.mask or _scan_alone(partial(_scan_mask, image_size=_size_of(image)), task.pair.mask))
+    found: list[Any] = []
+    for name, other in (("image", "mask"), ("mask", "image")):
+        alone = task._replace(**{other: getattr(task, other) or "not asked for"})
+        ((_, outcome),) = forked_map(_scan_pair, [alone], 1, _use_one_thread)
+        crashed = f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
+        found.append(getattr(outcome, name) if isinstance(outcome, PairFacts) else crashed)
+    return PairFacts(*found)
 
 
-def _scan_alone(scan: Callable[[Path], Facts | str], path: Path) -> Facts | str:
-    def scan_in_child(path: Path, read_stderr: ReadStderr) -> Facts | str:
-        try:
-            return _unless_damaged(scan(path), read_stderr())
-        except ShardReadError as error:
-            return str(error)
-
-    ((_, outcome),) = forked_map(scan_in_child, [path], 1, _use_one_thread)
-    return f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
-
-
-def _unless_damaged(facts: Facts | str, printed: str) -> Facts | str:
-    """A reason in place of the facts of a damaged JPEG: OpenCV decodes it, and libjpeg prints a message to standard error."""
-    damage = JPEG_DAMAGE.search(printed)
-    if damage is None or isinstance(facts, str):
-        return facts
-    return f"the file is damaged ({damage.group(1) or 'it ends too early'})"
-
-
-def _size_of(image: ImageFacts | str) -> tuple[int, int] | None:
-    return None if isinstance(image, str) else image.size
-
-
-def _scan_image(path: Path) -> ImageFacts | str:
+def _facts_or_reason(scan: Callable[[], Facts], read_stderr: ReadStderr) -> Facts | str:
+    """The facts of a file, or why it cannot be used."""
     try:
-        data = read_bytes(path)
-        num_with_alpha = channels_with_alpha(data)
-        image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
-        if num_with_alpha and image.shape[2] == num_with_alpha:
-            image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
-        statistics, extreme, marks = _measure_values(image, nodata_of(data))
+        facts = scan()
     except ReadError as error:
-        return _reason(error)
+        if isinstance(error, ShardReadError) and error.is_remote:
+            raise
+        return str(error)
     except MemoryError:
         return NO_MEMORY
-    height, width, channels = image.shape
-    mean, std, low, high, missing = statistics
+    damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
+    return facts if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})"
+
+
+def _scan_image(path: Path) -> ImageFacts:
+    data = read_bytes(path)
+    num_with_alpha = channels_with_alpha(data)
+    image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
+    if num_with_alpha and image.shape[2] == num_with_alpha:
+        image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
+    (mean, std, low, high, missing), extreme, marks = _measure_values(image, nodata_of(data))
     source = alpha, is_turned(data), content_digest(data)
-    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
+    return ImageFacts(*image.shape, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
 
-def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts | str:
-    try:
-        data = read_bytes(path)
-        refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
-        mask, is_alpha = decode_mask_or_alpha(data)
-        height, width = mask.shape
-        counts = _count_values(mask)
-        structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
-    except ReadError as error:
-        return _reason(error)
-    except MemoryError:
-        return NO_MEMORY
-    palette = None
+def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts:
+    data = read_bytes(path)
+    refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
+    mask, is_alpha = decode_mask_or_alpha(data)
+    counts, palette = _count_values(mask), None
+    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
     if colours := palette_colours(data):
-        shown = {
-            value: (red << 16) + (green << 8) + blue
-            for value, (red, green, blue) in zip(mask_values_of(colours), colours, strict=True)
-        }
-        palette = {value: colour for value, colour in shown.items() if value in counts}
-    return MaskFacts(height, width, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
-
-
-def _reason(error: ReadError) -> str:
-    if isinstance(error, ShardReadError) and error.is_remote:
-        raise error
-    return str(error)
+        shown = zip(mask_values_of(colours), colours, strict=True)
+        palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
+    return MaskFacts(*mask.shape, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
 
 
 class _Statistics(NamedTuple):
@@ -384,11 +357,8 @@ def _measure(image: Pixels, is_missing: Pixels | None = None) -> _Statistics:
         mean = np.sum([part.sum((0, 1)) for part, _ in _row_parts(image, is_missing)], axis=0) / np.maximum(1, counts)
         squares = [((part - mean) ** 2 * is_held).sum((0, 1)) for part, is_held in _row_parts(image, is_missing)]
         std = np.sqrt(np.sum(squares, axis=0) / np.maximum(1, counts))
-    low, high = float(image.min()), float(image.max())
-    if is_missing is not None and (held := image[~is_missing]).size:
-        low, high = float(held.min()), float(held.max())
-    elif is_missing is not None:
-        low = high = 0.0
+    held = image if is_missing is None else image[~is_missing]
+    low, high = (float(held.min()), float(held.max())) if held.size else (0.0, 0.0)
     missing = () if is_missing is None else tuple((image.shape[0] * image.shape[1] - counts).tolist())
     return _Statistics(tuple(mean.tolist()), tuple(std.tolist()), low, high, missing)
 

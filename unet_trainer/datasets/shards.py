@@ -21,7 +21,6 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.file_tree import list_files
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part
 from unet_trainer.datasets.problems import Problem, first_few, with_choices
-from unet_trainer.datasets.shard_files import Files, MissingFile, is_url
 from unet_trainer.datasets.shard_index import (
     INDEX_NAME,
     NOT_PLAIN,
@@ -31,7 +30,7 @@ from unet_trainer.datasets.shard_index import (
     index_shard,
     index_to_json,
 )
-from unet_trainer.datasets.shard_store import RangeCache, ShardStore, open_store
+from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store
 from unet_trainer.images.file_bytes import DataError, ShardError, open_stores
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache

@@ -16,7 +16,6 @@ from typing import BinaryIO, NamedTuple
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.datasets.shard_files import Files, MissingFile
 from unet_trainer.datasets.shard_index import (
     INDEX_NAME,
     UNFINISHED,
@@ -28,6 +27,7 @@ from unet_trainer.datasets.shard_index import (
     index_to_json,
     size_in_tar,
 )
+from unet_trainer.datasets.shard_store import Files, MissingFile
 from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, file_stamp, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.input_files import open_handle

@@ -90,15 +90,7 @@ def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixel
 
 def overlay(image: Pixels, ids: Pixels, has_background: bool = True) -> Pixels:
     """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are grey."""
-    result = image.copy()
-    for class_id in np.unique(ids):
-        if class_id == 0 and has_background:
-            continue
-        is_class, colour = ids == class_id, _colour_of(int(class_id))
-        result[is_class] = (0.6 * image[is_class] + 0.4 * np.array(colour, np.uint8)).astype(np.uint8)
-        outlines, _ = cv2.findContours(is_class.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        cv2.drawContours(result, outlines, -1, colour, 1)
-    return result
+    return overlay_rows(image, ids, None, None, np.array(class_colours(256, has_background), np.uint8))
 
 
 def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels | None, colours: Pixels) -> Pixels:

@@ -80,7 +80,8 @@ def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
     """Red, green and blue of each index; empty for a file without a palette."""
     if (tiff := tiff_header(data)) is not None:
         return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
-    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or [], []) if has_palette(data) else []
+    none: list[int] = []
+    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or none, none) if has_palette(data) else none
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -39,6 +39,13 @@ STRIP_BYTES = 2**18
 BIGTIFF_BYTES = 2**32 - 2**25  # a TIFF that may become larger has 64-bit offsets
 
 
+class RowWriter(Protocol):
+    def write(self, rows: Pixels) -> None:
+        """The next rows: n,W or n,W,C."""
+
+    def finish(self) -> None: ...
+
+
 class PngWriter:
     """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette."""
 
@@ -60,7 +67,6 @@ class PngWriter:
         file.write(_png_header(size, self.num_bits, kind, None if palette is None else tuple(palette)))
 
     def write(self, rows: Pixels) -> None:
-        """The next rows: n,W or n,W,C."""
         stored = rows.astype(f">u{self.num_bits // 8}", copy=False)
         pixels = np.ascontiguousarray(stored).view(np.uint8).reshape(len(rows), -1)
         filtered = np.empty((len(pixels), 1 + pixels.shape[1]), np.uint8)
@@ -206,6 +212,3 @@ class NpyWriter:
 
     def finish(self) -> None:
         """Nothing follows the pixels."""
-
-
-RowWriter = PngWriter | TiffWriter | NpyWriter

@@ -25,7 +25,7 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import display_range, overlay_rows, to_display
 from unet_trainer.images.image_files import COLOUR, Pixels
-from unet_trainer.images.image_readers import ImageReader, open_reader, read_small
+from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.mask_shapes import Polygon, find_polygons, joined_rings, signed_area
 from unet_trainer.images.row_writers import (
@@ -213,7 +213,7 @@ class ImageFiles(contextlib.ExitStack):
         super().__init__()
         self.folder, self.given, self.size, self.picture = folder, given, size, picture
         self.drafts: list[Draft] = []
-        self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
+        self.writers: list[tuple[RowWriter | OverlayWriter, Callable[[Rows], Pixels]]] = []
         self.ids: list[Pixels] = []  # kept for the polygons
         georeference = georeference_of(given.path)
         with contextlib.ExitStack() as unless_opened:
@@ -224,16 +224,16 @@ class ImageFiles(contextlib.ExitStack):
 
     def _open(self, output: Output, georeference: Georeference | None) -> None:
         path, take, dtype, channels, palette, content, is_overlay = output
-        writer: RowWriter
+        writer: RowWriter | OverlayWriter
         if path.suffix == ".npy":
             writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
             if georeference is not None and not is_overlay:  # is given its name first: the mask's PNG is the last file of all
                 file = self._draft(path.with_suffix(".tif"))
                 self.writers.append((TiffWriter(file, self.size, dtype, channels, palette, georeference.tags, content), take))
-            writer = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
-        if is_overlay:
-            writer = OverlayWriter(writer, self._open_picture(), self.folder.colours, self.size)
+            writer = png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
+            if is_overlay:
+                writer = OverlayWriter(png, self._open_picture(), self.folder.colours, self.size)
         self.writers.append((writer, take))
 
     def _draft(self, path: Path) -> BinaryIO:
@@ -277,7 +277,7 @@ def georeference_of(path: Path) -> Georeference | None:
 class OverlayWriter:
     """Reads the rows of the image as the ids of those rows come, and draws. One row behind: outlines depend on the row below."""
 
-    def __init__(self, writer: RowWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
+    def __init__(self, writer: PngWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
         self.writer, self.picture, self.colours, self.size = writer, picture, colours, size
         self.above: Pixels | None = None
         self.waiting = np.empty((0, size[1]), np.uint8)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.tiling import fit_image
+from unet_trainer.images.file_bytes import DataError, read_bytes
+from unet_trainer.images.image_files import write_image
+from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.inference.engine import Engine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_stream import PredictionStream, one_opencv_thread
@@ -63,33 +63,22 @@ def _time_forward(predictor: Predictor, sample: Sequence[ModelInput]) -> float:
 
 
 def _time_plain_loop(engine: Engine, inputs: Sequence[Input], folder: Path) -> float | None:
-    """As in the examples of segmentation-models-pytorch: read, normalise, forward in float32, threshold or argmax, write, one image
-    after the other. None for models and images that it does not fit: 8-bit RGB and torch."""
-    spec = engine.card.spec
-    if not isinstance(engine, TorchEngine) or spec.image.channels != 3 or not spec.image.is_8bit:
+    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other. None
+    for an exported file, which is no network of torch."""
+    if not isinstance(engine, TorchEngine):
         return None
-    network, device = engine.segmenter.network, engine.device
-    mean, std = (np.array(values, np.float32) for values in (spec.image.mean, spec.image.std))
+    spec, segmenter = engine.card.spec, engine.segmenter
 
+    @torch.no_grad()
     def predict(given: Input) -> None:
-        read = cv2.imread(str(given.path))
-        if read is None:
-            raise DataError(f"--time: {given.path} is not read by OpenCV; name images that are")
-        image = cv2.cvtColor(read, cv2.COLOR_BGR2RGB)
-        height, width = image.shape[:2]
-        if spec.fit == "resize":
-            image = fit_image(image, spec.image_size)
-        image = np.pad(image, ((0, -image.shape[0] % 32), (0, -image.shape[1] % 32), (0, 0)), mode="edge")
-        pixels = ((image.astype(np.float32) - mean) / std).transpose(2, 0, 1)
-        with torch.no_grad():
-            logits = network(torch.from_numpy(np.ascontiguousarray(pixels)).unsqueeze(0).to(device))
-            ids = logits.sigmoid()[0, 0] > 0.5 if logits.shape[1] == 1 else logits.argmax(1)[0]
-        mask = ids.cpu().numpy().astype(np.uint8)
-        mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) if spec.fit == "resize" else mask[:height, :width]
-        cv2.imwrite(str(folder / f"{given.path.stem}.png"), mask)
+        image = spec.image.decode(read_bytes(given.path)).pixels
+        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
+        ids = segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
+        mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
+        write_image(folder / f"{given.path.stem}.png", mask)
 
     predict(inputs[0])
-    _synchronize(device)
+    _synchronize(engine.device)
     num_images, started = 0, time.perf_counter()
     for given in inputs:
         predict(given)

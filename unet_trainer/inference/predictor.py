@@ -9,7 +9,7 @@ memory does not grow with the image.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_readers import ImageReader
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.inference.logits import Forward, Logits, TiledLogits, WholeLogits, blended_logits
@@ -140,16 +139,17 @@ class Predictor:
         """Of one input, in bands if it is large."""
         if not self.is_large(given.size):
             return self.predict([given])[0]
-        reader = ImageReader(given.pixels[: given.size[0], : given.size[1]])
-        return TiledLogits(self.engine, reader, self._tile_of(given.size), lambda pixels: pixels)
+        return self._tiled(ImageReader(given.pixels[: given.size[0], : given.size[1]]), lambda pixels: pixels)
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read block by block."""
-        if self.spec.fit == "resize":
-            pixels = check_image(reader.read_resized(self.spec.image_size), self.spec.image)
-            return self.predict([self.as_input(pixels, reader.size)])[0]
-        tile = self._tile_of(reader.size)
-        return TiledLogits(self.engine, reader, tile, lambda pixels: check_image(pixels, self.spec.image))
+        if self.spec.fit == "crop":
+            return self._tiled(reader, lambda pixels: check_image(pixels, self.spec.image))
+        pixels = check_image(reader.read_resized(self.spec.image_size), self.spec.image)
+        return self.predict([self.as_input(pixels, reader.size)])[0]
+
+    def _tiled(self, reader: ImageReader, prepare: Callable[[Pixels], Pixels]) -> Logits:
+        return TiledLogits(self.engine, reader, self._tile_of(reader.size), prepare)
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.mask_coding import IGNORED
 from unet_trainer.images.mask_shapes import thin
+from unet_trainer.model.baselines import overlap_ratios
 
 Floats = NDArray[np.float64]
 BOUNDARY_RATIO = 0.02  # width of the boundary region, of the image's diagonal
@@ -108,13 +109,8 @@ def boundary_region(mask: Pixels, width: int) -> Pixels:
 def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
     """...,K,columns → ...,K for each score; NaN where it is undefined."""
     columns = [counts[..., index].astype(np.float64) for index in range(counts.shape[-1])]
-    hits, truth, prediction = columns[Count.HITS], columns[Count.TRUTH], columns[Count.PREDICTION]
-    scores = {
-        "iou": _ratio(hits, truth + prediction - hits),
-        "dice": _ratio(2 * hits, truth + prediction),
-        "precision": _ratio(hits, prediction),
-        "recall": _ratio(hits, truth),
-    }
+    ratios = overlap_ratios(columns[Count.HITS], columns[Count.TRUTH], columns[Count.PREDICTION])
+    scores = {name: _ratio(*parts) for name, parts in ratios.items()}
     if counts.shape[-1] > Count.BOUNDARY_UNION:
         scores["boundary_iou"] = _ratio(columns[Count.BOUNDARY_HITS], columns[Count.BOUNDARY_UNION])
     if counts.shape[-1] > Count.TRUTH_LINE:

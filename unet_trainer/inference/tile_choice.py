@@ -23,8 +23,9 @@ from unet_trainer.images.tiling import Size, tile_images
 from unet_trainer.inference.engine import Engine, TorchEngine
 from unet_trainer.inference.logits import all_ids, tile_starts
 from unet_trainer.inference.predictor import Predictor
+from unet_trainer.inference.scores import confusion_matrix
 from unet_trainer.loading.dataset import SegmentationDataset
-from unet_trainer.model.metrics import compute_scores, confusion_matrix
+from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import MAX_SIDE
 from unet_trainer.system.console import first_line
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
@@ -50,8 +51,7 @@ class TileScores:
 
     def describe(self) -> str:
         """For the user: the tile, and why."""
-        trained = next(iter(self.iou))
-        how = ", as trained" if self.best == trained else ""
+        how = ", as trained" if self.best == next(iter(self.iou)) else ""
         others = ", ".join(f"{_shown(tile)} {iou:.4f}" for tile, iou in self.iou.items() if tile != self.best)
         of = "" if self.num_images == self.num_all else f" of {self.num_all}"
         images = f"{self.num_images}{of} validation images" if self.num_all > 1 else "the validation image"
@@ -97,19 +97,19 @@ def measure_tiles(
     if len(tiles) == 1:
         return f"there is no time to try larger ones, {tile_seconds:.2g} s for each tile"
     predictors = {tile: Predictor(engine, tile) for tile in tiles}
-    matrices = {tile: torch.zeros(spec.num_ids, spec.num_ids, dtype=torch.int64) for tile in tiles}
+    matrices = {tile: np.zeros((spec.num_ids, spec.num_ids), np.int64) for tile in tiles}
     order = np.random.default_rng(0).permutation(len(dataset.pairs))
     num_images = 0
     for index in order:
         image, truth = _fullest_part(*dataset.decode(int(index)), tiles[-1])
         for tile, predictor in predictors.items():
             ids = all_ids(predictor.predict_input(predictor.as_input(image, truth.shape)))
-            matrices[tile] += confusion_matrix(torch.from_numpy(ids), torch.from_numpy(truth), spec.num_ids)
+            matrices[tile] += confusion_matrix(truth, ids, spec.num_ids)
         num_images += 1
         tick()
         if (time.monotonic() - started) * (num_images + 1) / num_images > seconds:
             break
-    iou = {tile: compute_scores(matrix, spec.num_classes).iou for tile, matrix in matrices.items()}
+    iou = {tile: compute_scores(torch.from_numpy(matrix), spec.num_classes).iou for tile, matrix in matrices.items()}
     return TileScores(iou, num_images, len(order)) if np.isfinite(list(iou.values())).all() else "no class is in the images"
 
 

@@ -59,7 +59,7 @@ class TryServer(LocalServer):
         self.places = threading.BoundedSemaphore(MAX_WAITING)
         self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
         self.worker = ThreadPoolExecutor(1, "inference")
-        self.num_running = 0
+        self.is_computing = False
         self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
         super().__init__(address, PageHandler)
 
@@ -71,21 +71,15 @@ class TryServer(LocalServer):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an image is being computed."""
-        return self.num_running > 0
+        return self.is_computing
 
-    def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
-        """To the thread for images; the caller holds a place."""
-
-        def compute_counted() -> bytes:
-            self.num_running += 1
-            try:
-                return compute()
-            finally:
-                self.num_running -= 1
-                self.progress = (0, 0)
-
-        return self.worker.submit(compute_counted)
+    def run(self, compute: Callable[[], bytes]) -> bytes:
+        """In the thread for images."""
+        self.is_computing = True
+        try:
+            return compute()
+        finally:
+            self.is_computing, self.progress = False, (0, 0)
 
 
 class PageHandler(LocalHandler):
@@ -106,8 +100,7 @@ class PageHandler(LocalHandler):
         elif path == "facts":
             self.send(self.server.facts, JSON_TYPE)
         elif path == "progress":
-            num_done, num_tiles = self.server.progress
-            self.send(json.dumps({"done": num_done, "all": num_tiles}).encode(), JSON_TYPE)
+            self.send(json.dumps(dict(zip(("done", "all"), self.server.progress, strict=True))).encode(), JSON_TYPE)
         elif (pair := self._named_pair(path)) is not None:
             with self.server.thumbnail_places:
                 picture = thumbnail(pair.image)
@@ -124,7 +117,7 @@ class PageHandler(LocalHandler):
             raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment")
         try:
             data = self._read_body(num_bytes)
-            result = self._wait_for(self.server.submit(lambda: self._predict(pair, data)))
+            result = self._wait_for(self.server.worker.submit(self.server.run, lambda: self._predict(pair, data)))
         finally:
             self.server.places.release()
         self.send(result, "application/octet-stream")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
-MAX_PIECES = 64  # of a batch: their messages fit into the smallest buffer of a pipe
+MAX_PIECES = 64  # of a batch: their tasks fit into the smallest buffer of a pipe
 
 
 class Batch(NamedTuple):

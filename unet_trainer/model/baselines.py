@@ -1,11 +1,27 @@
-"""What a prediction that needs no model scores: a model has to be better. Imports no torch."""
+"""What IoU, Dice, precision and recall are, and what a prediction that needs no model scores. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: not known
+
+
+def overlap_ratios(hits: Any, truth: Any, predicted: Any) -> dict[str, tuple[Any, Any]]:
+    """Numerator and denominator of each score, from pixels of a class in both, in truth and in prediction: numbers, or arrays of
+    them. A score whose denominator is 0 is undefined."""
+    return {
+        "iou": (hits, truth + predicted - hits),
+        "dice": (2 * hits, truth + predicted),
+        "precision": (hits, predicted),
+        "recall": (hits, truth),
+    }
+
+
+def ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from unet_trainer.images.tiling import Size, nearest_positions
 from unet_trainer.loading.worker_pool import to_device
+from unet_trainer.model.baselines import overlap_ratios, ratio
 
 MAX_ELEMENTS = 2**23  # logits that are upsampled at a time; a CPU is slower with a quarter and with four times as many
 MAX_COUNTERS = 2**16  # over several copies of the matrix, so that atomic additions seldom collide
@@ -85,17 +86,14 @@ def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     hits, in_truth, in_prediction = (column.tolist() for column in class_counts(counts.unsqueeze(0))[0].T)
     first = 1 if num_classes == 1 else 0
     classes = list(zip(hits, in_truth, in_prediction, strict=True))[first:]
+    scores = [{name: ratio(*parts) for name, parts in overlap_ratios(*counts).items()} for counts in classes]
     return Scores(
-        per_class_iou=[_ratio(h, t + p - h) for h, t, p in classes],
-        per_class_dice=[_ratio(2 * h, t + p) for h, t, p in classes],
+        per_class_iou=[one["iou"] for one in scores],
+        per_class_dice=[one["dice"] for one in scores],
         confusion=on_host.tolist(),
-        per_class_precision=[_ratio(h, p) for h, _, p in classes],
-        per_class_recall=[_ratio(h, t) for h, t, _ in classes],
+        per_class_precision=[one["precision"] for one in scores],
+        per_class_recall=[one["recall"] for one in scores],
     )
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
 
 
 def _mean(values: list[float | None]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +17,12 @@ from safetensors.torch import load_file
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.pretrained import is_here, offline
+from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.segmenter import AUXILIARY, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.console import first_line
 from unet_trainer.system.os_errors import with_advice
 
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its retries; build_network reports the outcome in one line
-
+DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 STAGES = (1, 2, 3)  # of the decoder, counted from 0; each doubles the size, from 1/16 on
 STRIDES = (8, 4, 2)
@@ -45,20 +43,23 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
             need = f"need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
             raise ConfigError(f"encoder_weights: got {encoder_weights!r}; {need}")
         named = True  # timm encoders name their weights in the encoder's name
-    in_cache = named is not None and encoder_weights is not None and is_here(spec.encoder, encoder_weights)
+    files = [] if named is None or encoder_weights is None else weight_files(spec.encoder, encoder_weights)
+    if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
+        raise UserError(
+            f"encoder_weights: {encoder_weights} for {spec.encoder} could not be downloaded ({failure}); "
+            f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors)"
+        )
     try:
-        with offline() if in_cache else contextlib.nullcontext():
+        with offline() if files else contextlib.nullcontext():
             network = smp.create_model(
                 spec.architecture, spec.encoder, named, in_channels=spec.image.channels, classes=spec.num_classes, **options
             )
-    except Exception as error:  # smp, timm and the download clients share no base class
-        if in_cache and isinstance(error, SafetensorError | pickle.UnpicklingError | EOFError):
+    except Exception as error:  # smp and timm share no base class
+        if files and isinstance(error, SafetensorError | pickle.UnpicklingError | EOFError):
             raise UserError(
                 f"encoder_weights: the file of {encoder_weights} for {spec.encoder} in the download cache is damaged "
                 f"({error}); delete it there, and it is downloaded again"
             ) from None
-        if named is not None and _is_download_error(error):
-            raise _download_error(spec.encoder, encoder_weights, error) from None
         if isinstance(error, KeyError):
             raise ConfigError(f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}") from None
         if isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
@@ -82,29 +83,6 @@ def check_encoder_name(name: str) -> None:
     meant = near_miss(name, names) or near_miss(f"tu-{name}", [f"tu-{model}" for model in timm.list_models()])
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
     raise ConfigError(f"encoder: got {name!r}; {hint}")
-
-
-def _is_download_error(error: BaseException) -> bool:
-    """Whether the error came from downloading weights."""
-    roots = {type(cause).__module__.split(".")[0] for cause in _chain(error)}
-    return bool(
-        roots & {"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib", "urllib3", "socket"}
-    ) or any(isinstance(cause, OSError) for cause in _chain(error))
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain
-
-
-def _download_error(encoder: str, weights: str | None, error: BaseException) -> UserError:
-    return UserError(
-        f"encoder_weights: {weights} for {encoder} could not be downloaded ({type(error).__name__}); "
-        f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors)"
-    )
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:

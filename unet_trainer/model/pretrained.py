@@ -39,10 +39,6 @@ class HubFile:
     revision: str | None
     names: tuple[str, ...]
 
-    @property
-    def server(self) -> str:
-        return constants.ENDPOINT
-
     def is_here(self) -> bool:
         try:
             found = [try_to_load_from_cache(self.repo_id, name, constants.HF_HUB_CACHE, self.revision) for name in self.names]
@@ -66,10 +62,6 @@ class UrlFile:
 
     url: str
     path: str
-
-    @property
-    def server(self) -> str:
-        return self.url
 
     def is_here(self) -> bool:
         return Path(self.path).is_file()
@@ -138,7 +130,8 @@ def _timm_files(name: str) -> list[HubFile | UrlFile]:
 
 def fetch(files: list[HubFile | UrlFile], time_limit: float) -> str | None:
     """Downloads the files into their caches; returns None, or why it failed."""
-    if failure := _check_connection(files[0].server):
+    first = files[0]
+    if failure := _check_connection(first.url if isinstance(first, UrlFile) else constants.ENDPOINT):
         return failure
     command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
     variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}

@@ -25,6 +25,8 @@ MARK_WORDS = {
     "rollback": "went back to a saved state",
     "shrink": "went on with smaller parts of a batch",
 }
+Values = Mapping[str, Sequence[float | None]]  # of each line, by its name
+Show = Callable[[float | None], str]
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,25 @@ def run_charts(summary: RunSummary, epochs: Sequence[EpochRecord]) -> list[PageC
     """`epochs`: those that are drawn."""
     if not epochs:
         return []
-    iou = _columns(summary, epochs, "iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 4, y=[0, 1])
-    loss = _columns(summary, epochs, "loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(4), 4, zero=True)
-    speed = "Images per second, in training"
+
+    def chart(key: str, title: str, columns: Mapping[str, str], show: Show, digits: int, **limits: Any) -> PageChart:
+        """Columns of metrics.csv, by the name of their line."""
+        colours = [VAL, TRAIN] if len(columns) > 1 else [OTHER]
+        values = {name: [epoch.get(column) for epoch in epochs] for name, column in columns.items()}
+        lines = [_line(name, ys, colour) for (name, ys), colour in zip(values.items(), colours, strict=True)]
+        words = _from_first_to_last(values, show)
+        if key == "iou" and summary.best_iou is not None and summary.best is not None:
+            words += f"; val is {score(summary.best_iou)} at the best epoch, {summary.best.number}"
+        return _chart(summary, epochs, key, title, words, {title: lines}, values, show, digits=digits, **limits)
+
     charts = [
-        iou,
+        chart("iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 4, y=[0, 1]),
         _class_chart(summary, [epoch for epoch in epochs if epoch.classes]),
-        loss,
-        _columns(summary, epochs, "rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(6), 6, zero=True),
-        _columns(summary, epochs, "speed", speed, {"images/s": "images_per_second"}, rate, 1, zero=True),
+        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(4), 4, zero=True),
+        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(6), 6, zero=True),
+        chart("speed", "Images per second, in training", {"images/s": "images_per_second"}, rate, 1, zero=True),
     ]
-    return [chart for chart in charts if chart is not None]
+    return [found for found in charts if found is not None]
 
 
 def drawn_epochs(summary: RunSummary) -> list[EpochRecord]:
@@ -84,18 +94,6 @@ def marks(summary: RunSummary) -> list[dict[str, Any]]:
     return found
 
 
-def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
-    """The same curve of several runs; by epoch or by time."""
-    shown = [(index, name, summary) for index, (name, summary) in enumerate(runs) if summary.epochs]
-    if not shown:
-        return []
-    return [
-        _overlay(shown, "val-iou", "Validation IoU", "val_iou", y=[0, 1]),
-        _overlay(shown, "val-loss", "Validation loss", "val_loss", zero=True),
-        _overlay(shown, "train-loss", "Training loss", "train_loss", zero=True),
-    ]
-
-
 def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
     """How the validation images divide by their IoU."""
     values = [image.iou for image in scores if image.iou is not None]
@@ -113,50 +111,6 @@ def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
     return PageChart("distribution", "IoU of each validation image", words, data, ["IoU", "images"], rows, "bars")
 
 
-def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = False, **more: Any) -> dict[str, Any]:
-    rounded = [None if value is None else float(f"{value:.5g}") for value in values]
-    return {"name": name, "c": colour % NUM_COLOURS, "ys": rounded, "thin": thin, **more}
-
-
-def _chart(
-    summary: RunSummary, epochs: Sequence[EpochRecord], views: Mapping[str, Any], digits: int, **limits: Any
-) -> dict[str, Any]:
-    """What the script draws. A view is a name and its lines; the reader chooses where there are several."""
-    named = [{"name": name, "lines": lines} for name, lines in views.items()]
-    xs = [epoch.number for epoch in epochs]
-    return {"xs": xs, "x": "epoch", "views": named, "marks": marks(summary), "digits": digits, **limits}
-
-
-def _digits(number: int) -> Callable[[float | None], str]:
-    return lambda value: NONE if value is None else f"{value:.{number}g}"
-
-
-def _columns(
-    summary: RunSummary,
-    epochs: Sequence[EpochRecord],
-    key: str,
-    title: str,
-    columns: Mapping[str, str],
-    show: Callable[[float | None], str],
-    digits: int,
-    **limits: Any,
-) -> PageChart:
-    """Columns of metrics.csv, by the name of their line."""
-    colours = [VAL, TRAIN] if len(columns) > 1 else [OTHER]
-    values = {name: [epoch.get(column) for epoch in epochs] for name, column in columns.items()}
-    lines = [_line(name, ys, colour) for (name, ys), colour in zip(values.items(), colours, strict=True)]
-    words = _from_first_to_last(values, show)
-    if key == "iou" and summary.best_iou is not None and summary.best is not None:
-        words += f"; val is {score(summary.best_iou)} at the best epoch, {summary.best.number}"
-    rows = [[epoch.number, *map(show, row)] for epoch, *row in zip(epochs, *values.values(), strict=True)]
-    return PageChart(key, title, words, _chart(summary, epochs, {title: lines}, digits, **limits), ["epoch", *columns], rows)
-
-
-def _from_first_to_last(values: Mapping[str, Sequence[float | None]], show: Callable[[float | None], str]) -> str:
-    known = {name: [value for value in ys if value is not None] for name, ys in values.items()}
-    return "; ".join(f"{name} {show(ys[0])} → {show(ys[-1])}" for name, ys in known.items() if ys) or "no values"
-
-
 def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChart | None:
     """Of several classes the scores of each; of one class its scores beside each other."""
     if not epochs:
@@ -167,14 +121,12 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
 
     names = summary.worst_classes(MAX_CLASSES)
     if len(names) == 1:
-        shown = {title: values(names[0], kind) for title, kind in SCORES.items() if kind != "iou"}
-        last = epochs[-1].classes[names[0]]
-        title, views = f"Dice, precision and recall of {names[0]}", {}
-        views[names[0]] = [_line(name, ys, index + OTHER) for index, (name, ys) in enumerate(shown.items())]
-        words = (
-            f"{names[0]} on the validation images: precision {score(last.get('precision'))} and recall {score(last.get('recall'))}"
-        )
-        words += " after the last epoch"
+        (name,) = names
+        shown = {title: values(name, kind) for title, kind in SCORES.items() if kind != "iou"}
+        title = f"Dice, precision and recall of {name}"
+        views = {name: [_line(title, ys, index + OTHER) for index, (title, ys) in enumerate(shown.items())]}
+        precision, recall = (score(epochs[-1].score(name, kind)) for kind in ("precision", "recall"))
+        words = f"{name} on the validation images: precision {precision} and recall {recall} after the last epoch"
     else:
         shown = {name: values(name, "iou") for name in names}
         title = "Scores of each class"
@@ -188,8 +140,52 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
         if known:
             low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
             words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
-    rows = [[epoch.number, *map(score, row)] for epoch, *row in zip(epochs, *shown.values(), strict=True)]
-    return PageChart("classes-curve", title, words, _chart(summary, epochs, views, 4, y=[0, 1]), ["epoch", *shown], rows)
+    return _chart(summary, epochs, "classes-curve", title, words, views, shown, score, digits=4, y=[0, 1])
+
+
+def _chart(
+    summary: RunSummary,
+    epochs: Sequence[EpochRecord],
+    key: str,
+    title: str,
+    words: str,
+    views: Mapping[str, Any],
+    values: Values,
+    show: Show,
+    **more: Any,
+) -> PageChart:
+    """A view is a name and its lines; the reader chooses where there are several. `values`: of the table."""
+    numbers = [epoch.number for epoch in epochs]
+    named = [{"name": name, "lines": lines} for name, lines in views.items()]
+    data = {"xs": numbers, "x": "epoch", "views": named, "marks": marks(summary), **more}
+    rows = [[number, *map(show, row)] for number, *row in zip(numbers, *values.values(), strict=True)]
+    return PageChart(key, title, words, data, ["epoch", *values], rows)
+
+
+def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = False, **more: Any) -> dict[str, Any]:
+    rounded = [None if value is None else float(f"{value:.5g}") for value in values]
+    return {"name": name, "c": colour % NUM_COLOURS, "ys": rounded, "thin": thin, **more}
+
+
+def _digits(number: int) -> Show:
+    return lambda value: NONE if value is None else f"{value:.{number}g}"
+
+
+def _from_first_to_last(values: Values, show: Show) -> str:
+    known = {name: [value for value in ys if value is not None] for name, ys in values.items()}
+    return "; ".join(f"{name} {show(ys[0])} → {show(ys[-1])}" for name, ys in known.items() if ys) or "no values"
+
+
+def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
+    """The same curve of several runs; by epoch or by time."""
+    shown = [(index, name, summary) for index, (name, summary) in enumerate(runs) if summary.epochs]
+    if not shown:
+        return []
+    return [
+        _overlay(shown, "val-iou", "Validation IoU", "val_iou", y=[0, 1]),
+        _overlay(shown, "val-loss", "Validation loss", "val_loss", zero=True),
+        _overlay(shown, "train-loss", "Training loss", "train_loss", zero=True),
+    ]
 
 
 def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, column: str, **limits: Any) -> PageChart:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +27,7 @@ from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.system.console import Console, counted, first_line, silent_console
 from unet_trainer.training.run_folder import BEST
 from unet_trainer.training.run_summary import RunSummary
-from unet_trainer.training.val_scores import ImageScore, image_score, worst_first
+from unet_trainer.training.val_scores import ImageScore
 
 if TYPE_CHECKING:
     from unet_trainer.inference.predictor import Predictor
@@ -72,7 +72,6 @@ class Gallery:
     pictures: Sequence[Picture] = ()
     colours: Sequence[Colour] = ()  # of each class id
     note: str = ""
-    is_ranked: bool = True  # else the run kept no scores of its images, and these are a sample
 
 
 def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]]:
@@ -103,8 +102,8 @@ def make_gallery(
     """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report is written
     all the same."""
     model = summary.folder / BEST
-    if not model.is_file():
-        return Gallery(note=f"There are no pictures: the run has no {BEST}.")
+    if not (model.is_file() and summary.image_scores):
+        return Gallery(note=f"There are no pictures: the run has no {BEST}, or no scores of its images.")
     try:
         pairs, predictor = load_predictor(model, device, data_dir)
         base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
@@ -132,13 +131,9 @@ def draw_gallery(
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
 ) -> Gallery:
-    """Pictures of the worst, middle and best of `scores`; without scores of a sample of the pairs, which are then scored here."""
+    """Pictures of the worst, middle and best of `scores`."""
     by_name = {path_in(data_dir, pair.image): pair for pair in pairs}
-    chosen: list[tuple[ImageScore | None, Group, Pair | None]]
     chosen = [(score, group, by_name.get(score.image)) for score, group in choose_images(scores)]
-    if not chosen:
-        step = max(1, len(pairs) // NUM_PICTURES)
-        chosen = [(None, "median", pair) for pair in pairs[::step][:NUM_PICTURES]]
     deadline = time.monotonic() + max_seconds
     pictures: list[Picture] = []
     reasons: list[str] = []
@@ -149,30 +144,24 @@ def draw_gallery(
                 num_late += 1
                 continue
             if pair is None:
-                reasons.append(f"{score.image if score else ''} is not in {data_dir} any more")
+                reasons.append(f"{score.image} is not in {data_dir} any more")
                 continue
             try:
-                pictures.append(draw_picture(predictor, pair, score, group, data_dir, MAX_BYTES // len(chosen)))
+                pictures.append(draw_picture(predictor, pair, score, group, MAX_BYTES // len(chosen)))
             except DataError as error:
                 reasons.append(f"{pair.shown_image}: {first_line(error)}")
             bar.tick()
-    if not scores:  # by the scores that they have now; those without one are left out
-        groups = {score.image: group for score, group in choose_images(worst_first([one.score for one in pictures]))}
-        pictures = [replace(one, group=groups[one.score.image]) for one in pictures if one.score.image in groups]
     notes = [f"{counted(len(reasons), 'image')} could not be shown ({reasons[0]})."] if reasons else []
     if num_late:
         notes.append(f"{counted(num_late, 'image')} more would have taken longer than {max_seconds:.0f} s.")
-    return Gallery(pictures, predictor.spec.id_colours, " ".join(notes), bool(scores))
+    return Gallery(pictures, predictor.spec.id_colours, " ".join(notes))
 
 
-def draw_picture(
-    predictor: Predictor, pair: Pair, score: ImageScore | None, group: Group, data_dir: Path, max_bytes: int
-) -> Picture:
+def draw_picture(predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
     from unet_trainer.inference.logits import all_ids
     from unet_trainer.inference.page_result import decode_for_page, read_truth
     from unet_trainer.inference.predictor import check_image
-    from unet_trainer.inference.scores import count_image
 
     spec = predictor.spec
     image = decode_for_page(read_bytes(pair.image), spec.image)
@@ -181,11 +170,6 @@ def draw_picture(
         raise DataError(f"{width}×{height} pixels; a report shows images of up to {MAX_PIXELS // 10**6} megapixels")
     truth = read_truth(pair.mask, spec.coding, (height, width))
     ids = all_ids(predictor.predict_image(image))
-    if score is None:
-        confusion = count_image(truth, ids, spec.num_ids).confusion
-        counts = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)], axis=1).tolist()
-        names = path_in(data_dir, pair.image), path_in(data_dir, pair.mask)
-        score = image_score(*names, counts, spec.class_names)
     display = to_display(check_image(image, spec.image))
 
     def drawn(side: int, quality: int) -> Picture:

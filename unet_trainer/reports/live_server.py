@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -39,8 +38,6 @@ class WatchServer(LocalServer):
         self.galleries: dict[Path, tuple[Any, Gallery]] = {}  # with the version of the files that they were made of
         self.worker = ThreadPoolExecutor(1, "pictures")
         self.num_running = 0
-        self._pages: dict[str, tuple[str, bytes]] = {}
-        self._lock = threading.Lock()
         super().__init__(address, WatchHandler)
 
     @property
@@ -63,19 +60,10 @@ class WatchServer(LocalServer):
 
     def page(self, path: str) -> bytes:
         folders = self.shown_folders(path)
-        with self._lock:  # tabs that ask at the same time get one page
-            version = self.version(folders)
-            known = self._pages.get(path)
-            if known is None or known[0] != version:
-                known = (version, self._render(folders, version).encode())
-                self._pages[path] = known
-            return known[1]
-
-    def _render(self, folders: Sequence[Path], version: str) -> str:
-        if len(folders) > 1:
-            return render_comparison([read_run_summary(folder) for folder in folders], live=version, links=True)
-        summary = read_run_summary(folders[0])
-        return render_report(summary, self._gallery(summary), live=version)
+        version, summaries = self.version(folders), [read_run_summary(folder) for folder in folders]
+        if len(summaries) > 1:
+            return render_comparison(summaries, live=version, links=True).encode()
+        return render_report(summaries[0], self._gallery(summaries[0]), live=version).encode()
 
     def _gallery(self, summary: RunSummary) -> Gallery:
         """As far as it is made; asks for it if it is not."""
@@ -97,8 +85,6 @@ class WatchServer(LocalServer):
         try:
             # On the CPU: a run that trains beside needs the GPU's memory.
             self.galleries[summary.folder] = made_of, make_gallery(summary, "cpu")
-            with self._lock:
-                self._pages.clear()
         finally:
             self.num_running -= 1
 

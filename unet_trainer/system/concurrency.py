@@ -133,10 +133,10 @@ def forked_map(
             child.send(index)
 
     try:
-        for _ in range(num_children):
+        for _ in range(max(1, num_children)):
             give_next()
         while children:
-            ready = multiprocessing.connection.wait(list(children), POLL_SECONDS)
+            ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
             for connection, child in list(children.items()):
                 if connection in ready:
                     outcome = child.receive()
@@ -144,7 +144,7 @@ def forked_map(
                     outcome = Crash(f"no answer in {timeout:g} s", is_timeout=True)
                 else:
                     continue
-                yield child.index, outcome
+                index = child.index
                 del children[connection]
                 if isinstance(outcome, Crash):
                     child.close()
@@ -153,6 +153,7 @@ def forked_map(
                     give_next(child)
                     if connection not in children:  # there is no more to do
                         child.close()
+                yield index, outcome
     finally:
         for child in children.values():
             child.close()

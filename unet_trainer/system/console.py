@@ -7,6 +7,7 @@ any byte but / and NUL: a terminal shows them without acting on them, in tables 
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
@@ -41,7 +41,6 @@ UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not
 # What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no line
 # breaks and tabs; and what no encoding has.
 UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-NEEDS_QUOTES = re.compile('[,"\r\n]')
 
 
 def readable(text: str) -> str:
@@ -72,12 +71,10 @@ def json_text(content: Any, **options: Any) -> str:
 
 
 def csv_line(cells: Iterable[object]) -> str:
-    """A row with its line break. Before Python 3.13 the csv module does not quote a \\r, and then does not read it back."""
-    return ",".join(_quoted(str(cell)) for cell in cells) + "\n"
-
-
-def _quoted(cell: str) -> str:
-    return '"' + cell.replace('"', '""') + '"' if NEEDS_QUOTES.search(cell) else cell
+    """A row with its line break. The csv module quotes what occurs in its line terminator: a name may hold a \\r."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\r\n").writerow([str(cell) for cell in cells])
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -148,7 +145,7 @@ def cause_line(error: BaseException) -> str:
     return errors[0].strip() if errors else first_line(error)
 
 
-class Bar:
+class Bar(contextlib.AbstractContextManager["Bar"]):
     """A progress bar. Where there is no terminal, a line once `say` is given and it takes long."""
 
     def __init__(
@@ -176,10 +173,7 @@ class Bar:
             mininterval=0.2,
         )
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.tqdm.close()
 
     def tick(self, number: int = 1) -> None:
@@ -265,15 +259,15 @@ class Console:
         self.say(f"  {label + ':':<11} {text}")
 
     def warn(self, text: str) -> None:
-        self.on_message("warning", text)
-        self._say_painted("Warning:", "yellow", text)
+        self._tell("warning", "yellow", text)
 
     def note(self, text: str) -> None:
-        self.on_message("note", text)
-        self._say_painted("Note:", "blue", text)
+        self._tell("note", "blue", text)
 
-    def _say_painted(self, lead: str, colour: Colour, text: str) -> None:
-        """The lead in a colour, where the terminal has them; not in the log."""
+    def _tell(self, kind: str, colour: Colour, text: str) -> None:
+        """The kind in a colour, where the terminal has them; not in the log."""
+        self.on_message(kind, text)
+        lead = f"{kind.capitalize()}:"
         print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
         self._record(f"{lead} {text}")
 

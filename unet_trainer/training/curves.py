@@ -35,12 +35,9 @@ def draw_curves(summary: RunSummary) -> bytes:
     loss, iou, rate, speed = axes = list(figure.subplots(2, 2).flat)
     figure.subplots_adjust(0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3)  # constrained layout takes as long as all else
     _draw(loss, "Loss", {"val": (summary.column("val_loss"), VAL), "train": (summary.column("train_loss"), TRAIN)})
-    names = summary.worst_classes(MAX_CLASSES) if len(summary.class_names) > 1 else []
-    note = (
-        f" (val IoU of the {len(names)} worst of {len(summary.class_names)} classes)"
-        if 0 < len(names) < len(summary.class_names)
-        else ""
-    )
+    num_classes = len(summary.class_names)
+    names = summary.worst_classes(MAX_CLASSES) if num_classes > 1 else []
+    note = f" (val IoU of the {len(names)} worst of {num_classes} classes)" if 0 < len(names) < num_classes else ""
     classes = {name: (summary.class_column(name), colour) for name, colour in zip(names, CLASS_COLOURS, strict=False)}
     overall = {"val": (summary.column("val_iou"), VAL), "train": (summary.column("train_iou"), TRAIN)}
     _draw(iou, f"IoU{note}", {**overall, **classes}, thin=frozenset(classes))
@@ -92,9 +89,8 @@ def _mark(summary: RunSummary, axes: list[Any], circled: dict[str, Any]) -> list
     marks: list[tuple[list[float], str, str, str]] = []  # places, colour, style, meaning
     best = summary.best
     if best is not None:
-        marks.append(
-            ([best.number], INK, ":", f"dotted: best epoch {best.number} ({summary.monitor} {best.get(summary.monitor):.4f})")
-        )
+        meaning = f"dotted: best epoch {best.number} ({summary.monitor} {best.get(summary.monitor):.4f})"
+        marks.append(([best.number], INK, ":", meaning))
         for column, ax in circled.items():
             if (value := best.get(column)) is not None:
                 ax.plot([best.number], [value], "o", markersize=9, fillstyle="none", color=INK)
@@ -103,11 +99,8 @@ def _mark(summary: RunSummary, axes: list[Any], circled: dict[str, Any]) -> list
         (("rollback", "shrink"), ROLLBACK, "red: went back to a saved state"),
     ):
         # Between the last epoch that was finished and the next one, within the chart.
-        places = [
-            min(max(event.epoch + 0.5, 1), max(1, last))
-            for event in summary.events
-            if event.kind in kinds and event.epoch is not None
-        ]
+        epochs = [event.epoch for event in summary.events if event.kind in kinds and event.epoch is not None]
+        places = [min(max(epoch + 0.5, 1), max(1, last)) for epoch in epochs]
         marks.append((places, colour, "--", name if len(places) == 1 else f"{name} ({len(places)} times)"))
     if summary.state == "stopped early":
         marks.append(([last], STOPPED, "-", f"purple: stopped early after epoch {last}"))

@@ -40,7 +40,6 @@ COLUMNS = (
     "epoch", "train_loss", "val_loss", "train_iou", "val_iou", "val_dice", "learning_rate", "seconds", "images_per_second",
     "data_wait", "skipped_steps", "nan_steps", "peak_memory_gib", "peak_reserved_gib",
 )  # fmt: skip
-MAX_EPOCHS = 10**9
 # What a line may have besides its kind and its time. COLUMNS of metrics.csv: see history.
 POSITION = {"epoch": int, "batch": int}
 MACHINE = {
@@ -72,28 +71,17 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     """Writes the whole table, so that a resumed run leaves no epoch in it twice."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")  # columns that a row lacks are empty
+    writer.writeheader()
     for row in rows:
-        writer.writerow([_cell(row.get(name)) for name in COLUMNS])
+        writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
     write_text_atomically(path, text.getvalue())
 
 
-def _cell(value: float | int | None) -> str:
-    """Empty for a column that the version which trained this epoch did not have."""
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a table that write_metrics wrote; empty cells are left out. Raises OSError, and ValueError for another table."""
-    try:
-        table = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-        rows = [{name: float(value) for name, value in row.items() if value} for row in table]
-    except (csv.Error, TypeError) as error:  # TypeError: a row of more cells than there are columns
-        raise ValueError(str(error)) from None
-    if any(not 0 < row.get("epoch", 0) < MAX_EPOCHS for row in rows):
-        raise ValueError("a row without the number of its epoch")
-    return rows
+    """The rows of a table that write_metrics wrote; empty cells are left out."""
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    return [{name: float(value) for name, value in row.items() if value} for row in table]
 
 
 def finite(value: Any) -> Any:

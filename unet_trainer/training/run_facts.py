@@ -3,6 +3,7 @@ best one, val_scores.csv."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 from pathlib import Path
@@ -26,18 +27,15 @@ from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.history import Row
 from unet_trainer.training.val_scores import image_score, val_scores_text
 
-PACKAGES = ("torch", "segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
+PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
 def package_versions() -> dict[str, str]:
     """Of what decides the numbers of a run."""
-    found = {"unet_trainer": __version__}
+    found = {"unet_trainer": __version__, "torch": str(torch.__version__)}  # with its build; a plain text, that can be sent
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    found["torch"] = str(torch.__version__)  # with its build; a plain text, that can be sent
     return found
 
 
@@ -89,11 +87,8 @@ def model_facts(config: ResolvedConfig, network: torch.nn.Module) -> dict[str, A
 def epoch_facts(row: Row, found: Evaluation, improved: bool, times: EpochTimes | None, config: ResolvedConfig) -> dict[str, Any]:
     """As the event has them: row, scores of each class, confusion matrix, seconds of each stage."""
     scores = found.scores
-    columns = (scores.per_class_iou, scores.per_class_dice, scores.per_class_precision, scores.per_class_recall)
-    classes = {
-        name: {"iou": iou, "dice": dice, "precision": precision, "recall": recall}
-        for name, iou, dice, precision, recall in zip(class_names(config), *columns, strict=True)
-    }
+    columns = {kind: getattr(scores, f"per_class_{kind}") for kind in ("iou", "dice", "precision", "recall")}
+    classes = {name: {kind: values[index] for kind, values in columns.items()} for index, name in enumerate(class_names(config))}
     stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
     if times is not None:
         stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}

@@ -81,7 +81,7 @@ class StepProbe:
             if self.seconds_left > 0:
                 answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
             self.seconds_left -= time.monotonic() - started
-            self.failure = "" if _is_cost(answer) else str(answer.get("failure", "no answer"))
+            self.failure = answer.get("failure", "")
             if self.failure:
                 return TOO_LARGE if answer.get("out_of_memory") else None
             self._known[key] = time.time(), dict(answer)
@@ -115,11 +115,10 @@ class StepProbe:
                     self._end_child()
                     return {"failure": "it took too long" if not ready else "the process of the trial ended"}
                 line += part
-            answer = json.loads(line)
+            return json.loads(line)
         except (OSError, ValueError) as error:
             self._end_child()
             return {"failure": str(error)}
-        return answer if isinstance(answer, dict) else {"failure": "no answer"}
 
     def _start_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -140,11 +139,8 @@ class StepProbe:
         if child is None:
             return
         child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        with contextlib.suppress(OSError):
+            child.communicate()  # closes the pipes
 
 
 def _read_costs(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:

@@ -90,12 +90,7 @@ class WandbTracker:
 
     def _has_key(self) -> bool:
         """Whether wandb has an API key. Never asks for one."""
-        if os.environ.get("WANDB_API_KEY"):
-            return True
-        try:
-            return bool(self.module.login(prompt=False))
-        except TypeError:  # before wandb 0.28
-            return bool(self.module.api.api_key)
+        return bool(os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False))
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
         pictures = {} if picture is None else {SAMPLES: self.module.Image(str(picture))}

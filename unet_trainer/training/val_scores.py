@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unet_trainer.model.baselines import overlap_ratios, ratio
 from unet_trainer.system.console import csv_line
 from unet_trainer.system.input_files import read_text
 
@@ -29,13 +30,11 @@ class ClassCounts:
 
     @property
     def iou(self) -> float | None:
-        union = self.truth + self.predicted - self.hits
-        return self.hits / union if union else None
+        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["iou"])
 
     @property
     def dice(self) -> float | None:
-        total = self.truth + self.predicted
-        return 2 * self.hits / total if total else None
+        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["dice"])
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import fsspec
 import pytest
 
 from helpers.shard_server import serving
-from unet_trainer.datasets import shard_files
-from unet_trainer.datasets.shard_files import Files, MissingFile
+from unet_trainer.datasets import shard_store
+from unet_trainer.datasets.shard_store import Files, MissingFile
 from unet_trainer.images.file_bytes import ShardError
 
 CONTENT = bytes(range(200))
@@ -42,7 +42,7 @@ class Status(Exception):
 @pytest.fixture
 def slept(monkeypatch):
     found = []
-    monkeypatch.setattr(shard_files.time, "sleep", found.append)
+    monkeypatch.setattr(shard_store.time, "sleep", found.append)
     return found
 
 
@@ -81,14 +81,7 @@ def test_after_the_last_try_the_reason_and_the_number_of_tries_are_told(slept):
     with pytest.raises(ShardError, match=r"memory://bucket/a.tar cannot be read \(connection reset; 4 tries\)"):
         files.read("a.tar", 0, 5)
     assert (len(system.calls), len(slept)) == (4, 3)
-    assert sum(shard_files.WAITS) + (len(shard_files.WAITS) + 1) * shard_files.READ_SECONDS < 600  # worker_timeout
-
-
-def test_a_server_that_gives_the_whole_file_is_understood_and_one_that_tells_no_size_refused():
-    _, files = troubled(CONTENT)
-    assert files.read("a.tar", 10, 20) == CONTENT[10:20]
-    with pytest.raises(ShardError, match="does not tell its size"):
-        files.open_file("a.tar")
+    assert sum(shard_store.WAITS) + (len(shard_store.WAITS) + 1) * shard_store.READ_SECONDS < 600  # worker_timeout
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "local://x"])
