@@ -46,14 +46,15 @@ def path_in_shard(name: str) -> str:
 
 
 def _require_text(value: str) -> str:
-    value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
+    if not value.isascii():
+        value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
     if "\0" in value:
         raise ValueError("it holds a NUL")
     return value
 
 
 def _require_inside(value: str) -> str:
-    if value != path_in_shard(value) or ".." in PurePosixPath(value).parts:
+    if not {"", ".", ".."}.isdisjoint(value.split("/")):
         raise ValueError(f"{value!r:.60} is no path below the shards")
     return value
 
