@@ -120,18 +120,12 @@ def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     from unet_trainer.training.run import TrainingEpoch
 
-    state, step, accumulation_steps = run.state, run.components.train_step, run.config.accumulation_steps
+    step, metrics = run.components.train_step, run.state.metrics
     with TrainingEpoch(run) as epoch:
-        for group in epoch.groups():
-            for index in group:
-                batch = epoch.next_batch(index)
-                if index == group.start:
-                    run.begin_step()
-                    step.begin_group(len(group), epoch.first_batch + index)
-                step(batch, state.metrics)
-                if index == group[-1]:
-                    step.optimizer_step(state.metrics, state.learning_rate.at(epoch.first_step + index // accumulation_steps))
-                epoch.batch_done(batch)
+        for batch in epoch.batches():
+            step(batch, metrics)
+            if epoch.ends_group:
+                step.optimizer_step(metrics, epoch.learning_rate)
         return epoch.finish()
 
 

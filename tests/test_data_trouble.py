@@ -284,21 +284,3 @@ def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
         parent.kill()
         parent.wait(60)
         wait_until(lambda: not Path(f"/proc/{child}").exists() or ") Z " in Path(f"/proc/{child}/stat").read_text())
-
-
-# Our own pictures
-
-
-def test_our_own_pictures_do_not_become_data(config, data, monkeypatch, capsys):
-    """data_dir: . beside checkpoints/, with images and masks in one folder."""
-    for path in [*data.glob("images/*"), *data.glob("masks/*")]:
-        path.rename(data / f"{path.stem}{'_mask' if path.parent.name == 'masks' else ''}{path.suffix}")
-    for name in ("images", "masks"):
-        (data / name).rmdir()
-    monkeypatch.chdir(data)
-    config = {**config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
-    train(config)
-    assert main(["check", *words(config)]) == 0
-    shutil.rmtree("checkpoints/.scan")  # the run's folder alone tells what it is
-    train(config)
-    assert capsys.readouterr().out.count("10 train, 2 val") == 3

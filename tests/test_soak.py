@@ -47,8 +47,7 @@ from unet_trainer.datasets.demo import write_demo
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import decode_image, decode_mask_or_alpha, refuse_bomb
-from unet_trainer.images.image_readers import open_reader, read_small
-from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.tiff_files import read_georeference
 from unet_trainer.inference.model_files import read_model
 from unet_trainer.reports.comparison import compare_runs, render_comparison

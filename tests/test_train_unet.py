@@ -179,15 +179,15 @@ def test_an_epoch_that_the_time_ends_is_validated_saved_and_trained_on(tiny_conf
     monkeypatch.setattr(
         "unet_trainer.training.setup.TimeBudget", lambda text, started: TimeBudget(text, clock=lambda: float(next(clock)))
     )
-    config = {**tiny_config, "num_epochs": "auto", "repeats": 100, "time_budget": "60s", "batch_size": 4, "run_name": "run"}
+    config = {**tiny_config, "num_epochs": "auto", "repeats": 40, "time_budget": "40s", "batch_size": 4, "run_name": "run"}
     result = train(config)
     said = capsys.readouterr().out
-    (batches,) = re.findall(r"Note: time_budget: epoch 1 ends after (\d+) of 250 batches", said)
-    assert 1 <= int(batches) < 60
+    (batches,) = re.findall(r"Note: time_budget: epoch 1 ends after (\d+) of 100 batches", said)
+    assert 1 <= int(batches) < 40
     assert result.epochs == len(result.history) == 1
     assert (result.run_dir / "best.pt").is_file()
     assert "Interrupted" not in said
-    longer = train({**config, "time_budget": "5m", "resume": "run"})
+    longer = train({**config, "time_budget": "3m", "resume": "run"})
     assert longer.epochs >= 2
     assert longer.history[0] == result.history[0]
 
@@ -375,11 +375,11 @@ PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_trains(preset, tiny_config, monkeypatch):
-    """As it is but for size: small data, small model, two epochs. Compiling has tests of its own."""
+    """As it is but for size: small data, small model, one epoch. Compiling has tests of its own."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     named = ("data_dir", "checkpoint_dir", "encoder", "encoder_weights", "decoder_channels", "image_size")
     config = load_config(preset)
-    small = {**{name: tiny_config[name] for name in named}, "num_epochs": 2, "device": "auto"}
+    small = {**{name: tiny_config[name] for name in named}, "num_epochs": 1, "device": "auto"}
     if config.batch_size != "auto":
         small["batch_size"] = min(config.batch_size, 10)
     result = train(preset, **small)

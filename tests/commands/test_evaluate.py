@@ -161,5 +161,15 @@ def test_a_bad_file_among_the_images_is_named_before_anything_is_written(runs, p
     assert not (runs / "one/evaluation").exists()
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".onnx"])
+def test_a_foreign_file_is_refused_and_nothing_is_written(place, tmp_path, capsys, suffix):
+    (tmp_path / f"model{suffix}").write_bytes(b"no model")
+    assert evaluate(tmp_path / f"model{suffix}", f"data_dir={place / 'data'}", "--out", tmp_path / "out") == 2
+    shown = capsys.readouterr().err
+    assert re.match(rf"Error: \S*model{suffix} is (not a checkpoint|no ONNX file)", shown), shown
+    assert shown.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [f"model{suffix}"]
+
+
 def test_the_settings_that_it_takes_exist():
     assert set(DATA_KEYS) <= set(FIELDS)

@@ -22,6 +22,7 @@ from unet_trainer.inference.loaded_model import load
 from unet_trainer.inference.prediction_stream import PredictionStream
 from unet_trainer.inference.prediction_timing import Rates
 from unet_trainer.loading.worker_pool import CAN_FORK
+from unet_trainer.system.atomic_files import Draft
 
 RANDOM = np.random.default_rng(0)
 GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
@@ -192,23 +193,21 @@ def test_what_the_user_can_mend_is_told_in_one_message(here, capsys, words, mess
     assert not (here / "out").exists()
 
 
-def test_masks_of_the_dataset_are_never_overwritten(here, capsys):
-    (here / "masks").mkdir()
-    truth = cv2_bytes(".png", np.zeros((40, 60), np.uint8))
-    (here / "masks/a.png").write_bytes(truth)
-    assert main(["predict", "binary", "images", "--out", "masks"]) == 2
-    assert "--out: masks/a.png is there and is no result of predict; choose another folder" in capsys.readouterr().err
-    assert files_in(here / "masks") == ["a.png"]
-    assert (here / "masks/a.png").read_bytes() == truth
+def test_a_disk_that_is_full_is_told_and_what_is_there_is_whole(here, capsys, monkeypatch):
+    keep = Draft.keep
 
+    def keep_the_first(self):
+        if self.path.name != "a.png":
+            raise OSError(28, "No space left on device", str(self.path))
+        keep(self)
 
-def test_a_disk_that_is_full_is_told(here, capsys, monkeypatch):
-    def fail(self, *given):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(PredictionStream, "run", fail)
-    assert main(["predict", "binary", "images", "--out", "out"]) == 2
-    assert "--out: out cannot be written to (No space left on device; make room); 0 images done" in capsys.readouterr().err
+    monkeypatch.setattr(Draft, "keep", keep_the_first)
+    assert main(["predict", "binary", "images", "--out", "out", "--batch-size", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "Error: --out: out cannot be written to (out/sub/b.png: No space left on device; make room); 1 image done"
+    )
+    assert files_in(here / "out") == ["a.png"]
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from unet_trainer.datasets.converted import READERS, Conversion, Converter, has_pages, page_types, split_into_pages
+from unet_trainer.datasets.converted import Conversion, Converter, has_pages, page_types, split_into_pages
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, read_mask
@@ -37,7 +37,7 @@ def test_a_thumbnail_is_no_page(tmp_path):
     assert len(page_types(tmp_path / "a.tif")) == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"II*\0\xff\xff\xff\xff", b"no tiff at all", b"MM\0+" + b"\xff" * 12])
+@pytest.mark.parametrize("data", [b"", b"II*\0\xff\xff\xff\xff"])
 def test_a_broken_file_has_no_pages(tmp_path, data):
     (tmp_path / "a.tif").write_bytes(data)
     assert not has_pages(tmp_path / "a.tif")
@@ -60,12 +60,6 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
         split(tmp_path, volume(4), volume(3))
     with pytest.raises(DataError, match=r"labels\.tif: page 0 has float32 values from .* need whole numbers up to 65535"):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
-
-
-@pytest.mark.parametrize("name", ["annotator1", "rater_2", "Expert A", "1st_manual", "consensus"])
-def test_readers_are_known_by_their_names(name):
-    assert READERS.search(name)
-    assert not READERS.search("sea")
 
 
 # Converted files

@@ -29,11 +29,6 @@ def three_images(monkeypatch):
     monkeypatch.setattr(demo, "NUM_IMAGES", 3)
 
 
-@pytest.fixture(scope="module")
-def samples():
-    return [draw_sample(index) for index in range(0, demo.NUM_IMAGES, 40)]
-
-
 def digests(folder):
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -43,9 +38,9 @@ def digests(folder):
 
 
 def test_the_files_are_the_same_every_time(tmp_path):
-    write_demo(tmp_path / "first", 4, side=64)
+    write_demo(tmp_path / "first", 2, side=64)
     np.random.seed(99)  # global random state plays no part
-    write_demo(tmp_path / "second", 4, side=64)
+    write_demo(tmp_path / "second", 2, side=64)
     assert digests(tmp_path / "first") == digests(tmp_path / "second")
 
 
@@ -147,11 +142,3 @@ def test_two_starts_at_the_same_time_write_one_dataset(tmp_path, three_images, m
     assert len(theirs) == 6
     assert digests(folder) == theirs
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_cells_and_tissue_are_textured_and_differ_in_colour(samples):
-    for image, mask in samples:
-        cells, tissue = image[mask == 255].astype(float), image[mask == 0].astype(float)
-        assert cells.std(0).min() > 5
-        assert tissue.std(0).min() > 5
-        assert np.abs(cells.mean(0) - tissue.mean(0)).max() > 25

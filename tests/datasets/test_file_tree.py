@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unet_trainer.datasets.file_tree import list_files, resolved, subfolders, walk
+from unet_trainer.datasets.file_tree import list_files, resolved, walk
 
 
 def touch(root, *names):
@@ -25,13 +25,6 @@ def test_a_broken_link_is_listed_and_a_link_to_a_folder_is_not(tmp_path):
     (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
     (tmp_path / "b.png").symlink_to(tmp_path)
     assert list_files(tmp_path) == [tmp_path / "a.png"]
-
-
-def test_a_checkpoint_dir_and_a_run_folder_are_not_searched(tmp_path):
-    touch(tmp_path, "a.png", "checkpoints/.scan/0.json", "checkpoints/check/data.png", "checkpoints/run/samples/epoch_0001.png")
-    touch(tmp_path, "old/.converted/index.json", "old/b.png", "mine/config.yaml", "mine/split.csv", "mine/samples/c.png")
-    assert listed(tmp_path) == ["a.png"]
-    assert subfolders(tmp_path) == []
 
 
 def test_all_searches_of_a_dataset_leave_out_what_this_program_writes(tmp_path):

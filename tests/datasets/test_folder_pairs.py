@@ -7,10 +7,12 @@ import re
 
 import pytest
 
+from helpers import layouts
 from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.problems import Question
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
@@ -94,7 +96,7 @@ def test_images_without_masks_and_masks_without_images_are_named_together(tmp_pa
 @pytest.mark.parametrize(
     ("folder", "advice"),
     [
-        ("images", "\n  set split_file to a CSV with the columns image and mask, which says what belongs together"),
+        ("images", "; set split_file to a CSV with the columns image and mask, which says what belongs together"),
         ("masks", "; set one of these:\n  mask_suffix: .bmp\n  mask_suffix: .png"),
     ],
 )
@@ -104,7 +106,7 @@ def test_two_files_of_one_name_are_refused_and_none_is_to_be_deleted(tmp_path, f
     touch(tmp_path / folder, "a.bmp")
     first, second = tmp_path / folder / "a.bmp", tmp_path / folder / "a.png"
     message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
-    assert message == f"images and masks do not pair up:\n  {first} and {second} have the same name{advice}"
+    assert message == f"images and masks do not pair up: {first}, {second} have the same name{advice}"
 
 
 def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
@@ -303,9 +305,8 @@ def test_a_jpeg_and_another_file_of_its_name_are_image_and_mask(tmp_path, files)
 def test_files_of_one_name_that_could_both_be_the_image_are_asked_for(tmp_path):
     touch(tmp_path, "a.tif", "a.png", "b.tif", "b.png")
     assert error_message(split_of, tmp_path).splitlines() == [
-        f"cannot tell images from masks in {tmp_path}:",
-        f"  {tmp_path / 'a.png'} and {tmp_path / 'a.tif'} have the same name",
-        f"  {tmp_path / 'b.png'} and {tmp_path / 'b.tif'} have the same name; set one of these:",
+        f"cannot tell images from masks in {tmp_path}: several kinds of names could be masks: .png (2 files), .tif (2 files); "
+        "set one of these:",
         "  mask_suffix: .png",
         "  mask_suffix: .tif",
     ]
@@ -385,35 +386,22 @@ def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error
 # PASCAL VOC
 
 
-def voc(root, **lists):
-    touch(root / "JPEGImages", *(f"{number}.jpg" for number in range(9)))
-    touch(root / "SegmentationClass", *(f"{number}.png" for number in range(6)))
-    touch(root / "SegmentationObject", *(f"{number}.png" for number in range(6)))
-    touch(root / "Annotations", *(f"{number}.xml" for number in range(9)))
-    touch(root / "ImageSets/Segmentation")
-    for name, ids in lists.items():
-        (root / f"ImageSets/Segmentation/{name}.txt").write_text("".join(f"{number}\n" for number in ids))
-
-
 @pytest.mark.parametrize("place", ["", "VOCdevkit/VOC2012"])
 def test_the_lists_of_voc_are_the_split(tmp_path, place):
-    voc(tmp_path / place, train=[0, 1, 2], val=[3, 4], trainval=[0, 1, 2, 3, 4])
+    layouts.voc(tmp_path / place)
+    touch(tmp_path / place / "SegmentationObject", "2007_000000.png")
+    touch(tmp_path / place / "Annotations", "2007_000000.xml")
     found = found_in(tmp_path)
-    assert [(pair.name, pair.part) for pair in found.pairs] == [
-        ("0", "train"),
-        ("1", "train"),
-        ("2", "train"),
-        ("3", "val"),
-        ("4", "val"),
-    ]
-    assert found.rule.endswith(
-        "JPEGImages/ + " + (place and f"{place}/") + "SegmentationClass/, same names; ImageSets/Segmentation/train.txt and val.txt"
-    )
-    assert (found.blocking_message, found.notices) == ("", ("4 images in no list of ImageSets/Segmentation left out",))
+    expected = [(f"2007_{number:06d}", "train" if number < 4 else "val") for number in range(layouts.COUNT)]
+    assert [(pair.name, pair.part) for pair in found.pairs] == expected
+    folders = f"JPEGImages/ + {place and f'{place}/'}SegmentationClass/"
+    assert found.rule.endswith(f"{folders}, same names; ImageSets/Segmentation/train.txt and val.txt")
+    assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
 def test_listed_names_without_an_image_are_named(tmp_path):
-    voc(tmp_path, train=[0, 1, 77], val=[3])
+    layouts.voc(tmp_path)
+    (tmp_path / "JPEGImages/2007_000001.jpg").unlink()
     message = found_in(tmp_path).blocking_message
     assert message.startswith(
         "1 name in ImageSets/Segmentation without an image:\n  Fix: remove them from the lists, or set unpaired: skip"
@@ -424,28 +412,18 @@ def test_listed_names_without_an_image_are_named(tmp_path):
 # Cityscapes
 
 
-def cityscapes(root):
-    for part, names_there in (("train", {"aachen": 2, "bochum": 1}), ("val", {"lindau": 1}), ("test", {"bonn": 1})):
-        for city, count in names_there.items():
-            for number in range(count):
-                stem = f"{city}_00000{number}_000019"
-                touch(root / "leftImg8bit" / part / city, f"{stem}_leftImg8bit.png")
-                ends = ("color.png", "instanceIds.png", "labelIds.png", "polygons.json", "labelTrainIds.png")
-                touch(root / "gtFine" / part / city, *(f"{stem}_gtFine_{end}" for end in ends))
-
-
-@pytest.mark.parametrize("kind", ["labelTrainIds", "labelIds"])
-def test_cityscapes_pairs_up_with_the_proposed_setting_and_val_by_the_rule_of_train(tmp_path, kind):
+def test_cityscapes_pairs_up_with_the_proposed_setting_and_val_by_the_rule_of_train(tmp_path):
     """A single validation image tells no rule of its own."""
-    cityscapes(tmp_path)
-    found = found_in(tmp_path, mask_suffix=f"_gtFine_{kind}")
-    assert [(pair.name, pair.part, pair.mask.name) for pair in found.pairs] == [
-        ("aachen/aachen_000000_000019_leftImg8bit", "train", f"aachen_000000_000019_gtFine_{kind}.png"),
-        ("aachen/aachen_000001_000019_leftImg8bit", "train", f"aachen_000001_000019_gtFine_{kind}.png"),
-        ("bochum/bochum_000000_000019_leftImg8bit", "train", f"bochum_000000_000019_gtFine_{kind}.png"),
-        ("lindau/lindau_000000_000019_leftImg8bit", "val", f"lindau_000000_000019_gtFine_{kind}.png"),
+    layouts.cityscapes(tmp_path)
+    with pytest.raises(Question) as raised:
+        found_in(tmp_path)
+    assert raised.value.choices[0].settings == {"mask_suffix": "_gtFine_labelTrainIds"}
+    found = found_in(tmp_path, mask_suffix="_gtFine_labelIds")
+    assert [(pair.name, pair.part, pair.mask.name) for pair in (*found.pairs, *found.test)] == [
+        (f"ulm/ulm_{number:06d}_000019_leftImg8bit", part, f"ulm_{number:06d}_000019_gtFine_labelIds.png")
+        for number, part in enumerate(["train"] * 4 + ["val", "test"])
     ]
-    assert (found.blocking_message, names(found.test)) == ("", ["bonn/bonn_000000_000019_leftImg8bit"])
+    assert found.blocking_message == ""
 
 
 # Test data

@@ -10,7 +10,6 @@ from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     describe_classes,
     has_background,
-    swapped_palettes,
 )
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.image_files import COLOUR
@@ -71,19 +70,6 @@ def test_rare_values_of_one_mask_are_noise():
     assert counts_of(*[{0: 9000, 1: 1000}] * 5, {0: 9000, 1: 1000, 2: 1}).noise == []  # a rare class: 0, 1, 2
     masks[3] = {0: 9000, 255: 900, 7: 100}  # 0.2 % of all pixels
     assert counts_of(*masks).noise == []
-
-
-# Palettes
-
-
-def with_palette(**palette):
-    return MaskFacts(1, 2, {0: 1, 1: 1}, "", palette={int(name[1:]): colour for name, colour in palette.items()})
-
-
-def test_a_colour_at_another_place_of_a_palette_is_found():
-    masks = [with_palette(_0=0, _1=0xFFFFFF), with_palette(_0=0, _1=0xFFFFFF), with_palette(_0=0xFFFFFF, _1=0)]
-    assert swapped_palettes(masks) == {2: (0, 0xFFFFFF)}
-    assert swapped_palettes(masks[:2]) == {}
 
 
 def masks_of(*counts):

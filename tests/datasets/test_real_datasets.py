@@ -6,7 +6,6 @@ import dataclasses
 import io
 import re
 import shutil
-import textwrap
 from pathlib import Path
 
 import cv2
@@ -27,7 +26,6 @@ from helpers.mask_files import (
     palette,
     rings,
     soft,
-    trimap,
     with_last_ignored,
     with_void,
     write_dataset,
@@ -38,7 +36,6 @@ from unet_trainer import load
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import decode_image, read_mask
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_coding import IGNORED
@@ -160,36 +157,6 @@ def test_masks_become_the_class_ids_they_mean_and_the_coding_is_written_down(kin
     counted = np.bincount(np.concatenate([truth(i).ravel() for i in range(NUM_PAIRS)]), minlength=256)[:num_ids]
     shares = re.findall(r" ([\d.]+)%", line.partition(" of pixels")[0])
     assert shares == [f"{100 * share:.1f}" for share in (counted / counted.sum())[:8]]
-
-
-AMBIGUOUS_MASKS = {
-    "three greys for one class": (lambda i: rings(i) * 100, {}, "mask_values: [0, 100, 200]"),
-    "a trimap": (trimap, {}, "mask_values: [2, 1]\n    ignore_value: 3"),
-    "8-bit object ids": (lambda i: objects(i, 2 + i).astype(np.uint8), {}, "# every object is foreground"),
-    "colours without an order": (
-        lambda i: colour(rings(i), [(0, 0, 0), (255, 0, 0), (0, 0, 255)]),
-        {"num_classes": 3},
-        "mask_values: [0, [0, 0, 255], [255, 0, 0]]",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", AMBIGUOUS_MASKS)
-def test_the_lines_of_a_question_train_as_they_are(kind, prepare, tiny_config, tmp_path):
-    make_mask, settings, expected = AMBIGUOUS_MASKS[kind]
-    data = write_dataset(tmp_path / "data", make_mask)
-    with pytest.raises(DataError) as raised:
-        prepare(data, **settings)
-    assert expected in str(raised.value)
-    lines = str(raised.value).partition("One of these goes into the config:\n")[2].partition("\n\n")[0]
-    (tmp_path / "mine.yaml").write_text(textwrap.dedent(lines))
-    answer = load_config(tmp_path / "mine.yaml")
-    given = {name: getattr(answer, name) for name in answer.sources}
-    assert "mask_values" in given
-    run = prepare(data, **{**settings, **given})
-    assert run.written.num_classes == answer.num_classes
-    (batch,) = run.loaders.val.epoch(0)
-    assert batch.masks.max() <= IGNORED
 
 
 def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp_path, capsys):

@@ -64,14 +64,6 @@ def test_a_split_file_may_be_written_in_many_ways(data, text):
     assert (found.rule, found.blocking_message, found.problems, found.is_divided) == ("split.csv", "", (), True)
 
 
-def test_rows_of_test_are_kept_for_evaluate(data):
-    text = "image,mask,split\nimages/a.png,masks/a.png,train\nimages/c.png,masks/c.png,test\nimages/b.png,masks/b.png,val\n"
-    found = read(data, text)
-    assert [pair.name for pair in found.pairs] == ["images/a", "images/b"]
-    assert found.test == (pair(data, "c", "test"),)
-    assert (found.rule, found.notices) == ("split.csv", ())
-
-
 def test_the_images_of_a_part_are_listed_whether_they_are_there_or_not(data):
     file = data / "split.csv"
     file.write_text("image,mask,split\nimages/a.png,masks/a.png,train\nno.png,no.png,training\nimages/b.png,masks/b.png,val\n")
@@ -128,14 +120,6 @@ def test_files_are_found_in_either_form_of_unicode(data):
 
 
 # Writing
-
-
-def test_a_written_split_is_read_back_as_the_same_pairs(data):
-    train = (pair(data, "a", "train", "p1"), pair(data, "e f", "train"), pair(data, "g,h", "train", 'a "quoted", group'))
-    val = (pair(data, "b", "val", "p2"),)
-    text = split_csv_text(train, val, data)
-    assert text.splitlines()[:2] == ["image,mask,split,group,name,content", "images/a.png,masks/a.png,train,p1,images/a,"]
-    assert read(data, text).pairs == train + val
 
 
 def test_test_pairs_and_unused_ones_are_written_and_read_back(data):

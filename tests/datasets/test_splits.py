@@ -47,15 +47,6 @@ def error_message(*arguments, **options):
 # Shares and seeds
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 57])
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
-def test_every_pair_is_on_exactly_one_side_and_no_side_is_empty(count, fraction):
-    split = split_of(made_up(count), val_fraction=fraction, seed=1)
-    assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
-    assert split.train
-    assert split.val
-
-
 def test_a_seed_always_gives_the_same_split():
     """If these lists change, users get other splits than before from the same seed."""
     plain = split_of(made_up(10), val_fraction=0.3)
@@ -75,16 +66,12 @@ def test_a_rare_class_is_on_both_sides_in_proportion():
         seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val) for seed in range(50)
     }
     assert set(in_val.values()) == {2}
-    by_chance = [
-        sum(1 in labels[index] for index in np.random.default_rng(seed).permutation(100)[:20].tolist()) for seed in range(50)
-    ]
-    assert (min(by_chance), max(by_chance)) == (0, 5)  # without stratification
 
 
 # Groups
 
 
-@pytest.mark.parametrize("trial", range(10))
+@pytest.mark.parametrize("trial", range(4))
 def test_groups_and_identical_images_are_never_on_both_sides(trial):
     chooser = np.random.default_rng(trial)
     count = int(chooser.integers(6, 80))
@@ -101,17 +88,10 @@ def test_groups_and_identical_images_are_never_on_both_sides(trial):
     assert not {digest_of[name] for name in names(split.train)} & {digest_of[name] for name in names(split.val)}
 
 
-def test_groups_that_share_an_identical_image_stay_together():
-    """a: 0, 1; b: 2, 3; 1 and 2 are one image. c: 4, 5."""
-    split = split_of(made_up(6, list("aabbcc")), digests=["0", "x", "x", "3", "4", "5"], val_fraction=0.34)
-    assert names(split.val) == ["004", "005"]
-
-
 # Folds
 
 
-@pytest.mark.parametrize("num_folds", [2, 3, 5, 10])
-@pytest.mark.parametrize("count", [10, 23, 60])
+@pytest.mark.parametrize(("count", "num_folds"), [(10, 10), (23, 3), (60, 5)])
 def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_most(count, num_folds):
     labels = [{index % 3, index % 7} for index in range(count)]
     splits = [split_of(made_up(count), labels, num_folds=num_folds, fold=fold) for fold in range(num_folds)]
@@ -151,15 +131,6 @@ def test_a_training_image_that_also_validates_is_left_out_with_a_notice():
     assert both.notices == ("2 training images left out, identical to a validation image: images/000.png, images/002.png",)
 
 
-def test_parts_with_nothing_left_to_train_on_are_refused():
-    assert error_message(made_up(2, parts=["train", "val"]), digests=["x", "x"]) == (
-        "every training image also validates (the files are identical); split_file=FILE.csv divides them as you say"
-    )
-    assert error_message(made_up(2, parts=["val", "val"])) == (
-        "every pair validates and none trains (images/ + masks/); need train as well; split_file=FILE.csv divides them as you say"
-    )
-
-
 def test_a_group_in_both_given_parts_is_refused():
     found = made_up(6, groups=["p1", "p2", "p3", "p2", "p1", "p4"], parts=["train"] * 3 + ["val"] * 3)
     assert (
@@ -188,8 +159,7 @@ def runs(numbers):
     return [end - start for start, end in zip([0, *cuts], [*cuts, len(numbers)], strict=True)]
 
 
-@pytest.mark.parametrize(("count", "num_blocks"), [(20, 1), (100, 2), (400, 5)])
-@pytest.mark.parametrize("seed", [0, 1, 42])
+@pytest.mark.parametrize(("count", "num_blocks", "seed"), [(20, 1, 0), (100, 2, 1), (400, 5, 42)])
 def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed):
     split = split_of(made_up(count), in_blocks=True, seed=seed)
     train, val, unused = (positions(pairs) for pairs in (split.train, split.val, split.unused))
@@ -200,12 +170,6 @@ def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed)
     assert min(abs(one - other) for one in train for other in val) > max(1, round(0.2 * len(val) / num_blocks))
     assert len(unused) <= 0.1 * count
     assert split.notices == (f"{len(unused)} pairs between the blocks of train and val left out, as a gap",)
-
-
-def test_blocks_are_in_the_order_of_numbers_and_not_of_letters():
-    found = FoundPairs(tuple(Pair(f"f{index}", Path(f"f{index}.png"), Path("m.png")) for index in range(30)), "")
-    (length,) = runs([int(pair.name[1:]) for pair in split_of(found, in_blocks=True).val])
-    assert length == 6
 
 
 def test_a_gap_ends_where_a_sequence_ends():

@@ -7,8 +7,20 @@ import json
 import numpy as np
 import pytest
 
-from helpers.image_bytes import tiff_bytes
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec, extreme_value, find_missing
+from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
+from unet_trainer.images import image_spec
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_files import read_image
+from unet_trainer.images.image_spec import (
+    RGB_8BIT,
+    ImageReader,
+    ImageSpec,
+    average_rows,
+    extreme_value,
+    find_missing,
+    open_reader,
+    read_small,
+)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
@@ -80,3 +92,133 @@ def test_the_tag_of_a_file_marks_floats_always_and_whole_numbers_if_it_did_in_tr
 def test_grey_among_colour_is_filled_with_the_mean_of_all_channels():
     spec = ImageSpec(3, "float", (1.0, 2.0, 6.0), (1.0, 1.0, 1.0), 0.0, 9.0)
     assert spec.fill(np.array([[[np.nan], [4.0]]])).tolist() == [[[3.0], [4.0]]]
+
+
+# Readers: parts of images of any format, at full size and averaged
+
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (61, 83, 3), np.uint8)
+FOUR = ImageSpec(4, "uint8", (90.0,) * 4, (40.0,) * 4, 0.0, 255.0)
+
+
+def write(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+def read_all(reader):
+    return reader.read(slice(0, reader.size[0]), slice(0, reader.size[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.png", cv2_bytes(".png", PIXELS)),
+        ("a.jpg", pil_bytes("JPEG", PIXELS, exif=exif(6))),
+        ("a.tif", tiff_bytes(PIXELS)),
+        ("a.npy", npy_bytes(PIXELS)),
+        ("planes.npy", npy_bytes(np.moveaxis(PIXELS, 2, 0))),
+        ("swapped.npy", npy_bytes(PIXELS.astype(">u2"))),
+    ],
+)
+def test_a_reader_gives_what_read_image_gives(name, data, tmp_path):
+    path = write(tmp_path, name, data)
+    whole = read_image(path)
+    with open_reader(path, RGB_8BIT) as reader:
+        assert reader.size == whole.shape[:2]
+        np.testing.assert_array_equal(read_all(reader), whole)
+        np.testing.assert_array_equal(reader.read(slice(7, 20), slice(3, 50)), whole[7:20, 3:50])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_read_as_it_is_displayed(orientation, tmp_path):
+    path = write(tmp_path, "a.tif", tiff_bytes(PIXELS, photometric="rgb", extratags=[(274, 3, 1, orientation, True)]))
+    whole = read_image(path)
+    with open_reader(path, RGB_8BIT) as reader:
+        assert isinstance(reader, ImageReader)
+        np.testing.assert_array_equal(read_all(reader), whole)
+        np.testing.assert_array_equal(reader.read(slice(7, 20), slice(3, 50)), whole[7:20, 3:50])
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [((20, 30), np.uint8), ((7, 83), np.uint16), ((60, 82), np.float32), ((200, 10), np.uint8)]
+)
+def test_rows_are_averaged_as_they_are_read(size, dtype, monkeypatch):
+    monkeypatch.setattr(image_spec, "ROWS_AT_ONCE", 9)
+    pixels = (PIXELS.astype(np.float64) * (1 if dtype == np.uint8 else 200.5)).astype(dtype)
+    found = average_rows(ImageReader(pixels).read, pixels.shape[:2], size)
+    expected = exact_average(exact_average(pixels.astype(np.float64), 0, min(61, size[0])), 1, min(83, size[1]))
+    assert found.dtype == dtype
+    tolerance = 0.51 if np.issubdtype(dtype, np.integer) else 0.05
+    np.testing.assert_allclose(found.astype(np.float64), expected, atol=tolerance)
+
+
+def exact_average(pixels, axis, length):
+    """Each new row is the mean of the area that it covers."""
+    rows = np.moveaxis(pixels, axis, 0)
+    fine = np.repeat(rows, length, 0)  # every row in `length` parts, of which a new row takes as many as there were rows
+    return np.moveaxis(fine.reshape(length, len(rows), *rows.shape[1:]).mean(1), 0, axis)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.png", cv2_bytes(".png", PIXELS)),
+        ("a.jpg", cv2_bytes(".jpg", PIXELS)),
+        ("a.bmp", cv2_bytes(".bmp", PIXELS)),
+        ("a.tif", tiff_bytes(PIXELS)),
+        ("big.tif", tiff_bytes(PIXELS, bigtiff=True)),
+        ("a.npy", npy_bytes(PIXELS)),
+    ],
+)
+def test_a_large_image_is_known_by_its_header(name, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_spec, "LARGE_PIXELS", 61 * 83 - 1)
+    assert read_small(write(tmp_path, name, data), RGB_8BIT) is None
+    monkeypatch.setattr(image_spec, "LARGE_PIXELS", 61 * 83)
+    assert read_small(tmp_path / name, RGB_8BIT) is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"bigtiff": True}, {"planarconfig": "separate"}, {"tile": (32, 32)}])
+def test_alpha_is_kept_where_it_is_one_of_the_channels_of_the_model_and_dropped_beyond_them(options, tmp_path):
+    four = RANDOM.integers(0, 256, (61, 83, 4), np.uint8)
+    stored = np.moveaxis(four, 2, 0) if "planarconfig" in options else four
+    path = write(tmp_path, "a.tif", tiff_bytes(stored, photometric="rgb", extrasamples=["unassalpha"], **options))
+    for spec in (RGB_8BIT, FOUR):
+        np.testing.assert_array_equal(read_small(path, spec)[0], four[:, :, : spec.channels])
+        with open_reader(path, spec) as reader:
+            np.testing.assert_array_equal(read_all(reader), four[:, :, : spec.channels])
+
+
+@pytest.mark.parametrize("name", ["a.tif", "tiles.tif", "a.npy"])
+def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
+    """By the tag of the file, by the mark of the training images, and NaN."""
+    spec = ImageSpec(2, "float", (3.0, 5.0), (1.0, 1.0), 0.0, 9.0, nodata=(-777.0,))
+    pixels = RANDOM.random((61, 83, 2)).astype(np.float32)
+    filled = pixels.copy()
+    for row, mark in ((0, np.nan), (7, -777.0), (40, -9999.0)):
+        pixels[row, 5:50], filled[row, 5:50] = mark, (3.0, 5.0)
+    if name == "a.npy":  # has no tag
+        pixels[40, 5:50] = -777.0
+    tag = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack", "planarconfig": "contig"}
+    data = (
+        npy_bytes(pixels) if name == "a.npy" else tiff_bytes(pixels, **tag, **({"tile": (32, 32)} if name == "tiles.tif" else {}))
+    )
+    path = write(tmp_path, name, data)
+    np.testing.assert_array_equal(read_small(path, spec)[0], filled)
+    with open_reader(path, spec) as reader:
+        np.testing.assert_array_equal(read_all(reader), filled)
+        small = reader.read_resized((20, 30))
+    np.testing.assert_allclose(small, average_rows(ImageReader(filled).read, (61, 83), (20, 30)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("read", [lambda path: read_small(path, RGB_8BIT), lambda path: open_reader(path, RGB_8BIT).__enter__()])
+def test_what_cannot_be_read_says_why(read, tmp_path):
+    with pytest.raises(ReadError, match="No such file"):
+        read(tmp_path / "missing.png")
+    with pytest.raises(ReadError, match="the file is empty"):
+        read(write(tmp_path, "empty.png", b""))
+    with pytest.raises(ReadError, match="the file is cut off"):
+        read(write(tmp_path, "cut.png", cv2_bytes(".png", PIXELS)[:-200]))
+    with pytest.raises(ReadError, match="not an image"):
+        read(write(tmp_path, "text.png", b"just text"))

@@ -16,8 +16,7 @@ from unet_trainer.images import image_headers as headers
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_files import decode_image, decode_mask, refuse_bomb
-from unet_trainer.images.image_readers import open_reader, read_small
-from unet_trainer.images.image_spec import RGB_8BIT
+from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.row_writers import TiffWriter
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
-from unet_trainer.images.image_readers import ImageReader
+from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.inference import logits as logits_module
 from unet_trainer.inference.loaded_model import load
 from unet_trainer.inference.logits import (

@@ -15,7 +15,6 @@ from PIL import Image
 from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_files import COLOUR, read_image, read_mask
 from unet_trainer.images.mask_coding import MaskCoding
 from unet_trainer.images.tiff_files import Georeference
@@ -86,15 +85,6 @@ def test_all_kinds_at_once_are_where_they_are_announced(tmp_path, image):
     assert not folder.is_done("sub/a")
 
 
-def test_of_two_ids_the_foreground_s_probability_is_stored(tmp_path, image):
-    ids = np.minimum(IDS, 1)
-    for kind, dtype in (("png", np.uint16), ("npy", np.float32)):
-        shares = probabilities(1, dtype)
-        write(PredictionFolder(tmp_path / "out", BINARY, Kinds(probabilities=kind)), image, ids, shares)
-    np.testing.assert_array_equal(np.array(Image.open(tmp_path / "out/probabilities/sub/a.png")), probabilities(1, np.uint16)[0])
-    np.testing.assert_array_equal(np.load(tmp_path / "out/probabilities/sub/a.npy"), probabilities(1, np.float32)[0])
-
-
 CODINGS = {
     "ids": (MaskCoding((0, 1, 2)), [0, 1, 2]),
     "greys": (MaskCoding((0, 100, 255)), [0, 100, 255]),
@@ -153,13 +143,6 @@ def test_an_overlay_of_16_bit_is_scaled_by_the_whole_image(tmp_path):
     assert shown[0, 0] == 0
     assert shown[-1, -1] == 255
     assert np.all(np.diff(shown.ravel().astype(int)) >= 0)  # no part has a scale of its own
-
-
-def test_an_image_that_is_gone_leaves_no_file(tmp_path):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True, values=True))
-    with pytest.raises(ReadError, match="No such file"):
-        ImageFiles(folder, Input(tmp_path / "gone.png", "a"), IDS.shape)
-    assert files_in(tmp_path / "out") == []
 
 
 def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):

@@ -17,7 +17,7 @@ from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.images import image_readers
+from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.inference import prediction_stream, prediction_timing
 from unet_trainer.inference.inputs import Input
@@ -72,15 +72,6 @@ def test_every_image_gets_its_own_mask(tmp_path, images):
     for name, pixels in images.items():
         np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
     assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
-
-
-def test_images_are_cut_into_tiles_that_are_computed_together(tmp_path, images):
-    """However small they are; those of one shape in one call."""
-    predicting = stream(tmp_path, spec=make_spec(fit="crop", image_size=(16, 16)))
-    predicting.run(inputs_of(tmp_path, images))
-    for name, pixels in images.items():
-        np.testing.assert_array_equal(mask(tmp_path, name), pixels[:, :, 0] > 128)
-    assert predicting.predictor.engine.shapes == [(4 * 6, 16, 16, 3), (2 * 2, 16, 16, 3), (4, 16, 16, 3)]
 
 
 def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
@@ -148,7 +139,7 @@ def test_bad_files_are_named_and_the_rest_is_done(tmp_path, images):
 def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
     """Tiled from memory, or read by blocks; beside others."""
     if is_large:
-        monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+        monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
     (tmp_path / "images").mkdir()
     pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (13, 15, 3), np.uint8), (150, 130))
     for name in ("a", "b"):
@@ -163,7 +154,7 @@ def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
 
 
 def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+    monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
     (tmp_path / "images").mkdir()
     data = tiff_bytes(np.zeros((640, 40, 3), np.uint8), rowsperstrip=8)
     (tmp_path / "images/a.tif").write_bytes(data[: len(data) // 2])
@@ -190,7 +181,7 @@ def test_an_image_that_changes_before_its_overlay_counts_as_bad(tmp_path, images
 @pytest.mark.parametrize("is_large", [False, True])
 def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, is_large):
     if is_large:
-        monkeypatch.setattr(image_readers, "LARGE_PIXELS", 100)
+        monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
         given = [Input(tmp_path / f"images/{name}.tif", name) for name in images]
         for path, name in given:
             path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))

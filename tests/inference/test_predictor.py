@@ -9,8 +9,7 @@ from helpers.predicting import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_readers import ImageReader
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.image_spec import RGB_8BIT, ImageReader, ImageSpec
 from unet_trainer.inference.logits import TiledLogits, WholeLogits, all_ids
 from unet_trainer.inference.predictor import Predictor, chosen_tile
 

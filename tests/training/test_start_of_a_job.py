@@ -89,7 +89,7 @@ def test_settings_are_those_of_rank_0_with_the_own_device():
 
 def test_the_state_of_rank_0_is_sent_whole():
     first, second = small_components(ema_decay=0.9), small_components(ema_decay=0.9, seed=5)
-    second.state.rank, second.state.world_size = 1, 2
+    second.state.launch = Launch(rank=1, world_size=2)
     take_step(first.train_step, make_batch(2))
     first.state.batch = 3
     sender = First()

@@ -13,7 +13,7 @@ import torch
 from helpers.small_runs import ROW, Wrapper
 from helpers.steps import CPU, everything, make_batch, same, small_components, take_step
 from unet_trainer.model.optimizer import LearningRate
-from unet_trainer.system.distributed import Job
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
@@ -251,7 +251,7 @@ class Pair(Job):
 def components_of(rank, world_size, seed=0):
     """After one step on a batch of its own."""
     made = small_components(ema_decay=0.9)
-    made.state.rank, made.state.world_size, made.state.is_in_job = rank, world_size, True
+    made.state.launch = Launch(rank=rank, world_size=world_size, is_torchrun=True)
     take_step(made.train_step, make_batch(2, seed=seed), metrics=made.state.metrics)
     return made
 

@@ -24,21 +24,10 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
+from unet_trainer.datasets import rasterize as raster
 from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.problems import first_few
-from unet_trainer.datasets.rasterize import (
-    EMPTY,
-    Patch,
-    box_outline,
-    crop,
-    decompress_runs,
-    draw_line,
-    ellipse_outline,
-    fill_polygon,
-    join,
-    paste,
-    unroll,
-)
+from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
 from unet_trainer.images.image_headers import picture_size
@@ -213,7 +202,18 @@ def paste_picture(data: bytes, what: str, left: float, top: float, height: int, 
         raise EntryError(f"{what} is not a picture that can be decoded")
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
-    return Shape(paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
+    return Shape(raster.paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
+
+
+def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
+    """Objects of JSON or XML; `key` holds their class."""
+    entries = []
+    for number, item in enumerate(items, start=1):
+        name = f"{noun or item.tag} {number}"
+        item = item if isinstance(item, ElementTree.Element) else check(item, dict, name)
+        label = as_name(item.get(key), f"{key} of {name}")
+        entries.append(Entry(label, f"{name} ({label})", item, has_area(item)))
+    return entries
 
 
 def _outline(points: Pixels, height: int, width: int, note: str = "") -> Shape:
@@ -277,14 +277,14 @@ def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
         size, counts = segmentation.get("size"), segmentation.get("counts")
         if size != [height, width]:
             raise EntryError(f"its run lengths are for the size {show(size)}; need [{height}, {width}], height and width")
-        runs = decompress_runs(counts) if isinstance(counts, str) else check(counts, list, "counts")
-        return Shape(crop(unroll(runs, width, height).T), note)  # down the columns
+        runs = raster.decompress_runs(counts) if isinstance(counts, str) else check(counts, list, "counts")
+        return Shape(raster.crop(raster.unroll(runs, width, height).T), note)  # down the columns
     polygons = check(segmentation, list, "segmentation")
     if not isinstance(polygons[0], list):  # one polygon without the list around it
         polygons = [polygons]
     outlines = [as_points(polygon, "a polygon") for polygon in polygons]
     patches = [fill_polygon(outline, height, width) for outline in outlines if len(outline) > 2]
-    return Shape(join(patches), note) if patches else Shape(None, SHORT)
+    return Shape(raster.join(patches), note) if patches else Shape(None, SHORT)
 
 
 # LabelMe JSON: one file for each image. Lines are ten pixels wide, as LabelMe's own converters draw them.
@@ -293,11 +293,7 @@ LINE_WIDTH = 10.0
 
 
 def parse_labelme(path: Path, content: Mapping[str, Any]) -> Parsed:
-    entries = []
-    for number, value in enumerate(content["shapes"], start=1):
-        shape = check(value, dict, f"shape {number}")
-        label = as_name(shape.get("label"), f"label of shape {number}")
-        entries.append(Entry(label, f"shape {number} ({label})", shape, shape.get("shape_type") not in ("point", "points")))
+    entries = _entries(content["shapes"], "shape", "label", lambda shape: shape.get("shape_type") not in ("point", "points"))
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
     return Parsed([], [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))])
 
@@ -310,7 +306,7 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return _outline(as_points(corners, "points"), height, width)
     if kind in ("line", "linestrip"):
         points = as_points(corners, "points")
-        return Shape(draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
+        return Shape(raster.draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else Shape(None, SHORT)
     if kind == "rectangle" and isinstance(corners, list) and len(corners) == 4:  # some tools write all four corners
         return _outline(as_points(corners, "points"), height, width, RECTANGLE)
     if kind not in ("rectangle", "circle", "mask"):
@@ -332,12 +328,8 @@ def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
     """Of an image, or of meta.json."""
     if "classes" in content:
         return Parsed([as_name(item["title"], "title of a class") for item in content["classes"]], [])
-    entries = []
-    for number, value in enumerate(content["objects"], start=1):
-        item = check(value, dict, f"object {number}")
-        label = as_name(item.get("classTitle"), f"classTitle of object {number}")
-        has_area = item.get("geometryType") in ("polygon", "bitmap", "rectangle")
-        entries.append(Entry(label, f"object {number} ({label})", item, has_area))
+    kinds = ("polygon", "bitmap", "rectangle")
+    entries = _entries(content["objects"], "object", "classTitle", lambda item: item.get("geometryType") in kinds)
     size = as_size(content["size"].get("height", 0), content["size"].get("width", 0))
     return Parsed([], [AnnotatedImage(path.stem, entries, size)])
 
@@ -407,13 +399,12 @@ def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
         raise EntryError("an export of CVAT for video 1.1, with tracks; export CVAT for images 1.1, or COCO 1.0")
     images = []
     for number, image in enumerate(root.iter("image"), start=1):
-        name, entries = image.get("name") or "", []
+        name = image.get("name") or ""
         try:
             size = as_size(*_numbers(image, "height", "width"))
             shapes = (shape for shape in image if shape.tag in CVAT_SHAPES)
-            for count, shape in enumerate(sorted(shapes, key=lambda shape: _numbers(shape, z_order=0)), start=1):
-                label = as_name(shape.get("label"), f"the label of a {shape.tag}")
-                entries.append(Entry(label, f"{shape.tag} {count} ({label})", shape, shape.tag in CVAT_FILLED))
+            in_order = sorted(shapes, key=lambda shape: _numbers(shape, z_order=0))
+            entries = _entries(in_order, "", "label", lambda shape: shape.tag in CVAT_FILLED)
             check(name, str, "its name")
         except EntryError as error:
             raise EntryError(f"image {show(name, 250) if name else f'number {number}'}: {error}") from None
@@ -431,7 +422,8 @@ def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
         rows, columns = as_size(*size) or (0, 0)
         if rows > height or columns > width:
             raise EntryError(f"{columns}×{rows} pixels, larger than its image")
-        return Shape(paste(unroll(_split_numbers(shape, "rle", int), rows, columns), int(left), int(top), height, width))
+        bitmap = raster.unroll(_split_numbers(shape, "rle", int), rows, columns)
+        return Shape(raster.paste(bitmap, int(left), int(top), height, width))
     if shape.tag == "polygon":
         return _outline(as_points(_split_numbers(shape, "points", float), "points"), height, width)
     return Shape(None, NO_AREA)

@@ -13,11 +13,10 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,11 +31,10 @@ from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-FORMAT = 1
+FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-SAME_THING = 0.6  # two folders of masks with a larger IoU are two readings of one thing, not two classes
 READERS = re.compile(
     r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
 )
@@ -44,8 +42,7 @@ NUMBERED = re.compile(r"\D*\d+\D*")
 MAX_LABEL = 65535
 
 
-@dataclass(frozen=True)
-class Conversion:
+class Conversion(NamedTuple):
     """A file to make. `make` gives its pixels and counts of what they hold; raises DataError for bad sources."""
 
     name: str  # relative path, without extension
@@ -54,8 +51,7 @@ class Conversion:
     extension: str = ".png"
 
 
-@dataclass(frozen=True)
-class Converted:
+class Converted(NamedTuple):
     """The outcome of a conversion: the file and its facts, or the reason why there is none."""
 
     path: Path
@@ -79,14 +75,17 @@ class Converter:
         key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
         folder = self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        index = folder / "index.json"
-        known, facts = (value if isinstance(value, dict) else {} for value in map(read_cache(index).get, ("stamps", "facts")))
+        known, facts = (
+            value if isinstance(value, dict) else {} for value in map(read_cache(folder / INDEX).get, ("stamps", "facts"))
+        )
         paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
         stamps = [[_stamp(source) for source in conversion.sources] for conversion in conversions]
+        problems = [""] * len(conversions)
 
         def is_known(number: int) -> bool:
             name = conversions[number].name
-            return known.get(name) == stamps[number] and _are_facts(facts.get(name)) and paths[number].is_file()
+            counts = list(facts[name].values()) if isinstance(facts.get(name), dict) else [None]
+            return known.get(name) == stamps[number] and all(type(count) is int for count in counts) and paths[number].is_file()
 
         def convert(number: int, _: ReadStderr) -> tuple[Any, str, str]:
             """Facts, what is wrong with the sources, and why the file cannot be written."""
@@ -97,7 +96,6 @@ class Converter:
             return found, "", _write(paths[number], pixels)
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
-        problems: dict[int, str] = {}
         bar = contextlib.nullcontext() if self.console is None or not waiting else self.console.bar(label, len(waiting), keep=False)
         outcomes = forked_map(convert, waiting, min(count_cores(), 1 + len(waiting) // FEW))
         try:
@@ -114,10 +112,11 @@ class Converter:
                         shown.tick()
         finally:
             if waiting:
-                write_cache(index, {"stamps": known, "facts": facts})
+                write_cache(folder / INDEX, {"stamps": known, "facts": facts})
+        names = [conversion.name for conversion in conversions]
         return [
-            Converted(path, {} if problems.get(number) else facts[conversions[number].name], problems.get(number, ""))
-            for number, path in enumerate(paths)
+            Converted(path, {} if problem else facts[name], problem)
+            for path, name, problem in zip(paths, names, problems, strict=True)
         ]
 
 
@@ -132,10 +131,6 @@ def _write(path: Path, pixels: Pixels) -> str:
     return ""
 
 
-def _are_facts(value: object) -> bool:
-    return isinstance(value, dict) and all(type(number) is int for number in value.values())
-
-
 def _stamp(path: Path) -> list[Any]:
     try:
         status = path.stat()
@@ -147,8 +142,7 @@ def _stamp(path: Path) -> list[Any]:
 # Files of objects and of classes
 
 
-@dataclass(frozen=True)
-class MaskParts:
+class MaskParts(NamedTuple):
     """The files that make up the mask of an image, each with the name of its class; objects have no name."""
 
     image: File
@@ -197,15 +191,13 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
     return [MaskParts(image, tuple(files)) for image, files in sorted(by_image.items())]
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(NamedTuple):
     """Pairs whose masks are merged from several files, and what the user should know of them."""
 
     pairs: list[Pair]
     unreadable: list[str]  # files that cannot be used, and why
     notices: list[str]
     has_background: bool  # some pixels belong to no class
-    readings: tuple[str, str, float] | None  # two classes that mark the same pixels, and their IoU
 
 
 def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str]) -> Merged:
@@ -224,36 +216,28 @@ def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], cl
             pairs.append(Pair(name, each.image.path, mask.path, mask_origin=f"{each.files[0][1]}{others}"))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
-    num_overlapping = sum(fact["overlap"] > 0 for fact in facts)
     notices = []
-    if num_overlapping:
+    if total["overlap"]:
         notices.append(
-            f"{total['overlap']} pixels in {num_overlapping} of {len(facts)} masks belong to several classes: "
-            f"the later of {', '.join(classes)} wins (class_names sets another order)"
+            f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks belong to several "
+            f"classes: the later of {', '.join(classes)} wins (class_names sets another order)"
         )
     if total["grey"]:
         notices.append(f"{total['grey']} files of classes hold greys: what is above {SOFT_EDGE} belongs to the class")
-    readings = None
-    for one, other in combinations(classes, 2):
-        both = total[f"both {one}/{other}"]
-        iou = both / max(1, total[f"area {one}"] + total[f"area {other}"] - both)
-        readings = (one, other, iou) if iou > SAME_THING and readings is None else readings
-    unreadable = [mask.problem for mask in written if mask.problem]
-    return Merged(pairs, unreadable, notices, total["background"] > 0, readings)
+    return Merged(pairs, [mask.problem for mask in written if mask.problem], notices, total["background"] > 0)
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
     """The mask, and what was counted: in pixels, `grey` in files."""
-    merged: Pixels = np.zeros((0, 0), np.uint8)
+    merged: Pixels | None = None
     facts: Counter[str] = Counter()
-    read: dict[str, Pixels] = {}
     overlap: Any = False
     for name, path in sorted(files, key=lambda item: classes.index(item[0])) if classes else files:
         try:
             mask = read_mask(path)
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
-        merged = merged if merged.size else np.zeros(mask.shape, np.uint8)
+        merged = np.zeros(mask.shape, np.uint8) if merged is None else merged
         if mask.shape != merged.shape:
             (height, width), (first_height, first_width) = mask.shape, merged.shape
             raise DataError(f"{path}: {width}×{height}, the other masks of this image are {first_width}×{first_height}")
@@ -261,15 +245,10 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         if mask.dtype == np.uint8 and highest > SOFT_EDGE and (is_object != (mask == highest)).any():
             is_object = mask > SOFT_EDGE
             facts["grey"] += bool(classes)
-        if classes:
-            overlap = overlap | ((merged > 0) & is_object)
-            facts[f"area {name}"] = int(is_object.sum())
-            facts |= {f"both {other}/{name}": int((its & is_object).sum()) for other, its in read.items()}
-            read[name] = is_object
+        overlap = overlap | ((merged > 0) & is_object)
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
-    if classes:
-        facts |= {"overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())}
-    return merged, facts
+    assert merged is not None  # there is a file
+    return merged, {**facts, "overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())} if classes else {}
 
 
 # Pages of stacks
@@ -288,7 +267,7 @@ def has_pages(path: Path) -> bool:
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
     """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's files."""
-    conversions, names, origins = [], [], []
+    conversions, pages = [], []
     for stack in stacks:
         images, masks = page_types(stack.image), page_types(stack.mask)
         if len(images) != len(masks):
@@ -296,28 +275,25 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
             raise DataError(f"{there}; need a page of the mask for each of the image")
         extension = ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
         for index in range(len(images)):
-            number = f"{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
-            place = f"{part}/{stack.name}/{number}"
-            conversions.append(Conversion(f"images/{place}", [stack.image], partial(_image_page, stack.image, index), extension))
-            conversions.append(Conversion(f"masks/{place}", [stack.mask], partial(_mask_page, stack.mask, index)))
-            names.append(f"{stack.name}/{number}")
-            origins.append(tuple(f"{path}, page {index}" for path in (stack.image, stack.mask)))
+            name = f"{stack.name}/{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
+            image, mask = partial(_image_page, stack.image, index), partial(_mask_page, stack.mask, index)
+            conversions.append(Conversion(f"images/{part}/{name}", [stack.image], image, extension))
+            conversions.append(Conversion(f"masks/{part}/{name}", [stack.mask], mask))
+            origins = (f"{path}, page {index}" for path in (stack.image, stack.mask))
+            pages.append(Pair(name, stack.image, stack.mask, None, "", *origins))
     written = converter.write("pages", None, conversions, "Splitting stacks into pages:")
     problem = next((page.problem for page in written if page.problem), "")
     if problem:
         raise DataError(problem)
     files = [page.path for page in written]
-    return [
-        Pair(name, image, mask, None, "", *origin)
-        for name, image, mask, origin in zip(names, files[::2], files[1::2], origins, strict=True)
-    ]
+    return [replace(page, image=image, mask=mask) for page, image, mask in zip(pages, files[::2], files[1::2], strict=True)]
 
 
 def page_types(path: Path) -> list[Any]:
     """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
     try:
         with open_pages(path) as file:
-            pages = [page for page in file.pages if not _is_thumbnail(page)]
+            pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
             num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
             if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
                 what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
@@ -327,15 +303,11 @@ def page_types(path: Path) -> list[Any]:
         raise DataError(f"{path}: {error}") from None
 
 
-def _is_thumbnail(page: Any) -> bool:
-    return bool(getattr(page, "is_reduced", False))
-
-
 @lru_cache(maxsize=2)  # an image stack and its mask stack
 def _read_pages(path: Path) -> Sequence[Pixels]:
     try:
         with open_pages(path) as file:
-            return [page.asarray() for page in file.pages if not _is_thumbnail(page)]
+            return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
     except ReadError as error:
         raise DataError(f"{path}: {error}") from None
 

@@ -23,7 +23,7 @@ from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.datasets.class_files import find_class_file, parse_class_file
 from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, choose_nodata, describe_reading, mismatch
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, class_shares, has_background, swapped_palettes
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, class_shares, has_background
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
@@ -360,16 +360,21 @@ def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
 
 
 def _refuse_swapped_palettes(report: DatasetReport) -> None:
-    lines = []
-    for index, (first, colour) in swapped_palettes(report.masks).items():
-        palettes = [report.masks[number].palette or {} for number in (index, first)]
-        here, there = (next(value for value, held in palette.items() if held == colour) for palette in palettes)
-        mask, other = report.pairs[index].shown_mask, report.pairs[first].shown_mask
-        lines.append(f"{mask}: {show_value(COLOUR + colour)} is {here}, in {other} it is {there}")
+    """The values of masks with a palette are places in it: a colour that has another place in some masks has two meanings."""
+    first: dict[int, tuple[int, str]] = {}  # colour → its place in the first mask with it, and that mask
+    lines = {}
+    for pair, mask in zip(report.pairs, report.masks, strict=True):
+        palette = mask.palette or {}
+        if len(set(palette.values())) == len(palette):  # else a colour does not tell two values apart
+            for value, colour in palette.items():
+                known, where = first.setdefault(colour, (value, pair.shown_mask))
+                if known != value:
+                    what = f"{show_value(COLOUR + colour)} is {value}, in {where} it is {known}"
+                    lines.setdefault(pair.shown_mask, f"{pair.shown_mask}: {what}")
     if lines:
         fix = "save the masks in colour, or all with the same palette: their values are places in it"
         titles = "mask whose palette has another order", "masks whose palette has another order"
-        report.problems.append(Problem("palettes", *titles, tuple(lines), fix))
+        report.problems.append(Problem("palettes", *titles, tuple(lines.values()), fix))
 
 
 def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:

@@ -10,9 +10,9 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS
 from unet_trainer.system.console import counted
 
-CHECKPOINT_DIR_HOLDS = frozenset((".scan", ".converted"))  # one of them
-RUN_FOLDER_HOLDS = frozenset(("config.yaml", "split.csv"))  # both
-SHEETS = "check"  # in a checkpoint_dir, beside .scan
+CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
+RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
+SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
 
 
 def walk(folder: Path, without: Collection[Path] = ()) -> Iterator[tuple[Path, list[str]]]:
@@ -20,75 +20,42 @@ def walk(folder: Path, without: Collection[Path] = ()) -> Iterator[tuple[Path, l
     `without`."""
     for place, folders, files in os.walk(folder):
         here = Path(place)
-        if here != folder and _is_ours(folders, files):
-            folders.clear()
-            continue
-        hides_sheets = _holds_sheets(here, folders)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and not (hides_sheets and name == SHEETS) and here / name not in without
-        )
+        folders[:] = [name for name in _searched(here, folders) if here / name not in without]
         yield here, sorted(name for name in files if not name.startswith("."))
 
 
 def list_files(folder: Path, without: Collection[Path] = ()) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and without the files and folders `without`."""
+    """The image files of a folder and its subfolders, sorted, without hidden files and without the files and folders `without`.
+
+    Broken links count as files, so that they are reported as missing."""
     left_out = set(without)
-    found = [
-        path
-        for here, names in walk(folder, left_out)
-        for name in names
-        if (path := here / name).suffix.lower() in IMAGE_EXTENSIONS and path not in left_out and _is_file_or_broken_link(path)
-    ]
-    return sorted(found)
-
-
-def holds_images(folder: Path) -> bool:
-    """Whether image files lie in the folder itself."""
-    _, names = next(walk(folder), (folder, []))
-    return any(Path(name).suffix.lower() in IMAGE_EXTENSIONS for name in names)
+    paths = [here / name for here, names in walk(folder, left_out) for name in names]
+    images = [path for path in paths if path.suffix.lower() in IMAGE_EXTENSIONS and path not in left_out]
+    return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
 
 
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones and those that this program writes."""
-    try:
-        entries = sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:
-        return []
-    hides_sheets = _holds_sheets(folder, [path.name for path in entries])
-    return [
-        path
-        for path in entries
-        if not path.name.startswith(".") and not (hides_sheets and path.name == SHEETS) and not _is_ours(*_names_in(path))
-    ]
+    _, folders, _ = next(os.walk(folder), (folder, [], []))
+    return [folder / name for name in _searched(folder, folders)]
 
 
-def _is_ours(folders: Collection[str], files: Collection[str]) -> bool:
-    """Whether a folder that holds these is a checkpoint_dir or a run's folder: their pictures are no data."""
-    return not CHECKPOINT_DIR_HOLDS.isdisjoint(folders) or RUN_FOLDER_HOLDS.issubset(files)
-
-
-def _holds_sheets(folder: Path, folders: Collection[str]) -> bool:
-    """Whether `check` in this folder is ours: it is a checkpoint_dir, or holds runs beside it."""
-    is_checkpoint_dir = not CHECKPOINT_DIR_HOLDS.isdisjoint(folders)
-    return is_checkpoint_dir or (SHEETS in folders and any(_is_ours(*_names_in(folder / name)) for name in folders))
-
-
-def _names_in(folder: Path) -> tuple[set[str], set[str]]:
-    """Those of our own names that the folder holds, as folders and as files."""
-    folders = {name for name in CHECKPOINT_DIR_HOLDS if (folder / name).is_dir()}
-    return folders, {name for name in RUN_FOLDER_HOLDS if (folder / name).is_file()}
+def _searched(folder: Path, names: Sequence[str]) -> list[str]:
+    """The folders in a folder that may hold data. A checkpoint_dir and a run's folder do not: their pictures are no data."""
+    ours = {
+        name
+        for name in names
+        if any((folder / name / inner).is_dir() for inner in CHECKPOINT_DIR_HOLDS)
+        or all((folder / name / inner).is_file() for inner in RUN_FOLDER_HOLDS)
+    }
+    if ours or not set(names).isdisjoint(CHECKPOINT_DIR_HOLDS):
+        ours.add(SHEETS)
+    return sorted(name for name in names if not name.startswith(".") and name not in ours)
 
 
 def resolved(path: Path) -> Path:
     """As Path.resolve, which raises for links that lead in a circle, and for a NUL in the name."""
     return path if "\0" in str(path) else Path(os.path.realpath(path))
-
-
-def _is_file_or_broken_link(path: Path) -> bool:
-    """Broken links count as files, so that they are reported as missing."""
-    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def describe_results(results: Sequence[Path]) -> str:

@@ -7,7 +7,7 @@ several ways, is described with the settings that decide it. Masks that are not 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 
-NUM_NAMED = 5  # files named in a message before "and N more"
 TO_CSV = "split_file to a CSV with the columns image and mask"
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
 
@@ -258,7 +257,8 @@ def _pair_part(
     assert mask_group is not None  # test without masks is not paired
     config, is_one_folder = search.config, image_group is mask_group
     problems: list[Problem] = []
-    images, masks = (_tell_apart if is_one_folder else _two_folders)(image_group, mask_group, config.mask_suffix)
+    images, masks = (_one_folder if is_one_folder else _two_folders)(image_group, mask_group, config.mask_suffix)
+    _refuse_same_names(images, masks)
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
     match = best_match(images, masks, image_group.place, preferred)
@@ -314,10 +314,6 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     merged = converted.merge_masks(search.converter, part, parts, search.classes if names else [])
     search.has_background |= merged.has_background
     search.notices += merged.notices
-    if merged.readings is not None and not search.names_are_given(names):
-        first, second, iou = merged.readings
-        same = f"mask_dir: {first}/ and {second}/ in {place} mark the same pixels (IoU {iou:.2f}); two readings of one thing?"
-        raise Question(same, *one_of_them)
     found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
@@ -394,32 +390,42 @@ def _two_folders(images: Group, masks: Group, mask_suffix: str) -> tuple[list[Fi
     named = with_ending(masks.files, mask_suffix) if mask_suffix else masks.files
     if not named:
         raise _ask_for_suffix(f"mask_suffix: no name in {masks.place} ends in {mask_suffix!r}", images.files, masks.files)
-    return _with_own_names(images.files, named)
+    return images.files, named
 
 
-def _tell_apart(group: Group, _: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder: by mask_suffix, by their extensions if they share their names, or by the one mark (such as
-    _mask) that leaves no file unpaired."""
-    files, unclear = group.files, f"cannot tell images from masks in {group.place}"
+def _one_folder(group: Group, _: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
+    """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file
+    unpaired. Of a.jpg and a.png, the JPEG is the image."""
+    files = group.files
     if mask_suffix:
         return _by_suffix(files, group.place, mask_suffix)
-    marks = {file: mask_marks(file.stem) for file in files}
-    if shared := _shared_names(files):
-        return _by_extension(files, shared, 0 < sum(map(bool, marks.values())) < len(files), unclear)
-    counts = Counter(mark for its in marks.values() for mark in its)
-    by_mark: dict[str, tuple[list[File], list[File]]] = {
-        mark: ([file for file in files if mark not in marks[file]], [file for file in files if mark in marks[file]])
-        for mark, count in sorted(counts.items())
+    by_name: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for file in files:
+        by_name[file.folder, file.stem].add(_extension(file))
+    shared = [extensions for extensions in by_name.values() if len(extensions) > 1]
+    is_beside_jpeg = bool(shared) and all(".jpg" in extensions and len(extensions) == 2 for extensions in shared)
+    kinds = {
+        file: {*mask_marks(file.stem), *({_extension(file)} - {".jpg"} if len(by_name[file.folder, file.stem]) > 1 else ())}
+        for file in files
+    }
+    counts = Counter(kind for its in kinds.values() for kind in its)
+    by_kind = {
+        kind: ([file for file in files if kind not in kinds[file]], [file for file in files if kind in kinds[file]])
+        for kind, count in sorted(counts.items())
         if count < len(files)
     }
-    complete = [mark for mark, sides in by_mark.items() if best_match(*sides, group.place).is_complete]
-    if len(complete or by_mark) == 1:
-        return by_mark[next(iter(complete or by_mark))]
-    if not by_mark:
+    if is_beside_jpeg and not any(mask_marks(file.stem) for file in files):  # the masks may have several extensions
+        by_kind = {"": ([file for file in files if not kinds[file]], [file for file in files if kinds[file]])}
+    complete = [kind for kind, sides in by_kind.items() if best_match(*sides, group.place).is_complete]
+    if len(complete or by_kind) == 1:
+        return by_kind[next(iter(complete or by_kind))]
+    unclear = f"cannot tell images from masks in {group.place}"
+    if not by_kind:
         text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
         raise _ask_for_suffix(f"{text}; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}", files, files)
-    listing = ", ".join(f"{mark} ({counts[mark]} files)" for mark in by_mark)
-    endings = (next((file.stem[-len(mark) :] for file in files if file.stem.lower().endswith(mark)), None) for mark in by_mark)
+    listing = ", ".join(f"{kind} ({counts[kind]} files)" for kind in by_kind)
+    names = {kind: [f"{file.stem}{_extension(file) if kind in IMAGE_EXTENSIONS else ''}" for file in files] for kind in by_kind}
+    endings = [next((name[-len(kind) :] for name in its if name.lower().endswith(kind)), "") for kind, its in names.items()]
     choices = ({"mask_suffix": ending} for ending in endings if ending)
     raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
 
@@ -437,53 +443,25 @@ def _by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> tuple[l
     if not masks or not images:
         wrong = f"mask_suffix: {'every' if masks else 'no'} name in {folder} ends in {mask_suffix!r}"
         raise _ask_for_suffix(wrong, files, files)
-    return _with_own_names(images, masks)
-
-
-def _by_extension(
-    files: Sequence[File], shared: Sequence[Sequence[File]], has_marks: bool, unclear: str
-) -> tuple[list[File], list[File]]:
-    """a.jpg is an image and a.png its mask, if all names that two files share are like this."""
-    extensions = [{_extension(file) for file in found} for found in shared]
-    others = sorted(set().union(*extensions) - {".jpg"})
-    masks, images = ([file for file in files if _extension(file) in kind] for kind in (others, [".jpg"]))
-    are_two = all(len(found) == 2 for found in extensions)
-    if are_two and (has_marks or any(".jpg" not in found for found in extensions)):
-        raise _same_names(unclear, shared, others)
-    if not are_two or len(masks) + len(images) < len(files) or _shared_names(masks) or _shared_names(images):
-        raise _same_names(unclear, shared, [])
     return images, masks
 
 
-def _with_own_names(images: list[File], masks: list[File]) -> tuple[list[File], list[File]]:
-    """The images and masks; raises DataError where two of them have the same name."""
-    of_images, of_masks = _shared_names(images), _shared_names(masks)
-    if not of_images and not of_masks:
-        return images, masks
-    extensions = sorted({_extension(file) for found in of_masks for file in found})
-    can_choose = len(extensions) > 1 and not of_images
-    raise _same_names("images and masks do not pair up", [*of_images, *of_masks], extensions if can_choose else [])
+def _refuse_same_names(images: Sequence[File], masks: Sequence[File]) -> None:
+    """Raises Question where two images, or two masks, have the same name: a.png and a.bmp."""
+    for files in (images, masks):
+        counts = Counter((file.folder, file.stem) for file in files)
+        twice = [file for file in files if counts[file.folder, file.stem] > 1]
+        if twice:
+            text = f"images and masks do not pair up: {first_few(file.path for file in twice)} have the same name"
+            extensions = sorted({_extension(file) for file in twice}) if files is masks else []
+            if len(extensions) < 2:
+                raise DataError(f"{text}; set {TO_CSV}, which says what belongs together")
+            raise Question(text, *({"mask_suffix": extension} for extension in extensions))
 
 
 def _extension(file: File) -> str:
     extension = file.path.suffix.lower()
     return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
-
-
-def _shared_names(files: Iterable[File]) -> list[list[File]]:
-    """The files of each name that several have."""
-    by_name: dict[tuple[str, str], list[File]] = defaultdict(list)
-    for file in files:
-        by_name[file.folder, file.stem].append(file)
-    return [found for found in by_name.values() if len(found) > 1]
-
-
-def _same_names(text: str, shared: Sequence[Sequence[File]], suffixes: Sequence[str]) -> DataError:
-    lines = [f"{' and '.join(str(file.path) for file in found)} have the same name" for found in shared]
-    lines = [f"{text}:", *lines[:NUM_NAMED], *([f"and {len(lines) - NUM_NAMED} more"] if len(lines) > NUM_NAMED else [])]
-    if suffixes:
-        return Question("\n  ".join(lines), *({"mask_suffix": suffix} for suffix in suffixes))
-    return DataError("\n  ".join([*lines, f"set {TO_CSV}, which says what belongs together"]))
 
 
 def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:

@@ -117,27 +117,16 @@ def build_image_spec(
     if wrong:
         raise ConfigError("\n".join(wrong))
     is_8bit = kind.depth == "uint8"
-    mean, std = pooled_statistics(images, kind.channels)
-    reason = "of the training images"
-    if is_8bit and kind.channels == 3:
-        mean, std, reason = IMAGENET_MEAN, IMAGENET_STD, IMAGENET_REASON
-    if not isinstance(image_mean, str) and not isinstance(image_std, str):
-        reason = "as given"
+    is_photo = is_8bit and kind.channels == 3
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
+    mean = mean if isinstance(image_mean, str) else tuple(image_mean)
+    std = std if isinstance(image_std, str) else tuple(image_std)
+    is_given = not any(isinstance(value, str) for value in given.values())
+    reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
     low, high = (0.0, 255.0) if is_8bit else (min(image.low for image in held), max(image.high for image in held))
-    return (
-        ImageSpec(
-            kind.channels,
-            kind.depth,
-            mean if isinstance(image_mean, str) else tuple(image_mean),
-            std if isinstance(image_std, str) else tuple(image_std),
-            low,
-            high if high > low else low + 1.0,
-            nodata,
-            ignores_nodata,
-        ),
-        reason,
-    )
+    high = high if high > low else low + 1.0
+    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, ignores_nodata), reason
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -153,8 +142,5 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
     variance = (weights * (stds**2 + (means - mean) ** 2)).sum(axis=0)
     std = np.sqrt(variance)
     has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # a constant has a tiny std from rounding
-    return tuple(_rounded(value) for value in mean), tuple(_rounded(value) for value in np.where(has_spread, std, 1.0))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(has_spread, std, 1.0))]
+    return rounded[0], rounded[1]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -92,6 +92,7 @@ class Layout:
 
 
 Groups = dict[Kind | None, list[Group]]
+Words = Mapping[Kind, tuple[tuple[str, ...], bool]]  # names in image_dir and mask_dir; whether that is a folder of the root
 
 
 def find_layout(
@@ -165,8 +166,8 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
     return "", None
 
 
-def _role(names: tuple[str, ...], given: Mapping[Kind, tuple[tuple[str, ...], bool]]) -> _Role:
-    """`given` are the names in image_dir and mask_dir, the longer one first, and whether that is a folder of the root itself."""
+def _role(names: tuple[str, ...], given: Words) -> _Role:
+    """`given`: the longer one first."""
     part = part_name = sequence = ""
     for index in range(min(len(names) + 1, 3)):
         name = names[index] if index < len(names) else ""
@@ -199,22 +200,21 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
     words = {kind: (names, root.joinpath(*names).is_dir()) for kind, names in by_length}
     groups: dict[tuple[Kind | None, str, Path], Group] = {}
 
-    def add(file: Path, role: _Role, base: Path, names: tuple[str, ...]) -> None:
-        folder = base.joinpath(*names[: role.depth])
-        place = folder.parent.parent / "*" / folder.name if role.sequence else folder
-        group = groups.setdefault((role.kind, role.part, place), Group(place, role.part, role.part_name, role.value))
-        group.folders[role.sequence] = folder
-        key = f"{role.sequence}{''.join(f'{name}/' for name in names[role.depth :])}"
-        group.by_sequence.setdefault(role.sequence, []).append(File(file, composed(key), composed(file.stem)))
+    def add(folder: Path, paths: Iterable[Path], root: Path, words: Words, value: str | None = None) -> None:
+        names = folder.relative_to(root).parts
+        role = _role(names, words)
+        base = root.joinpath(*names[: role.depth])
+        place = base.parent.parent / "*" / base.name if role.sequence else base
+        group = groups.setdefault((role.kind, role.part, place), Group(place, role.part, role.part_name, value or role.value))
+        group.folders[role.sequence] = base
+        key = composed(f"{role.sequence}{''.join(f'{name}/' for name in names[role.depth :])}")
+        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, composed(path.stem)) for path in paths)
 
-    for path in files:
-        names = path.parent.relative_to(root).parts
-        add(path, _role(names, words), root, names)
-    for kind, folder in outside.items():
-        for path in list_files(folder, without):
-            names = path.parent.relative_to(folder).parts
-            role = _role(names, {kind: ((), True)})
-            add(path, role._replace(value=given[kind]), folder, names)
+    for folder, paths in groupby(files, lambda path: path.parent):
+        add(folder, paths, root, words)
+    for kind, place in outside.items():
+        for folder, paths in groupby(list_files(place, without), lambda path: path.parent):
+            add(folder, paths, place, {kind: ((), True)}, given[kind])
     found: Groups = {"image": [], "mask": [], None: []}
     for key, group in groups.items():
         found[key[0]].append(group)

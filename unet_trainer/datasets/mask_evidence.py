@@ -63,6 +63,7 @@ class MaskEvidence:
 
     def __init__(self, masks: Sequence[MaskFacts], ignored: Collection[int] = (), set_aside: Collection[int] = ()) -> None:
         self.masks = masks
+        self.structures = [(mask, mask.structure) for mask in masks if mask.structure is not None]
         self.ignored = frozenset(ignored)  # by ignore_value
         self.left_out = self.ignored | set(set_aside)
         self.counts = total_counts(masks)
@@ -102,28 +103,22 @@ class MaskEvidence:
 
     def edge_threshold(self) -> int | None:
         """The middle between the darkest and the brightest value if the greys between are soft edges, or a mask saved as JPEG."""
-        if len(self.seen) < MANY_VALUES or self.seen[-1] > 255:
-            return None
         low, high = self.seen[0], self.seen[-1]
-        if high - low < MIN_EDGE:
+        if len(self.seen) < MANY_VALUES or high > 255 or high - low < MIN_EDGE:
             return None
-        bottom = sum(self.counts[value] for value in self.seen if value - low <= EDGE_WIDTH)
         bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
+        bottom = sum(self.counts[value] for value in self.seen if value - low <= EDGE_WIDTH)
         top = sum(self.counts[value] for value in bright)
-        between = self.total - bottom - top
-        if len(bright) < MIN_BRIGHT:
-            return None
-        if bottom + top < MIN_CLEAR_SHARE * self.total or top < between or not self._lie_beside_both_ends(low, high):
-            return None
-        return (low + high) // 2
+        is_clear = bottom + top >= MIN_CLEAR_SHARE * self.total and top >= self.total - bottom - top
+        is_edge = len(bright) >= MIN_BRIGHT and is_clear and self._lie_beside_both_ends(low, high)
+        return (low + high) // 2 if is_edge else None
 
     def _lie_beside_both_ends(self, low: int, high: int) -> bool:
         all_between = all_beside = 0
         for mask in self.masks:
             between = sum(n for value, n in mask.counts.items() if low + EDGE_WIDTH < value < high - EDGE_WIDTH)
-            beside = 0
-            if between and mask.structure is not None and mask.structure.between:
-                beside = round(between * mask.structure.beside_both / mask.structure.between)
+            structure = mask.structure
+            beside = round(between * structure.beside_both / structure.between) if structure and structure.between else 0
             if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_BOTH * between:
                 return False
             all_between += between
@@ -137,16 +132,17 @@ class MaskEvidence:
         """Whether the values but 0 are numbers of objects: each is one piece, and k occurs where 1 to k-1 do, or in few masks."""
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
         sizes = {len(held) for held in sets}
-        structures = [mask.structure for mask in self.masks if mask.structure is not None]
-        num_values = sum(structure.num_values for structure in structures)
+        num_values = sum(structure.num_values for _, structure in self.structures)
         if 0 not in self.counts or max(sizes, default=0) < 3 or not num_values:
             return False
-        is_nested = len(sizes) >= 3 and _nested_share(sets, self.holders) >= NESTED_SHARE
-        is_one_piece = sum(structure.num_pieces for structure in structures) <= MAX_PIECES * num_values
+        # Nested: the n values of a mask are the n values that most masks hold, but for a tenth of them.
+        order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))
+        num_nested = sum(len(held - set(order[: len(held)])) <= len(held) // 10 for held in sets)
+        is_nested = len(sizes) >= 3 and num_nested >= NESTED_SHARE * len(sets)
+        is_one_piece = sum(structure.num_pieces for _, structure in self.structures) <= MAX_PIECES * num_values
         if is_nested or not is_one_piece:
             return is_nested and (is_one_piece or len(sizes) >= MANY_SIZES)
-        values = set().union(*sets)
-        return len(values) >= NUM_SCATTERED and 2 * sum(map(len, sets)) <= len(values) * len(sets)
+        return len(order) >= NUM_SCATTERED and 2 * sum(map(len, sets)) <= len(order) * len(sets)
 
     @property
     def occur_once(self) -> bool:
@@ -157,12 +153,8 @@ class MaskEvidence:
     @property
     def has_regions(self) -> bool:
         """Whether the values lie in regions, as classes do, and not in specks, as the greys of a photograph."""
-        pieces = pixels = 0
-        for mask in self.masks:
-            if mask.structure is not None:
-                pieces += mask.structure.num_pieces
-                pixels += mask.height * mask.width // piece_stride(mask.size) ** 2
-        return pieces * MIN_REGION <= pixels
+        pieces = sum(structure.num_pieces for _, structure in self.structures)
+        return pieces * MIN_REGION <= sum(mask.height * mask.width // piece_stride(mask.size) ** 2 for mask, _ in self.structures)
 
     # Void
 
@@ -170,17 +162,16 @@ class MaskEvidence:
     def last_may_be_void(self) -> bool:
         """Whether the highest value is rare, thin, beside other values and in nearly all masks."""
         last = self.seen[-1]
-        holding = [mask for mask in self.masks if mask.structure is not None]
-        with_last = [mask for mask in holding if max(mask.counts) == last]
-        if len(with_last) < max(1, VOID_HOLDERS * len(holding)) or self.share(last) > MAX_VOID_SHARE:
+        with_last = [(mask, structure) for mask, structure in self.structures if max(mask.counts) == last]
+        if len(with_last) < max(1, VOID_HOLDERS * len(self.structures)) or self.share(last) > MAX_VOID_SHARE:
             return False
         border = pixels = border_of_others = others = 0
-        for mask in with_last:
+        for mask, structure in with_last:
             most = max(mask.counts, key=mask.counts.__getitem__)  # large regions of a background say nothing
-            if mask.structure is not None and most != last:
-                border += mask.structure.border_of_last
+            if most != last:
+                border += structure.border_of_last
                 pixels += mask.counts[last]
-                border_of_others += mask.structure.border - mask.structure.border_of_last - mask.structure.border_of_most
+                border_of_others += structure.border - structure.border_of_last - structure.border_of_most
                 others += mask.height * mask.width - mask.counts[last] - mask.counts[most]
         is_thin = border >= MIN_VOID_BORDER * max(1, pixels)
         return is_thin and border * others >= THINNER * border_of_others * pixels
@@ -188,7 +179,7 @@ class MaskEvidence:
     @cached_property
     def may_be_trimap(self) -> bool:
         """Whether the highest of three values is a thin border between the other two, which hardly touch each other."""
-        holding = [(mask, mask.structure) for mask in self.masks if mask.structure is not None and self.seen[-1] in mask.counts]
+        holding = [(mask, structure) for mask, structure in self.structures if self.seen[-1] in mask.counts]
         edges = sum(structure.edges for _, structure in holding)
         of_last = sum(structure.edges_of_last for _, structure in holding)
         pixels = sum(mask.counts[self.seen[-1]] for mask, _ in holding)
@@ -241,29 +232,6 @@ class MaskEvidence:
             found.append(ValueGroup(narrow[first], int(np.count_nonzero(close)), int(pixels[close].sum())))
             is_free &= ~close
         return sorted(found, key=lambda group: -group.pixels)
-
-
-def _nested_share(sets: Sequence[set[int]], holders: Mapping[int, int]) -> float:
-    """Share of the masks whose n values are the n values that most masks hold, but for a tenth of them."""
-    order = sorted(set().union(*sets), key=lambda value: (-holders[value], value))
-    nested = sum(len(held - set(order[: len(held)])) <= len(held) // 10 for held in sets)
-    return nested / len(sets)
-
-
-def swapped_palettes(masks: Sequence[MaskFacts]) -> dict[int, tuple[int, int]]:
-    """Of masks with a palette, each whose index of a colour is another than in the first mask with it: index of the mask → that of
-    the first one, and the colour. The indices of such masks have no meaning in common."""
-    first: dict[int, tuple[int, int]] = {}  # colour → index of a mask, value
-    swapped: dict[int, tuple[int, int]] = {}
-    for index, mask in enumerate(masks):
-        palette = mask.palette or {}
-        if len(set(palette.values())) < len(palette):
-            continue  # two indices of one colour: it does not tell them apart
-        for value, colour in palette.items():
-            known = first.setdefault(colour, (index, value))
-            if known[1] != value:
-                swapped.setdefault(index, (known[0], colour))
-    return swapped
 
 
 # How often each class occurs

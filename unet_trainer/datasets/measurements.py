@@ -10,11 +10,10 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -65,21 +64,20 @@ def measure_dataset(
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
-    found = []
+    found: dict[int, _PairMeasurements] = {}
     with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
-        for _, outcome in outcomes:
+        for position, outcome in outcomes:
             if isinstance(outcome, str):
                 raise DataError(outcome)
             if isinstance(outcome, _PairMeasurements):
-                found.append(outcome)
+                found[position] = outcome
             tick()
-    measurements = _summarise(found)
+    measurements = _summarise([found[position] for position in sorted(found)])  # in any order that children finish
     write_known(measurements, cache, CACHE_FORMAT)
     return measurements
 
 
-@dataclass(frozen=True)
-class _PairMeasurements:
+class _PairMeasurements(NamedTuple):
     structures: list[tuple[int, float, float, float]]  # class id, structure, relative structure, thickness
     object_sizes: list[float]
     brightness: float
@@ -103,23 +101,29 @@ def _measure_pair(
         return None
     ids = resize_mask(ids, image.shape[:2])
     factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
-    structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), num_ids, common_id)
-    views = list(_views(image, ids, seed))
+    structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), num_ids, common_id, factor)
+    # Random crops, as a model that is trained on crops sees the image.
+    rng, side = np.random.default_rng(seed), min(VIEW, *ids.shape)
+    corners = [(rng.integers(ids.shape[0] - side + 1), rng.integers(ids.shape[1] - side + 1)) for _ in range(NUM_VIEWS)]
+    views = [(slice(top, top + side), slice(left, left + side)) for top, left in corners]
     channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
     return _PairMeasurements(
-        [(class_id, size * factor, relative, thickness * factor) for class_id, size, relative, thickness in structures],
-        [size * factor for size in sizes],
+        structures,
+        sizes,
         float(image.mean()) / 255,
         bool(np.ptp(channels, axis=1).mean() > 2),
         _class_map(ids, num_ids),
-        np.mean([_class_map(view_ids, num_ids) for _, view_ids in views], axis=0),
+        np.mean([_class_map(ids[view], num_ids) for view in views], axis=0),
         _image_map(image),
-        np.mean([_image_map(view) for view, _ in views], axis=0),
+        np.mean([_image_map(image[view]) for view in views], axis=0),
     )
 
 
-def _measure_structures(ids: Pixels, num_ids: int, common_id: int) -> tuple[list[tuple[int, float, float, float]], list[float]]:
-    """Structure, relative structure and thickness of each class but the common one; and the sizes of all objects."""
+def _measure_structures(
+    ids: Pixels, num_ids: int, common_id: int, factor: int
+) -> tuple[list[tuple[int, float, float, float]], list[float]]:
+    """Structure, relative structure and thickness of each class but the common one; and the sizes of all objects. `factor`: by
+    which the ids were made smaller."""
     found, sizes = [], []
     for class_id in np.unique(ids):
         if class_id == common_id or class_id >= num_ids:
@@ -134,17 +138,9 @@ def _measure_structures(ids: Pixels, num_ids: int, common_id: int) -> tuple[list
         areas = statistics[1:, cv2.CC_STAT_AREA].astype(np.float64)
         typical = math.sqrt(np.average(areas, weights=areas))  # weighted by area: specks do not count
         structure = min(typical, 4 * thickness)  # a network of vessels is one object, but its structure is fine
-        found.append((int(class_id), structure, structure / math.sqrt(ids.size), thickness))
-        sizes += np.sqrt(areas[areas >= 0.05 * typical**2]).tolist()[:100]
+        found.append((int(class_id), structure * factor, structure / math.sqrt(ids.size), thickness * factor))
+        sizes += (np.sqrt(areas[areas >= 0.05 * typical**2])[:100] * factor).tolist()
     return found, sizes
-
-
-def _views(image: Pixels, ids: Pixels, seed: int) -> list[tuple[Pixels, Pixels]]:
-    """Random crops, as a model that is trained on crops sees the image."""
-    rng = np.random.default_rng(seed)
-    side = min(VIEW, *ids.shape)
-    corners = [(rng.integers(ids.shape[0] - side + 1), rng.integers(ids.shape[1] - side + 1)) for _ in range(NUM_VIEWS)]
-    return [(image[top : top + side, left : left + side], ids[top : top + side, left : left + side]) for top, left in corners]
 
 
 def _class_map(ids: Pixels, num_ids: int) -> Floats:

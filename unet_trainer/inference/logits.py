@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_readers import ImageReader
+from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.images.tiling import Size, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.loading.worker_pool import to_device

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args
 
 import torch
@@ -44,6 +45,11 @@ TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
 }
 
 
+def reason_of(error: Exception) -> str:
+    """Of one of these: a ValueError has a sentence."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True)
 class ModelCard:
     spec: SegmenterSpec
@@ -55,16 +61,10 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no run can have: a card may come from anywhere."""
-        is_right = {
-            "symmetries": set(self.symmetries) <= set(SYMMETRIES),
-            "run_name": isinstance(self.run_name, str),
-            "epoch": self.epoch is None or type(self.epoch) is int,
-            "val_iou": self.val_iou is None or type(self.val_iou) in (int, float),
-            "version": isinstance(self.version, str),
-        }
-        wrong = [name for name, is_so in is_right.items() if not is_so]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)} cannot be right")
+        kinds = {"run_name": (str,), "epoch": (int, NoneType), "val_iou": (int, float, NoneType), "version": (str,)}
+        wrong = [name for name, allowed in kinds.items() if type(getattr(self, name)) not in allowed]
+        if wrong or not set(self.symmetries) <= set(SYMMETRIES):
+            raise ValueError(f"{', '.join(wrong) or 'symmetries'} cannot be right")
 
     def describe(self) -> str:
         """ ", epoch 3, val IoU 0.5000", as far as it is known."""
@@ -137,8 +137,7 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
     except CheckpointError:
         raise
     except ILL_FORMED as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is not a checkpoint that can be used ({reason})") from None
+        raise CheckpointError(f"{path} is not a checkpoint that can be used ({reason_of(error)})") from None
     bare = {without_wrappers(name): tensor for name, tensor in weights.items()}
     return card, {name: tensor for name, tensor in bare.items() if not name.startswith(f"{AUXILIARY}.")}
 

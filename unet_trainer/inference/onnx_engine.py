@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.model_files import ILL_FORMED, ModelCard
-from unet_trainer.model.segmenter import STRIDE
+from unet_trainer.inference.model_files import ILL_FORMED, ModelCard, reason_of
+from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.errors import CheckpointError
@@ -54,7 +54,7 @@ class OnnxEngine:
         self.provider: str = self.session.get_providers()[0]
         if device.startswith("cuda") and self.provider != CUDA:
             raise UserError(f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu")
-        _check_signature(path, self.session, self.card)
+        _check_signature(path, self.session, self.card.spec)
 
     @property
     def description(self) -> str:
@@ -133,8 +133,9 @@ def _read_card(path: Path, metadata: dict[str, str]) -> ModelCard:
     try:
         return ModelCard.from_json(metadata[CARD_KEY])
     except ILL_FORMED as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({reason[:200]})") from None
+        raise CheckpointError(
+            f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({reason_of(error)[:200]})"
+        ) from None
 
 
 def _choose_providers(device: str, available: list[str]) -> list[Any]:
@@ -149,18 +150,12 @@ def _choose_providers(device: str, available: list[str]) -> list[Any]:
     return [(CUDA, {"device_id": index or "0"}), CPU]
 
 
-def _check_signature(path: Path, session: Any, card: ModelCard) -> None:
+def _check_signature(path: Path, session: Any, spec: SegmenterSpec) -> None:
     """Raises CheckpointError unless the graph takes and gives what the card says."""
-    spec = card.spec
-    wanted = [(INPUT, spec.image.channels), (OUTPUT, spec.num_ids)]
-    inputs, outputs = session.get_inputs(), session.get_outputs()
-    if len(inputs) == len(outputs) == 1:
-        found = [(value.name, value.shape[1]) for value in (*inputs, *outputs) if len(value.shape) == 4]
-        if found == wanted and {value.type for value in (*inputs, *outputs)} == {"tensor(float)"}:
-            return
-    raise CheckpointError(
-        f"{path} cannot be used: its graph does not take N,{spec.image.channels},H,W {INPUT} and give N,{spec.num_ids},H,W {OUTPUT}"
-    )
+    found = [(value.name, value.type, value.shape[1:2]) for value in (*session.get_inputs(), *session.get_outputs())]
+    if found != [(INPUT, "tensor(float)", [spec.image.channels]), (OUTPUT, "tensor(float)", [spec.num_ids])]:
+        takes = f"take N,{spec.image.channels},H,W {INPUT} and give N,{spec.num_ids},H,W {OUTPUT}"
+        raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
 
 
 def _reason(error: Exception) -> str:

@@ -34,7 +34,7 @@ import torch
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_files import Pixels, read_mask
-from unet_trainer.images.image_readers import ImageReader, open_reader, read_small
+from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, ForwardGraphs, host_batch
 from unet_trainer.inference.inputs import Input

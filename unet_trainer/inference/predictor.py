@@ -18,8 +18,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_readers import ImageReader
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
 from unet_trainer.inference.logits import Forward, Logits, TiledLogits, WholeLogits, blended_logits

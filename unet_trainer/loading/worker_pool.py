@@ -101,30 +101,11 @@ class WorkerError(RuntimeError):
     """A worker died or hangs; the message says which, and what it was reading."""
 
 
-class Task(NamedTuple):
-    """Fill positions `start` to `stop` of a batch in a shared buffer."""
-
-    batch_id: int
-    assembler: int
-    epoch: int
-    batch: int
-    buffer: int
-    start: int
-    stop: int
-
-
-class Result(NamedTuple):
-    """What came of a task."""
-
-    batch_id: int
-    start: int
-    is_filled: int
-    read_seconds: float
-    augment_seconds: float
-    error: bytes  # why it is not filled; empty: it is not wanted any more
-
-
+# A task: batch id, assembler, epoch, batch, buffer, and which positions of the batch are to be filled: the first, and the one after
+# the last.
 TASK = struct.Struct("7q")
+# What came of it: batch id, first position, whether it is filled, seconds of reading and of augmenting, and why it is not filled,
+# which is empty if the batch is not wanted any more.
 RESULT = struct.Struct("3q2d200s")
 
 
@@ -268,11 +249,6 @@ class SharedBuffers:
         self.in_progress[:] = -1
         self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are handed back unfilled
         self.memory = torch.from_numpy(memory)
-
-    def pin_for(self, device: torch.device) -> None:
-        """Called after the fork: workers must not inherit registered memory."""
-        if pin(self.memory):
-            weakref.finalize(self, unpin, self.memory, device)
 
 
 @dataclass
@@ -422,8 +398,8 @@ class WorkerPool:
         self.backend = (ThreadBackend if with_threads else ForkBackend)(self.num_workers, worker_main)
         self.buffers = buffers
         self.free.extend(range(num_buffers))
-        if self.device is not None:
-            buffers.pin_for(self.device)
+        if self.device is not None and pin(buffers.memory):  # after the fork: workers must not inherit registered memory
+            weakref.finalize(buffers, unpin, buffers.memory, self.device)
         return self.backend, buffers
 
     def _assign(self) -> WorkerBackend:
@@ -442,7 +418,7 @@ class WorkerPool:
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                backend.send(TASK.pack(*Task(batch.batch_id, *batch.key, buffer, piece.start, piece.stop)))
+                backend.send(TASK.pack(batch.batch_id, *batch.key, buffer, piece.start, piece.stop))
         return backend
 
     def _free_buffer(self) -> int | None:
@@ -454,18 +430,17 @@ class WorkerPool:
 
     def _collect(self, messages: bytes) -> bool:
         """Notes what the workers have done; whether there was anything."""
-        for message in RESULT.iter_unpack(messages):
-            result = Result(*message)
-            batch = self.incomplete[result.batch_id]
+        for batch_id, start, is_filled, read_seconds, augment_seconds, error in RESULT.iter_unpack(messages):
+            batch = self.incomplete[batch_id]
             batch.num_missing -= 1
-            batch.read_seconds += result.read_seconds
-            batch.augment_seconds += result.augment_seconds
-            if not result.is_filled:
-                batch.failed.append(result.start)
-                if batch.is_wanted and (reason := result.error.rstrip(b"\0").decode(errors="ignore")):
+            batch.read_seconds += read_seconds
+            batch.augment_seconds += augment_seconds
+            if not is_filled:
+                batch.failed.append(start)
+                if batch.is_wanted and (reason := error.rstrip(b"\0").decode(errors="ignore")):
                     self.failures.reason = reason
             if not batch.num_missing:
-                del self.incomplete[result.batch_id]
+                del self.incomplete[batch_id]
                 if not batch.is_wanted:
                     self.free.append(batch.buffer)
         return bool(messages)
@@ -516,21 +491,18 @@ def _worker_main(
     """Worker main loop."""
     own = [assembler.clone_for_worker() for assembler in assemblers]
     in_progress = buffers.in_progress[number]
+
+    def note(batch_id: int, position: int) -> None:
+        in_progress[:] = batch_id, position
+
     while message := receive():
-        task = Task(*TASK.unpack(message))
-        result = Result(task.batch_id, task.start, 0, 0.0, 0.0, b"")
-        if task.batch_id >= buffers.first_wanted[0]:
-            on_start = partial(_note_position, in_progress, task.batch_id)
+        batch_id, assembler, epoch, batch, buffer, start, stop = TASK.unpack(message)
+        is_filled, seconds, why = 0, (0.0, 0.0), ""
+        if batch_id >= buffers.first_wanted[0]:
             try:
-                seconds = own[task.assembler].fill(
-                    buffers.arrays[task.buffer], task.epoch, task.batch, range(task.start, task.stop), on_start
-                )
-                result = Result(task.batch_id, task.start, 1, *seconds, b"")
+                seconds = own[assembler].fill(buffers.arrays[buffer], epoch, batch, range(start, stop), partial(note, batch_id))
+                is_filled = 1
             except Exception as error:  # of any kind: the training process reads the piece again and raises what it meets
-                result = result._replace(error=f"{type(error).__name__}: {error}".encode(errors="replace"))
+                why = f"{type(error).__name__}: {error}"
         in_progress[:] = -1
-        send(RESULT.pack(*result))
-
-
-def _note_position(place: np.ndarray, batch_id: int, position: int) -> None:
-    place[:] = batch_id, position
+        send(RESULT.pack(batch_id, start, is_filled, *seconds, why.encode(errors="replace")))

@@ -372,9 +372,7 @@ def build_components(
         early_stopping=EarlyStopping(config.monitor != "val_loss", config.early_stopping_min_delta),
         ema=ema,
         metrics=EpochMetrics(config.num_classes, device),
-        rank=launch.rank,
-        world_size=launch.world_size,
-        is_in_job=launch.is_torchrun,
+        launch=launch,
     )
     if config.scale_lr:
         state.learning_rate.peak *= launch.world_size

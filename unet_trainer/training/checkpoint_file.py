@@ -72,10 +72,10 @@ def _free_note(folder: Path) -> str:
 def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
     """Writes a draft, verifies it and renames it; `previous` then names the file that it replaced.
 
-    Raises SaveError, or NonFinite for weights that are NaN or infinite. Tensors are stored as CPU tensors, so that the file loads
-    on any machine.
+    Raises SaveError, or NonFinite for weights that are NaN or infinite. The content is a copy on the host, as HostCopy makes it, so
+    that the file loads on any machine.
     """
-    stored = _on_cpu({"format": FORMAT, **content})
+    stored = {"format": FORMAT, **content}
     bad = _first_non_finite(stored)
     if bad is not None:
         raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
@@ -95,21 +95,13 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
         raise SaveError(path, needed, error) from None
 
 
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        # Tensors of a host copy pass untouched: this runs beside the training loop, and each call into torch contends for the GIL.
-        return value if value.device.type == "cpu" and not value.requires_grad else value.detach().to("cpu")
-    if isinstance(value, dict):
-        return {name: _on_cpu(item) for name, item in value.items()}
-    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
-
-
 def _first_non_finite(content: Mapping[str, Any]) -> str | None:
     for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
         floats = {name: tensor for name, tensor in (weights or {}).items() if tensor.is_floating_point() and tensor.numel()}
         if not floats:
             continue
-        largest = torch._foreach_norm(list(floats.values()), torch.inf)  # one call for all, as above
+        # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
+        largest = torch._foreach_norm(list(floats.values()), torch.inf)
         if not all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
             return next(name for name, tensor in floats.items() if not tensor.isfinite().all())
     return None

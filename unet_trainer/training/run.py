@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
@@ -193,6 +194,8 @@ class TrainingEpoch:
         self.meter = WaitMeter(run.components.numerics.device, self.state.wait_seconds)
         self.read_seconds = self.augment_seconds = 0.0
         self.num_read = 0
+        self.ends_group = False
+        self.learning_rate = 0.0  # of the group
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> TrainingEpoch:
@@ -205,31 +208,36 @@ class TrainingEpoch:
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)
         self.bar = self._open.enter_context(bar)
         batches = self.loader.epoch(state.epoch, state.batch, run.signals.is_stopping)
-        self.batches = self._open.enter_context(contextlib.closing(batches))
+        self.read = self._open.enter_context(contextlib.closing(batches))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def groups(self) -> Iterator[range]:
-        """Indices of the batches whose gradients are added up before an optimizer step; the last group may be short. After each,
-        the state is consistent: it may be saved, and a signal may end the run."""
-        size, num_batches = self.run.config.accumulation_steps, len(self.loader)
-        for start in range(self.state.batch, num_batches, size):
-            group = range(start, min(start + size, num_batches))
-            yield group
-            self.state.batch = group.stop
-            self.state.train_seconds, self.state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            self.run.between_steps()
-            if is_out_of_time(self.run):
+    def batches(self) -> Iterator[Batch]:
+        """The batches from where the state stands. The gradients of a group are added up; after its last batch (`ends_group`) comes
+        the optimizer step, with `learning_rate`. Then the state is consistent: it may be saved, and a signal may end the run."""
+        run, state, step = self.run, self.state, self.run.components.train_step
+        size, num_batches = run.config.accumulation_steps, len(self.loader)
+        for start in range(state.batch, num_batches, size):
+            stop = min(start + size, num_batches)
+            self.learning_rate = state.learning_rate.at(self.first_step + start // size)
+            for index in range(start, stop):
+                batch = self.meter.wait_for(partial(next_batch, run, self.read, index))
+                self.meter.step_begins()
+                if index == start:
+                    run.begin_step()
+                    step.begin_group(stop - start, self.first_batch + start)
+                self.ends_group = index + 1 == stop
+                yield batch
+                self._batch_done(batch)
+            state.batch = stop
+            state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
+            run.between_steps()
+            if is_out_of_time(run):
                 return
 
-    def next_batch(self, index: int) -> Batch:
-        batch = self.meter.wait_for(lambda: next_batch(self.run, self.batches, index))
-        self.meter.step_begins()
-        return batch
-
-    def batch_done(self, batch: Batch) -> None:
+    def _batch_done(self, batch: Batch) -> None:
         """After its step was launched."""
         self.meter.step_ends()
         self.read_seconds += batch.read_seconds

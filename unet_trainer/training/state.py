@@ -19,7 +19,7 @@ import torch
 from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer import Ema, LearningRate, fill_momentum, parameter_groups
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
-from unet_trainer.system.distributed import Job
+from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.training.async_device import AsyncReader
 from unet_trainer.training.history import Row
 
@@ -203,9 +203,7 @@ class TrainState:
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
-    rank: int = 0  # of this process in a torchrun job
-    world_size: int = 1
-    is_in_job: bool = False  # started by torchrun
+    launch: Launch = ALONE.launch  # the place of this process in a torchrun job
     ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
     @property
@@ -259,7 +257,7 @@ class TrainState:
         self._check(state)
         self.load_common(state)
         ranks = state.get("ranks")
-        self.ranks = ranks if self.is_in_job and ranks is not None and len(ranks) == self.world_size else None
+        self.ranks = ranks if self.launch.is_torchrun and ranks is not None and len(ranks) == self.launch.world_size else None
         self._load_ranks(ranks)
 
     def load_common(self, state: Mapping[str, Any]) -> None:
@@ -383,8 +381,8 @@ class TrainState:
 
     def _load_ranks(self, ranks: Sequence[RankState] | None) -> None:
         """After the common part of a state was loaded; `ranks` are those of the job that saved it, None if it was one process."""
-        if ranks is not None and len(ranks) == self.world_size:
-            own = ranks[self.rank]
+        if ranks is not None and len(ranks) == self.launch.world_size:
+            own = ranks[self.launch.rank]
             self._copy_statistics(own["statistics"])
             self.metrics.load_state_dict(own["totals"])
             self._set_random_states(own)
@@ -393,9 +391,9 @@ class TrainState:
             columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
             self._copy_statistics([torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
             self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
-        if self.rank > 0:  # rank 0 has counted for all
+        if self.launch.rank > 0:  # rank 0 has counted for all
             self.metrics.reset()
-            torch.manual_seed(torch.initial_seed() + self.rank)  # else all would drop the same activations
+            torch.manual_seed(torch.initial_seed() + self.launch.rank)  # else all would drop the same activations
 
     @torch.no_grad()
     def _copy_statistics(self, values: Sequence[torch.Tensor]) -> None:
