@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pytest
+
 from helpers.project import ROOT
 from unet_trainer.datasets.demo import write_demo
 
@@ -17,6 +19,7 @@ def test_the_notebook_is_kept_without_outputs():
     assert [cell for cell in CELLS if cell.get("outputs") or cell.get("execution_count")] == []
 
 
+@pytest.mark.real_pictures
 def test_the_notebook_trains_shows_and_predicts(tmp_path, monkeypatch, capsys):
     for name in ("train_unet.py", "unet_trainer", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unet_trainer.inference.loaded_model import load
+    from unet_trainer.inference.predictor import load
 
 __all__ = ["__version__", "load"]
 
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
     """`load`, imported when it is used: it needs torch, and the command line must answer a typo at once."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from unet_trainer.inference.loaded_model import load
+    from unet_trainer.inference.predictor import load
 
     return load

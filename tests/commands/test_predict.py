@@ -18,9 +18,9 @@ from helpers.predicting import force_processes, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
-from unet_trainer.inference.loaded_model import load
 from unet_trainer.inference.prediction_stream import PredictionStream
 from unet_trainer.inference.prediction_timing import Rates
+from unet_trainer.inference.predictor import load
 from unet_trainer.loading.worker_pool import CAN_FORK
 from unet_trainer.system.atomic_files import Draft
 

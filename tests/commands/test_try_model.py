@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,8 +20,7 @@ import pytest
 
 from helpers.image_bytes import cv2_bytes
 from helpers.ports import free_port
-from helpers.project import ROOT, TINY_MODEL
-from helpers.runs import words
+from helpers.project import ROOT
 from helpers.try_page import parse_result
 from train_unet import main
 from unet_trainer.commands import try_model
@@ -46,14 +45,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def place(tiny_data, tmp_path_factory):
-    """A folder with checkpoints/tiny, a real run, whose data are in data/tiny."""
+def place(tiny_data, trained_run, tmp_path_factory):
+    """A folder with checkpoints/tiny, a real run."""
     folder = tmp_path_factory.mktemp("place")
-    (folder / "data").mkdir()
-    (folder / "data/tiny").symlink_to(tiny_data)
-    settings = {**TINY_MODEL, "data_dir": "data/tiny", "image_size": 32, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
-    with contextlib.chdir(folder):
-        assert main(words({**settings, "device": "cpu", "run_name": "tiny"})) == 0
+    shutil.copytree(trained_run, folder / "checkpoints/tiny")
     return folder
 
 
@@ -133,7 +128,7 @@ def test_a_port_can_be_chosen_and_one_in_use_is_named(served, capsys):
         (["tiny", "--port", "70000"], "Error: --port: got 70000; need a number from 1 to 65535, or leave it out for a free one\n"),
         (["tiny", "--host", "no.such.host.invalid"], "Error: --host no.such.host.invalid: cannot be used ("),
         (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
-        (["tiny/../../data/tiny/images"], "Error: "),
+        (["tiny/../.."], "Error: "),
     ],
 )
 def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message):

@@ -13,7 +13,6 @@ from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.inference import logits as logits_module
-from unet_trainer.inference.loaded_model import load
 from unet_trainer.inference.logits import (
     TiledLogits,
     WholeLogits,
@@ -24,6 +23,7 @@ from unet_trainer.inference.logits import (
     predicted_ids,
     tile_starts,
 )
+from unet_trainer.inference.predictor import load
 from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_files import write_image
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_coding import IGNORED, MaskCoding
-from unet_trainer.inference import page_result
-from unet_trainer.inference.page_result import (
+from unet_trainer.inference import try_server
+from unet_trainer.inference.try_server import (
     decode_for_page,
     display_size,
     predict_for_page,
@@ -60,8 +60,8 @@ def test_of_an_image_with_truth_the_iou_is_counted_at_its_own_size():
 
 
 def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):
-    monkeypatch.setattr(page_result, "DISPLAY_PIXELS", 16)
-    monkeypatch.setattr(page_result, "PROBABILITY_BYTES", 8)
+    monkeypatch.setattr(try_server, "DISPLAY_PIXELS", 16)
+    monkeypatch.setattr(try_server, "PROBABILITY_BYTES", 8)
     levels = np.zeros((8, 8), np.uint8)
     levels[:, 4:] = 255
     truth = (levels > 0).astype(np.uint8)
@@ -90,16 +90,16 @@ def test_the_tiles_of_a_large_image_are_counted():
 def test_what_is_shown_is_bounded(size, shown):
     height, width = display_size(size)
     assert (height, width) == pytest.approx(shown, abs=1)
-    assert height * width <= page_result.DISPLAY_PIXELS
-    assert max(height, width) <= page_result.DISPLAY_SIDE
+    assert height * width <= try_server.DISPLAY_PIXELS
+    assert max(height, width) <= try_server.DISPLAY_SIDE
 
 
 # Files
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr(page_result, "MAX_PIXELS", 50_000_000)
-    monkeypatch.setattr(page_result, "decode_image", lambda data, min_side: pytest.fail("decoded"))
+    monkeypatch.setattr(try_server, "MAX_PIXELS", 50_000_000)
+    monkeypatch.setattr(try_server, "decode_image", lambda data, min_side: pytest.fail("decoded"))
     data = grey_png(8000, 8000, 1, b"")
     with pytest.raises(
         ReadError, match=r"^8000×8000 pixels; the page takes up to 50 megapixels, and python train_unet.py predict takes"
@@ -111,10 +111,10 @@ def test_the_pages_of_a_tiff_count(monkeypatch):
     """Pillow tells the size of the first page only, and nothing of a kind that it does not know."""
     data = tiff_bytes(np.zeros((20, 50, 60), np.float64), compression="zlib", photometric="minisblack")
     assert len(data) < 20_000
-    monkeypatch.setattr(page_result, "MAX_DECODED_BYTES", 20 * 50 * 60 * 8 - 1)
+    monkeypatch.setattr(try_server, "MAX_DECODED_BYTES", 20 * 50 * 60 * 8 - 1)
     with pytest.raises(ReadError, match=r"^a TIFF of 0\.0 GB; the page takes up to 0\.0 GB"):
         decode_for_page(data)
-    monkeypatch.setattr(page_result, "MAX_DECODED_BYTES", 20 * 50 * 60 * 8)
+    monkeypatch.setattr(try_server, "MAX_DECODED_BYTES", 20 * 50 * 60 * 8)
     assert decode_for_page(data).shape == (50, 60, 20)
 
 

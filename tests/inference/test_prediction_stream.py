@@ -21,11 +21,10 @@ from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.inference import prediction_stream, prediction_timing
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.loaded_model import load
 from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
 from unet_trainer.inference.prediction_stream import PredictionStream, WriterProcesses
 from unet_trainer.inference.prediction_timing import measure_rates
-from unet_trainer.inference.predictor import Predictor
+from unet_trainer.inference.predictor import Predictor, load
 from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.system.atomic_files import Draft
 from unet_trainer.system.console import Console
@@ -85,7 +84,7 @@ def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
 
 def load_like(predicting):
     """The same engine, one image at a time."""
-    from unet_trainer.inference.loaded_model import LoadedModel
+    from unet_trainer.inference.predictor import LoadedModel
 
     return LoadedModel(BrightnessEngine(predicting.folder.spec))
 

@@ -362,7 +362,7 @@ def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
 def _refuse_swapped_palettes(report: DatasetReport) -> None:
     """The values of masks with a palette are places in it: a colour that has another place in some masks has two meanings."""
     first: dict[int, tuple[int, str]] = {}  # colour → its place in the first mask with it, and that mask
-    lines = {}
+    lines: dict[str, str] = {}
     for pair, mask in zip(report.pairs, report.masks, strict=True):
         palette = mask.palette or {}
         if len(set(palette.values())) == len(palette):  # else a colour does not tell two values apart

@@ -462,21 +462,19 @@ def _of_three(evidence: MaskEvidence, last_is_void: Sequence[Reading]) -> Iterat
 
 
 def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Reading]:
-    if len(main) < 2:
+    """A class for each of these values, and what becomes of the others, if there are any."""
+    values, num_others = sorted(main), len(evidence.seen) - len(main)
+    if len(values) < 2:
         return
-    values = sorted(main)
-    is_all = len(main) == len(evidence.seen)
+    most = f" of the {len(values)} most frequent" if evidence.is_lossy and num_others else ""
+    meaning = f"a class for each{most}, in an order that you may change"
     if len(values) == 2:
         meaning = f"{show_value(values[1])} is foreground"
-    else:
-        most = f" of the {len(values)} most frequent" if evidence.is_lossy and not is_all else ""
-        meaning = f"a class for each{most}, in an order that you may change"
-    if evidence.is_lossy and not is_all:
+    if num_others and evidence.is_lossy:
         meaning += "; values between them go to the nearest"
-    elif not is_all:
-        num_others = len(evidence.seen) - len(main)
+    elif num_others:
         meaning += f"; {counted(num_others, 'other value')} {'is' if num_others == 1 else 'are'} ignored"
-    yield _of_each(values, meaning, ignores_others=not is_all and not evidence.is_lossy)
+    yield _of_each(values, meaning, ignores_others=bool(num_others) and not evidence.is_lossy)
 
 
 def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
@@ -491,7 +489,7 @@ def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
     """What the masks mean if values that occur in one of them only are ignored."""
     noise = evidence.noise
     main = [value for value in evidence.seen if value not in noise]
-    if not noise or evidence.are_objects or evidence.is_lossy or not 2 <= len(main) <= MAX_LISTED:
+    if not noise or evidence.are_objects or not 2 <= len(main) <= MAX_LISTED:
         return
     chosen = choose_classes(Config(), evidence.without(noise))
     meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"

@@ -43,6 +43,7 @@ CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
+SKIPPED = "not asked for"
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
@@ -202,7 +203,7 @@ def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
 class _Task(NamedTuple):
     """A pair to scan, the stamps of its files before they are read, and the facts that the cache has of them."""
 
-    index: int
+    position: int
     pair: Pair
     stamps: tuple[Stamp | None, Stamp | None]
     image: ImageFacts | str | None  # a text: it is not asked for
@@ -246,7 +247,7 @@ def scan_pairs(
                 raise DataError(outcome)
             found = _scan_separately(task) if isinstance(outcome, Crash) else outcome
             image_facts = cache.add(ImageFacts, task.pair.image, found.image, task.stamps[0])
-            facts[task.index] = PairFacts(image_facts, cache.add(MaskFacts, task.pair.mask, found.mask, task.stamps[1]))
+            facts[task.position] = PairFacts(image_facts, cache.add(MaskFacts, task.pair.mask, found.mask, task.stamps[1]))
             tick()
     cache.save()
     return [facts[index] for index in range(len(pairs))]
@@ -270,8 +271,7 @@ def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts | str:
 def _scan_separately(task: _Task) -> PairFacts:
     """As _scan_pair, with a child process for each file, to find the file that crashes the decoder."""
     found: list[Any] = []
-    for name, other in (("image", "mask"), ("mask", "image")):
-        alone = task._replace(**{other: getattr(task, other) or "not asked for"})
+    for name, alone in (("image", task._replace(mask=task.mask or SKIPPED)), ("mask", task._replace(image=task.image or SKIPPED))):
         ((_, outcome),) = forked_map(_scan_pair, [alone], 1, _use_one_thread)
         crashed = f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
         found.append(getattr(outcome, name) if isinstance(outcome, PairFacts) else crashed)
@@ -300,7 +300,8 @@ def _scan_image(path: Path) -> ImageFacts:
         image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
     (mean, std, low, high, missing), extreme, marks = _measure_values(image, nodata_of(data))
     source = alpha, is_turned(data), content_digest(data)
-    return ImageFacts(*image.shape, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
+    height, width, channels = image.shape
+    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
 
 def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts:
@@ -312,7 +313,8 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts:
     if colours := palette_colours(data):
         shown = zip(mask_values_of(colours), colours, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
-    return MaskFacts(*mask.shape, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
+    height, width = mask.shape
+    return MaskFacts(height, width, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
 
 
 class _Statistics(NamedTuple):

@@ -160,8 +160,8 @@ def draw_gallery(
 def draw_picture(predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
     from unet_trainer.inference.logits import all_ids
-    from unet_trainer.inference.page_result import decode_for_page, read_truth
     from unet_trainer.inference.predictor import check_image
+    from unet_trainer.inference.try_server import decode_for_page, read_truth
 
     spec = predictor.spec
     image = decode_for_page(read_bytes(pair.image), spec.image)
