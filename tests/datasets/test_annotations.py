@@ -14,7 +14,7 @@ from PIL import Image
 from helpers.annotated import Folder
 from helpers.image_bytes import cv2_bytes, exif, grey_png, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
-from unet_trainer.datasets.annotations import describe_json, describe_other_files
+from unet_trainer.datasets.annotations import describe_other_files, kind_of_json
 from unet_trainer.images.file_bytes import DataError
 
 BOX = [[1, 0], [3, 0], [3, 2], [1, 2]]  # of images that are 4 wide and 3 high
@@ -404,7 +404,7 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     folder.image("a.png")
     with pytest.raises(DataError, match=rf"x\.json is .*{what}.*; "):
         folder.find()
-    assert [describe_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
+    assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
 
 
 def test_boxes_of_voc_and_json_lines_are_named_and_lose_against_what_is_read(folder):

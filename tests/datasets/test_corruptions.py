@@ -14,7 +14,7 @@ from train_unet import main, train
 from unet_trainer.images.file_bytes import DataError
 
 HEIGHT, WIDTH = 36, 40
-NUM_FILES = 100
+NUM_FILES = 80
 HTML = b"<!DOCTYPE html><html><head><title>404 Not Found</title></head><body>" + b"<p>Not Found</p>" * 20
 
 
@@ -54,25 +54,16 @@ BAD_FILES = {
     "jpeg_cut": ("images", "jpg", lambda: cut(cv2_bytes(".jpg", noise(1))), "the file is cut off"),
     "png_cut": ("images", "png", lambda: cut(cv2_bytes(".png", noise(2))), "the file is cut off"),
     "tiff_cut": ("images", "tif", lambda: cut(tiff_bytes(noise(3))), "the file is cut off"),
-    "tiff_lzw_cut": ("images", "tif", lambda: cut(cv2_bytes(".tif", noise(4))), ""),
-    "bmp_cut": ("images", "bmp", lambda: cut(cv2_bytes(".bmp", noise(5))), "not an image that can be decoded"),
-    "webp_cut": ("images", "webp", lambda: cut(cv2_bytes(".webp", noise(6))), "not an image that can be decoded"),
-    "gif_cut": ("images", "gif", lambda: cut(pil_bytes("GIF", noise(7))), "cannot be decoded ("),
     "npy_cut": ("images", "npy", lambda: cut(npy_bytes(noise(8))), "cannot be decoded ("),
     "empty": ("images", "png", lambda: b"", "the file is empty"),
-    "empty_mask": ("masks", "png", lambda: b"", "the file is empty"),
     "text": ("masks", "png", lambda: b"file not found\n", "not an image that can be decoded"),
     "html": ("images", "jpg", lambda: HTML, "a web page; the download failed"),
-    "png_header_alone": ("images", "png", lambda: cv2_bytes(".png", noise(9))[:33], "the file is cut off"),
     "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
     "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),
-    "mask_cut": ("masks", "png", lambda: cut(cv2_bytes(".png", square())), "the file is cut off"),
     "jpeg_damaged": ("images", "jpg", lambda: damaged_jpeg(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
     "bomb": ("images", "png", lambda: empty_png(10_000, 10_100), "that decompress to 10100×10000 pixels: a decompression bomb"),
     "pickled": ("images", "npy", lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True), "it holds Python objects"),
     "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
-    "four_axes": ("images", "npy", lambda: npy_bytes(np.zeros((9, 8, 7, 6))), "an array of shape (9, 8, 7, 6)"),
-    "text_array": ("images", "npy", lambda: npy_bytes(np.array(["a", "b"])), "need numbers for pixels"),
     "nan": ("images", "npy", nan_array, "float, the others are 8-bit"),
     "16_bit": ("images", "png", lambda: cv2_bytes(".png", noise(13, dtype=np.uint16)), "16-bit, the others are 8-bit"),
     "float": ("images", "npy", lambda: npy_bytes(noise(14) / 255), "float, the others are 8-bit"),
@@ -92,7 +83,6 @@ BAD_FILES = {
         lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)),
         "[255, 0, 0] (8.3% of pixels)",
     ),
-    "fractions": ("masks", "npy", lambda: npy_bytes(square() / 2), "float64 values from 0.0 to 127.5; need whole numbers"),
     "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
 }
 NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpaired
@@ -100,7 +90,7 @@ NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpai
 
 @pytest.fixture(scope="module")
 def bad_dataset(tmp_path_factory):
-    """100 files, 37 of them bad or without a partner."""
+    """80 files, many of them bad or without a partner."""
     folder = tmp_path_factory.mktemp("bad") / "data"
     make_folders(folder)
     count = 0
@@ -132,7 +122,7 @@ def check(folder, tmp_path, capsys, *words):
     return code, printed, json.loads(file.read_text(encoding="utf-8")), named
 
 
-def test_every_bad_file_of_100_is_named_in_one_report_and_no_other(bad_dataset, tmp_path, capsys):
+def test_every_bad_file_of_80_is_named_in_one_report_and_no_other(bad_dataset, tmp_path, capsys):
     folder = bad_dataset
     assert len(list((folder / "images").iterdir())) + len(list((folder / "masks").iterdir())) == NUM_FILES
     code, printed, report, named = check(folder, tmp_path, capsys, "mask_values=[0, 255]")
@@ -198,55 +188,37 @@ def test_images_in_train_and_in_val_are_named(tmp_path, capsys):
 IMAGES = {
     "cv2.png": lambda p: cv2_bytes(".png", p),
     "cv2.jpg": lambda p: cv2_bytes(".jpg", p),
-    "cv2_poor.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_QUALITY, 15]),
     "cv2_progressive.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]),
     "cv2_restart.jpg": lambda p: cv2_bytes(".jpg", p, [cv2.IMWRITE_JPEG_RST_INTERVAL, 2]),
-    "cv2.bmp": lambda p: cv2_bytes(".bmp", p),
     "cv2.tif": lambda p: cv2_bytes(".tif", p),
-    "cv2.webp": lambda p: cv2_bytes(".webp", p),
     "pil.png": lambda p: pil_bytes("PNG", p, optimize=True),
     "pil_palette.png": lambda p: pil_bytes("PNG", p, "P"),
     "pil_alpha.png": lambda p: pil_bytes("PNG", p, "RGBA"),
     "pil_grey.png": lambda p: pil_bytes("PNG", p, "L"),
-    "pil_grey_alpha.png": lambda p: pil_bytes("PNG", p, "LA"),
-    "pil.jpg": lambda p: pil_bytes("JPEG", p, quality=95, subsampling=0),
-    "pil_grey.jpg": lambda p: pil_bytes("JPEG", p, "L", optimize=True),
     "pil_cmyk.jpg": lambda p: pil_bytes("JPEG", p, "CMYK"),
-    "pil_followed.jpg": lambda p: pil_bytes("JPEG", p, progressive=True) + b"\0" * 100,
     "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=exif(1, maker="camera"), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"),
-    "png_in.jpg": lambda p: pil_bytes("PNG", p),
     "jpeg_in.png": lambda p: pil_bytes("JPEG", p),
-    "pil.bmp": lambda p: pil_bytes("BMP", p),
     "pil.gif": lambda p: pil_bytes("GIF", p),
     "pil.webp": lambda p: pil_bytes("WEBP", p, lossless=True),
     "pil_alpha.webp": lambda p: pil_bytes("WEBP", np.dstack([p, p[:, :, 0]])),
-    "pil_lzw.tif": lambda p: pil_bytes("TIFF", p, compression="tiff_lzw"),
-    "pil_deflate.tif": lambda p: pil_bytes("TIFF", p, compression="tiff_adobe_deflate"),
     "tifffile.tiff": lambda p: tiff_bytes(p, photometric="rgb"),
-    "tifffile_big.tif": lambda p: tiff_bytes(p, photometric="rgb", bigtiff=True),
     "tifffile_end.tif": lambda p: tiff_bytes(p, photometric="rgb", byteorder=">"),
     "tifffile_tiles.tif": lambda p: tiff_bytes(p, photometric="rgb", tile=(16, 16)),
     "rows.npy": lambda p: npy_bytes(p),
-    "columns.npy": lambda p: npy_bytes(np.asfortranarray(p)),
     "channels_first.npy": lambda p: npy_bytes(np.moveaxis(p, 2, 0)),
 }
 MASKS = {
     "cv2.png": lambda m: cv2_bytes(".png", m),
-    "cv2.bmp": lambda m: cv2_bytes(".bmp", m),
     "cv2.tif": lambda m: cv2_bytes(".tif", m),
     "cv2_colour.png": lambda m: cv2_bytes(".png", np.dstack([m] * 3)),
-    "pil.png": lambda m: pil_bytes("PNG", m, optimize=True),
     "pil_one_bit.png": lambda m: pil_bytes("PNG", m, "1"),
     "pil_alpha.png": lambda m: pil_bytes("PNG", m, "RGBA"),
     "pil.gif": lambda m: pil_bytes("GIF", m),
-    "pil.bmp": lambda m: pil_bytes("BMP", m),
     "pil.webp": lambda m: pil_bytes("WEBP", m, "RGB", lossless=True),
-    "pil_lzw.tif": lambda m: pil_bytes("TIFF", m, compression="tiff_lzw"),
     "tifffile.tif": lambda m: tiff_bytes(m),
     "wide.png": lambda m: cv2_bytes(".png", m.astype(np.uint16)),
     "rows.npy": lambda m: npy_bytes(m),
     "floats.npy": lambda m: npy_bytes(m.astype(np.float32)),
-    "longs.npy": lambda m: npy_bytes(m.astype(np.int64)),
 }
 
 
@@ -265,9 +237,9 @@ def test_clean_files_of_many_encoders_have_no_problem(tmp_path, capsys):
     code, _, report, named = check(folder, tmp_path, capsys)
     assert (report["problems"], report["questions"], named) == ([], [], set())
     assert (code, report["ok"]) == (0, True)
-    assert report["num_pairs"] == 99
-    assert report["notices"] == [  # of 33 encoders three write alpha and three grey
-        "the alpha channel of 9 of 99 images is dropped (in_channels: 4 keeps it)",
-        "9 of 99 images are grey; each gets 3 equal channels",
+    assert report["num_pairs"] == 60
+    assert report["notices"] == [  # of 20 encoders two write alpha and one grey
+        "the alpha channel of 6 of 60 images is dropped (in_channels: 4 keeps it)",
+        "3 of 60 images are grey; each gets 3 equal channels",
     ]
     assert [row["values"] for row in report["classes"]] == ["0", "255"]

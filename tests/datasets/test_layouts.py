@@ -117,6 +117,18 @@ def test_our_own_folders_are_never_data(tmp_path):
     assert found(tmp_path) == before
 
 
+def test_folders_may_be_links_also_such_that_lead_in_a_circle(tmp_path):
+    fill(tmp_path, "elsewhere/photos", "elsewhere/truth")
+    (tmp_path / "data/train").mkdir(parents=True)
+    (tmp_path / "data/train/images").symlink_to(tmp_path / "elsewhere/photos")
+    (tmp_path / "data/train/masks").symlink_to(tmp_path / "elsewhere/truth")
+    (tmp_path / "data/train/around").symlink_to(tmp_path / "data")
+    assert found(tmp_path / "data") == (("train/images", "train/masks"), None, "")
+    fill(tmp_path, "elsewhere/photos/more")
+    (tmp_path / "data/train/images/latest").symlink_to("more")  # what lies below images/ is not followed
+    assert [file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files] == ["", "more/"]
+
+
 # image_dir and mask_dir
 
 

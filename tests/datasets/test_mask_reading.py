@@ -52,15 +52,11 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
 @pytest.mark.parametrize(
     ("num_classes", "ignore_value", "seen", "expected"),
     [
-        (1, None, [0, 1], (0, 1)),
         (1, None, [0, 255], (0, 255)),
         (3, None, [0, 2], (0, 1, 2)),  # a class may be absent
-        (254, None, [0, 253], tuple(range(254))),
         (1, 255, [0, 1, 255], (0, 1)),
-        (3, 255, [0, 1, 2, 255], (0, 1, 2)),
         (9, [9, 10], list(range(11)), tuple(range(9))),
         (1, 128, [0, 128, 255], (0, 255)),
-        (1, None, [0, 4000], (0, 4000)),
         (2, None, [38, 75], (38, 75)),
         (3, None, [0, 128, 255], (0, 128, 255)),  # as many greys as classes
         (1, None, [0, RED], (0, (255, 0, 0))),  # one colour on black
@@ -78,13 +74,10 @@ def test_values_become_the_classes_that_there_are(num_classes, ignore_value, see
 @pytest.mark.parametrize(
     ("num_classes", "seen"),
     [
-        (1, [38, 75]),  # either may be the background
-        (1, [0, 100, 200]),
         (1, list(range(30))),
         (1, [0, 700, 1400]),  # three classes, or two objects
         (3, [0, 255]),  # with 255 as void there would be nothing to learn
         (3, [0, RED, GREEN]),  # colours have no order
-        (2, [0, 1, 2]),
         (1, [*range(21), 255]),  # ids and void are no soft edges
     ],
 )
@@ -98,10 +91,8 @@ def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
 @pytest.mark.parametrize(
     ("seen", "num_classes", "reason"),
     [
-        ([0, 255], 1, "the masks hold two values"),
         ([0, RED], 1, "the masks hold two values"),
         ([0, 1, 2], 3, "the masks hold ids 0 to 2"),
-        (list(range(254)), 254, "the masks hold ids 0 to 253"),
         ([0, 1, 255], 1, "the masks hold two values; 255 beside them is taken as void"),
         ([*range(21), 255], 21, "the masks hold ids 0 to 20; 255 beside them is taken as void"),
         ([1, 2, 3, 4], 4, "the masks hold ids 1 to 4"),
@@ -391,16 +382,11 @@ def test_names_and_values_are_read_in_their_order(read, name, text, expected):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("label_colors.txt", "hello\n"),
         ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n"),
         ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n"),  # one colour twice
-        ("class_dict.csv", "class,score\na,1\nb,2\n"),
         ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n"),
         ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n"),  # of images, not of pixels
-        ("_classes.csv", ""),
         ("classes.txt", "person\ncar\n"),  # of boxes: no background
-        ("labelmap.txt", "car\n"),
-        ("codes.txt", "Void\n"),
         ("codes.txt", "Void\nVoid\n"),
     ],
 )

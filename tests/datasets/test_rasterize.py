@@ -47,12 +47,6 @@ def test_polygons_that_share_an_edge_share_no_pixel_and_leave_none_out():
         assert join([left, right]).pixels.sum() == 400
 
 
-def test_where_an_outline_crosses_itself_the_even_odd_rule_makes_a_hole():
-    """A square with an inner square in one outline, as YOLO writes holes: the bridge between the two has no width."""
-    points = polygon((0, 0), (5, 0), (5, 5), (0, 5), (0, 0), (1, 1), (1, 4), (4, 4), (4, 1), (1, 1))
-    assert on_image(fill_polygon(points, 5, 5), 5, 5) == ["#####", "#...#", "#...#", "#...#", "#####"]
-
-
 def test_what_lies_beyond_the_border_is_cut_off():
     assert on_image(fill_polygon(polygon((-3, -3), (2, -3), (2, 2), (-3, 2)), 3, 3), 3, 3) == ["##.", "##.", "..."]
     assert fill_polygon(polygon((-1e7, -1e7), (1e7, -1e7), (1e7, 1e7), (-1e7, 1e7)), 3, 4).pixels.sum() == 12
@@ -134,23 +128,7 @@ def box(x0, y0, x1, y1):
     return fill_polygon(box_outline(x0, y0, x1, y1), 4, 4)
 
 
-LARGE, SMALL = box(0, 0, 4, 4), box(1, 1, 3, 3)
-
-
-@pytest.mark.parametrize("large_first", [True, False])
-def test_the_smaller_object_is_on_top_whatever_the_order(large_first):
-    canvas = Canvas(4, 4, smaller_on_top=True)
-    for patch, class_id in ((LARGE, 1), (SMALL, 2)) if large_first else ((SMALL, 2), (LARGE, 1)):
-        canvas.draw(patch, class_id)
-    assert canvas.ids.tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1]]
-    assert canvas.contested.sum() == 4
-
-
-def test_a_crowd_is_below_larger_objects_too():
-    canvas = Canvas(4, 4, smaller_on_top=True)
-    canvas.draw(SMALL, 2, is_crowd=True)
-    canvas.draw(LARGE, 1)
-    assert (canvas.ids == 1).all()
+LARGE = box(0, 0, 4, 4)
 
 
 def test_endless_drawing_is_refused(monkeypatch):

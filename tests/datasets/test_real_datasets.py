@@ -78,6 +78,8 @@ def white_on_black(index):
 
 # Name → (mask file, extension, settings, mask_values and ignore_value in config.yaml, class ids of each pixel)
 MASK_KINDS = {
+    "0 and 255": (lambda i: blob(i) * 255, "png", {}, (0, 255), None, blob),
+    "ids and void, found": (lambda i: with_void(rings(i)), "png", {}, (0, 1, 2), 255, lambda i: with_void(rings(i))),
     "two values, given": (lambda i: blob(i) * 100 + 38, "png", {"mask_values": [138, 38]}, (138, 38), None, lambda i: 1 - blob(i)),
     "ids of which two are one class and two are ignored": (
         bands,

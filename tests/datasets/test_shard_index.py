@@ -156,7 +156,7 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
         (b"", "not a complete tar file"),
         (written()[0][: written()[1][2].offset + 10], "not a complete tar file"),
         (written()[0][: 3 * BLOCK], r"its end marker is missing"),  # between two members: tarfile takes it for whole
-        (written()[0] + written()[0], "something follows its end: were archives joined with cat"),
+        (written()[0] + b"signature", "not a complete tar file"),
         (damaged_header(), r"not a complete tar file \(byte \d+ is not a header\)"),
         (header(-512) + END, "not a complete tar file"),
         (pax_header(-(10**6)) + END, "not a complete tar file"),
@@ -170,6 +170,12 @@ def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, mes
     with pytest.raises(ShardError, match=message):
         for _ in zip(range(1000), list_members(io.BufferedReader(io.BytesIO(data))), strict=False):
             pass
+
+
+def test_all_members_of_archives_that_were_joined_are_found():
+    joined = written()[0] + written({"c.jpg": b"c" * 700})[0]
+    found = {name: joined[offset : offset + length] for name, offset, length in list_members(io.BytesIO(joined))}
+    assert found == {**FILES, "c.jpg": b"c" * 700}
 
 
 # Shards of other tools

@@ -158,14 +158,15 @@ def test_after_a_failed_compile_the_original_layers_are_back(error, ema_decay, m
 
 @pytest.mark.soak
 def test_compiled_and_eager_steps_agree():
-    eager, compiled = small_components(), small_components()
+    eager, compiled = (small_components(optimizer="sgd") for _ in range(2))  # Adam would enlarge rounding errors of zero gradients
     assert compile_components(compiled) is None
     for components in (eager, compiled):
         components.set_training_mode(0)
         for seed in range(3):
             take_step(components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics, learning_rate=0.1)
-    assert compiled.state.metrics.loss() == pytest.approx(eager.state.metrics.loss(), rel=1e-4)
-    assert torch.allclose(weights(eager.state.segmenter), weights(compiled.state.segmenter), rtol=1e-3, atol=1e-5)
+    assert compiled.state.metrics.loss() == pytest.approx(eager.state.metrics.loss(), rel=1e-5)
+    assert torch.equal(eager.state.metrics.matrix, compiled.state.metrics.matrix)
+    assert torch.allclose(weights(eager.state.segmenter), weights(compiled.state.segmenter), atol=1e-6)
 
 
 def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypatch):

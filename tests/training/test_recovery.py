@@ -244,7 +244,7 @@ def test_who_fails_tells_the_others_and_who_hears_of_it_does_not(components):
     found, meeting = agree(own, components, report(None))
     assert found is own
     assert meeting.num_failed == 1
-    found, meeting = agree(PeerFailed("another", 3), components, report("user", "a.png: changed"))
+    found, meeting = agree(PeerFailed("another", 3), components, report("user", "a.png: changed", exit_code=2))
     assert meeting.num_failed == 0
     assert isinstance(found, PeerFailed)
     assert (str(found), found.exit_code) == ("rank 1: a.png: changed", 2)

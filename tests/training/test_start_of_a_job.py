@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from helpers.steps import make_batch, make_settings, small_components, take_step, weights
+from helpers.steps import make_settings, small_components
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import Config
@@ -85,20 +85,6 @@ def test_settings_are_those_of_rank_0_with_the_own_device():
     assert taken.asked == settings.asked
     assert taken.decisions == {**settings.decisions, "device": Decision("decided", "this process's")}
     assert share_settings(Job(), lambda: settings, torch.device("cpu")) is settings
-
-
-def test_the_state_of_rank_0_is_sent_whole():
-    first, second = small_components(ema_decay=0.9), small_components(ema_decay=0.9, seed=5)
-    second.state.launch = Launch(rank=1, world_size=2)
-    take_step(first.train_step, make_batch(2))
-    first.state.batch = 3
-    sender = First()
-    first.state.broadcast(sender)
-    second.state.broadcast(Told(sender.sent))
-    assert torch.equal(weights(first.state.segmenter), weights(second.state.segmenter))
-    assert torch.equal(weights(first.state.ema.segmenter), weights(second.state.ema.segmenter))
-    assert second.state.batch == 3
-    assert second.state.optimizer.state_dict()["state"].keys() == first.state.optimizer.state_dict()["state"].keys()
 
 
 def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():

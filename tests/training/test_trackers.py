@@ -127,17 +127,6 @@ def test_a_resumed_run_goes_on_under_its_id(fake, run):
     assert "log_params" not in names(mlflow)  # it would refuse other values
 
 
-def test_trackio_has_the_calls_of_wandb(fake, run, picture):
-    module = fake("trackio", run=None)
-    tracker = TRACKERS["trackio"]()
-    tracker.init(run)
-    tracker.log(1, {"iou/val": 0.5}, None)
-    tracker.finish({}, is_complete=True)
-    assert names(module) == ["init", "log", "finish"]
-    assert module.calls[0][2] == {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "resume": "allow"}
-    assert module.calls[2][2] == {}
-
-
 @pytest.mark.parametrize("uri", [None, "http://tracking:5000"])
 def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, fake, run, picture, monkeypatch):
     module = fake("mlflow")
@@ -301,16 +290,6 @@ def test_a_service_that_hangs_is_left_behind(folder, monkeypatch):
     queue.log(epoch(1))
     assert queue.finish() == "wandb did not answer within 0 s at the end; what it has not logged is lost there"
     gate.set()
-
-
-def test_a_thread_that_cannot_be_started_is_told(folder, monkeypatch):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    queue = make(folder, Recorder())
-    assert "can't start new thread" in queue.take_problem()
-    assert queue.finish() is None
 
 
 def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):

@@ -31,7 +31,6 @@ STATE_COLOURS: dict[State, Colour] = {
 MIN_NAME = 12  # columns of a name on a narrow terminal
 GAP = "  "
 NUM_NAMED = 5  # runs that an error names
-CHART_WIDTH = 40  # characters
 MAX_VALUE = 40  # characters of a setting
 
 
@@ -254,7 +253,7 @@ def compare(arguments: Sequence[str], script: Script) -> int:
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """One table, one chart, what the images are, and the settings that differ."""
+    """A table of the runs, what the images are, and the settings that differ."""
     from unet_trainer.reports.page import NONE, duration, interval, rate, score
 
     rows = [["Run", "val IoU", "95 % interval", "Difference", "Best epoch", "Time", "Images/s", "GPU memory", "State"]]
@@ -264,33 +263,8 @@ def comparison_lines(found: Comparison) -> list[str]:
         difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
         speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
         rows.append([run.name, score(run.iou), interval(run.interval), difference, progress, *speed, summary.state])
-    lines = [*_aligned(rows), "", *_chart_lines(found), *(["", found.note] if found.note else []), ""]
+    lines = [*_aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]
     cells = [[name, *(_cut(value, MAX_VALUE) for value in values)] for name, values in found.settings]
     return [*lines, *_aligned([["Settings that differ", *found.names], *cells])]
-
-
-def _chart_lines(found: Comparison) -> list[str]:
-    """Scores and intervals on one scale, as wide as what there is to see."""
-    # From the smallest to the largest of score and interval.
-    extents = [sorted([*(run.interval or ()), *([] if run.iou is None else [run.iou])]) for run in found.runs]
-    values = [value for extent in extents for value in extent]
-    if not values:
-        return ["No run has a score yet."]
-    low, high = max(0.0, min(values) - 0.02), min(1.0, max(values) + 0.02)
-    width = max(map(len, found.names))
-
-    def place(value: float) -> int:
-        return round((value - low) / (high - low) * (CHART_WIDTH - 1))
-
-    lines = [f"{'':<{width}}  {low:<{CHART_WIDTH - 4}.2f}{high:.2f}"]
-    for run, extent in zip(found.runs, extents, strict=True):
-        cells = [" "] * CHART_WIDTH
-        if extent:
-            first, last = place(extent[0]), place(extent[-1])
-            cells[first : last + 1] = "─" * (last - first + 1)
-        if run.iou is not None:
-            cells[place(run.iou)] = "●"
-        lines.append(f"{run.name:<{width}}  {''.join(cells)}".rstrip())
-    return lines

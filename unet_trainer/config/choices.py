@@ -199,12 +199,9 @@ def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: Ha
         return "float16", f"{hardware.name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
     if hardware.has_float16:
         return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
-    lacks = (
-        "float16 is far slower than float32 on a CPU"
-        if hardware.kind == "cpu"
-        else f"{hardware.name} has no {amp_dtype} arithmetic"
-    )
-    return "float32", f"{lacks}; float32 instead"
+    if hardware.kind == "cpu":
+        return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
+    return "float32", f"{hardware.name} has no {amp_dtype} arithmetic; float32 instead"
 
 
 def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:

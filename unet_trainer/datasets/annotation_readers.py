@@ -205,10 +205,10 @@ def paste_picture(data: bytes, what: str, left: float, top: float, height: int, 
     return Shape(raster.paste(bitmap.astype(np.bool_), int(left), int(top), height, width))
 
 
-def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
+def _entries(items: list[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
     """Objects of JSON or XML; `key` holds their class."""
     entries = []
-    for number, item in enumerate(items, start=1):
+    for number, item in enumerate(check(items, list, f"each {noun}"), start=1):
         name = f"{noun or item.tag} {number}"
         item = item if isinstance(item, ElementTree.Element) else check(item, dict, name)
         label = as_name(item.get(key), f"{key} of {name}")
@@ -230,7 +230,7 @@ def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
         categories[identity] = as_name(category.get("name"), f"name of {what}")
         groups.add(str(category.get("supercategory")))
     by_image: dict[Any, list[Entry]] = defaultdict(list)
-    for number, value in enumerate(content["annotations"], start=1):
+    for number, value in enumerate(check(content["annotations"], list, "annotations"), start=1):
         annotation, what = check(value, dict, f"annotation {number}"), f"annotation {number}"
         category_id, image_id = (annotation.get(key) for key in ("category_id", "image_id"))
         if type(category_id) not in (int, str) or category_id not in categories:
@@ -254,10 +254,10 @@ def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
     return Parsed(declared, images, notices)
 
 
-def _with_ids(values: Sequence[object], noun: str) -> Iterator[tuple[dict[str, Any], Any, str]]:
+def _with_ids(values: object, noun: str) -> Iterator[tuple[dict[str, Any], Any, str]]:
     """Each object with its id, which no other may have, and how messages name it."""
     seen = set()
-    for number, value in enumerate(values, start=1):
+    for number, value in enumerate(check(values, list, f"each {noun}"), start=1):
         item, what = check(value, dict, f"{noun} {number}"), f"{noun} {number}"
         identity = item.get("id")
         if type(identity) not in (int, str):
@@ -326,12 +326,13 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
 
 def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
     """Of an image, or of meta.json."""
-    if "classes" in content:
-        return Parsed([as_name(item["title"], "title of a class") for item in content["classes"]], [])
+    if "objects" not in content:
+        classes = [check(item, dict, "a class") for item in check(content.get("classes"), list, "classes")]
+        return Parsed([as_name(item.get("title"), "title of a class") for item in classes], [])
     kinds = ("polygon", "bitmap", "rectangle")
     entries = _entries(content["objects"], "object", "classTitle", lambda item: item.get("geometryType") in kinds)
-    size = as_size(content["size"].get("height", 0), content["size"].get("width", 0))
-    return Parsed([], [AnnotatedImage(path.stem, entries, size)])
+    size = check(content["size"], dict, "size")
+    return Parsed([], [AnnotatedImage(path.stem, entries, as_size(size.get("height", 0), size.get("width", 0)))])
 
 
 def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:

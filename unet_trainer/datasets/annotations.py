@@ -36,7 +36,7 @@ from unet_trainer.system.console import Console, counted
 
 EXTENSIONS = frozenset([".json", ".xml", ".txt", ".ndjson", ".jsonl"])
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
-NUM_LOOKED_AT = 20  # files without an extension, and texts that may be labels
+NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 NUM_NAMED = 10  # files that cannot be read
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
@@ -54,13 +54,19 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
 }
 
 EXPORT = "export COCO, with polygons or masks"
-# Keys of a JSON document, or of the first one in a list or dict of them → what it is, and what to do. The first that fits counts.
-OTHER_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
+META = "meta"  # of Supervisely: the file with the classes
+# Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if it is not
+# read. The first that fits counts.
+KINDS_OF_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
     (frozenset(keys.split()), what)
     for keys, what in (
+        ("segments_info", "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids"),
+        ("images annotations categories", "COCO"),
+        ("shapes imagePath", "LabelMe"),
+        ("objects size", "Supervisely"),
+        ("title shape", META),
         ("_via_img_metadata", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
         ("filename regions", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
-        ("segments_info", "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids"),
         ("annotations images", "COCO without categories (captions?), so that its classes are not known; use the instances file"),
         ("image_id category_id", "COCO results (predictions), without the images; use the annotation file"),
         ("data annotations", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
@@ -152,7 +158,7 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     if not index.files:
         text = f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images"
         raise DataError("\n  ".join([text, *describe_other_files(index.root)]))
-    metas = files["meta"] if kinds == ["Supervisely"] else []
+    metas = files[META] if kinds == ["Supervisely"] else []
     return _read_files(kinds[0], [*metas, *files[kinds[0]]], index, data_dir)
 
 
@@ -169,37 +175,20 @@ def _kind_of(path: Path) -> tuple[str, Any]:
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
     with readers.reading(path, "JSON"):
         content = input_files.read_json(path, readers.MAX_FILE_BYTES)
-    kind = _kind_of_json(content)
-    if not kind and (what := describe_json(content)):
-        raise UnknownAnnotations(f"{path} is {what}")
+    if isinstance(content, dict):
+        content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+    kind = kind_of_json(content)
+    if kind and kind not in (*FORMATS, META):
+        raise UnknownAnnotations(f"{path} is {kind}")
     return kind, content
 
 
-def _kind_of_json(content: Any) -> str:
-    """COCO, LabelMe, Supervisely, meta (of Supervisely), or "" for others."""
-    if not isinstance(content, dict):
-        return ""
-    content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-    if all(isinstance(content.get(key), list) for key in ("images", "annotations", "categories")):
-        is_panoptic = any(isinstance(item, dict) and "segments_info" in item for item in content["annotations"][:1])
-        return "" if is_panoptic else "COCO"
-    if isinstance(content.get("shapes"), list) and "imagePath" in content:
-        return "LabelMe"
-    if isinstance(content.get("objects"), list) and isinstance(content.get("size"), dict):
-        return "Supervisely"
-    classes = content.get("classes")
-    is_meta = isinstance(classes, list) and all(isinstance(item, dict) and {"title", "shape"} <= set(item) for item in classes)
-    return "meta" if is_meta else ""
-
-
-def describe_json(content: Any) -> str:
-    """What a JSON document of another tool is, and what to do; "" if it is no annotation."""
+def kind_of_json(content: Any) -> str:
+    """The format of a JSON document; of another tool's, what it is and what to do; "" if it is no annotation."""
     inside = content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
-    first = next((item[0] if isinstance(item, list) and item else item for item in inside), None)
-    annotations = content.get("annotations") if isinstance(content, dict) else None
-    documents = [content, first, annotations[0] if isinstance(annotations, list) and annotations else None]
-    keys = [set(document) for document in documents if isinstance(document, dict)]
-    return next((what for wanted, what in OTHER_JSON if any(wanted <= found for found in keys)), "")
+    firsts = [item[0] if isinstance(item, list) and item else item for item in islice(inside, NUM_LOOKED_AT)]
+    keys = [set(document) for document in (content, *firsts) if isinstance(document, dict)]
+    return next((what for wanted, what in KINDS_OF_JSON if any(wanted <= found for found in keys)), "")
 
 
 def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
@@ -232,7 +221,7 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             part = (names.part_of(path_in(data_dir, found)) if names else "") or part or index.part_of(found)
             where = shown if form.is_one_each else f"{shown}, image {readers.show(image.name, 250)}"
             images.append(image._replace(image=found, part=part, sources=(path,), where=where))
-    listing = [path_in(data_dir, path) for path, content in files if _kind_of_json(content) != "meta"]
+    listing = [path_in(data_dir, path) for path, content in files if tool != "Supervisely" or "objects" in content]
     shown = ", ".join(listing)
     if form.is_one_each:
         kind = "text" if names else "JSON"

@@ -27,7 +27,7 @@ from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, c
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import UNREADABLE, Choice, Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.problems import UNREADABLE, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
 from unet_trainer.datasets.splits import Split, split_pairs
 from unet_trainer.images.file_bytes import DataError
@@ -72,14 +72,9 @@ class DatasetReport:
         return "\n".join(text for text in parts if text)
 
     @property
-    def choices(self) -> list[Choice]:
-        """The answers to its questions."""
-        return [choice for question in self.questions for choice in question.choices]
-
-    @property
     def has_answers(self) -> bool:
         """Whether settings would solve a problem or answer a question."""
-        return bool(self.choices) or any(problem.settings for problem in self.problems)
+        return any(question.choices for question in self.questions) or any(problem.settings for problem in self.problems)
 
     def decided(self, config: Config) -> Config:
         """The config with the number and the names of the classes that were found."""

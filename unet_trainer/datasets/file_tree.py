@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from unet_trainer.images.file_bytes import DataError
@@ -14,22 +14,29 @@ CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
 SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
 
+Follows = Callable[[Path], bool]  # of a link to a folder
 
-def walk(folder: Path, without: Collection[Path] = ()) -> Iterator[tuple[Path, list[str]]]:
+
+def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> Iterator[tuple[Path, list[str]]]:
     """A folder and those below it, each with the names of its files, sorted; without hidden ones, those of this program and
-    `without`."""
-    for place, folders, files in os.walk(folder):
+    `without`, and links to folders unless `follows` says so: they may lead in a circle."""
+    for place, folders, files in os.walk(folder, followlinks=follows is not None):
         here = Path(place)
-        folders[:] = [name for name in _searched(here, folders) if here / name not in without]
+        inner = [here / name for name in _searched(here, folders)]
+        folders[:] = [
+            path.name
+            for path in inner
+            if path not in without and not (path.is_symlink() and (follows is None or not follows(path)))
+        ]
         yield here, sorted(name for name in files if not name.startswith("."))
 
 
-def list_files(folder: Path, without: Collection[Path] = ()) -> list[Path]:
+def list_files(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> list[Path]:
     """The image files of a folder and its subfolders, sorted, without hidden files and without the files and folders `without`.
 
     Broken links count as files, so that they are reported as missing."""
     left_out = set(without)
-    paths = [here / name for here, names in walk(folder, left_out) for name in names]
+    paths = [here / name for here, names in walk(folder, left_out, follows) for name in names]
     images = [path for path in paths if path.suffix.lower() in IMAGE_EXTENSIONS and path not in left_out]
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
 

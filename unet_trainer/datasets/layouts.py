@@ -45,6 +45,7 @@ PARTS: dict[str, Part] = {
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",
 }  # fmt: skip
 
+MAX_DEPTH = 3  # of folders whose names say what they hold: P/*/K
 MAX_PROPOSED = 8  # folders among which two are looked for whose names pair up
 
 
@@ -99,8 +100,19 @@ def find_layout(
     data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "", without: Collection[Path] = ()
 ) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
-    files = list_files(data_dir, without)
     given: dict[Kind, str] = {kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None}
+
+    def follows(link: Path) -> bool:
+        """Links that are, or hold, folders of images or masks; of those in such a folder, the ones of parts. And the only one."""
+        *above, name = link.relative_to(data_dir).parts
+        part, kind = _meaning(name)
+        if len(above) >= MAX_DEPTH or any(_meaning(each)[1] for each in above):
+            return len(above) < MAX_DEPTH and bool(part)
+        is_given = name in [Path(value).name for value in given.values()]
+        is_only = not above and len(subfolders(data_dir)) == 1
+        return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
+
+    files = list_files(data_dir, without, follows)
     root = data_dir if given else _inner_root(data_dir, files)
     groups = _without_stray_sequences(_group_files(root, files, given, without), root)
     for kind, value in given.items():
@@ -169,7 +181,7 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
 def _role(names: tuple[str, ...], given: Words) -> _Role:
     """`given`: the longer one first."""
     part = part_name = sequence = ""
-    for index in range(min(len(names) + 1, 3)):
+    for index in range(min(len(names) + 1, MAX_DEPTH)):
         name = names[index] if index < len(names) else ""
         named = [
             kind for kind, (words, is_there) in given.items() if names[index:][: len(words)] == words and is_there == (index == 0)

@@ -159,10 +159,10 @@ def _affix_rules(images: set[str], masks: set[str]) -> Iterator[Rule]:
     for has_prefix, has_suffix in ((True, True), (False, True), (True, False)):
         mask = mask_prefix * has_prefix, mask_suffix * has_suffix
         for image in (("", ""), (image_prefix * has_prefix, image_suffix * has_suffix)):
-            for rule in (Rule(image, mask), _without_shared(image, mask)):
-                if rule not in seen and not _hides_numbers(rule):
-                    yield rule
-                seen.add(rule)
+            rule = _without_shared(image, mask)
+            if rule not in seen and not _hides_numbers(rule):
+                yield rule
+            seen.add(rule)
 
 
 def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:

@@ -46,14 +46,15 @@ def path_in_shard(name: str) -> str:
 
 
 def _require_text(value: str) -> str:
-    value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
+    if not value.isascii():
+        value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
     if "\0" in value:
         raise ValueError("it holds a NUL")
     return value
 
 
 def _require_inside(value: str) -> str:
-    if value != path_in_shard(value) or ".." in PurePosixPath(value).parts:
+    if not {"", ".", ".."}.isdisjoint(value.split("/")):
         raise ValueError(f"{value!r:.60} is no path below the shards")
     return value
 
@@ -172,38 +173,39 @@ def _padded(length: int) -> int:
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
     """Name, offset and length of the plain files in a tar file, in their order; a hard link is a second name of one before it.
 
-    Reads headers only. Raises ShardError, without the file's name: tarfile itself takes a damaged header, or a file that was cut
-    off between two members, for the end.
+    Also of several archives that were joined (cat a.tar b.tar). Reads headers only. Raises ShardError, without the file's name:
+    tarfile itself takes a damaged header, or a file that was cut off between two members, for the end.
     """
     start = file.read(6)
     if compression := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
         raise ShardError(f"compressed ({compression}); {NOT_PLAIN}")
     known: dict[str, tuple[int, int]] = {}
+    position: int | None = 0
     try:
-        file.seek(0)
-        with tarfile.TarFile(fileobj=file, mode="r") as archive:
-            end = 0
-            while (info := archive.next()) is not None:
-                if info.size < 0 or archive.offset <= end:  # it would be read again, endlessly
-                    raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
-                end = archive.offset
-                archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
-                if info.issparse():
-                    raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
-                if info.isreg():
-                    known[info.name] = info.offset_data, info.size
-                elif info.islnk() and info.linkname in known:
-                    known[info.name] = known[info.linkname]
-                else:
-                    continue
-                yield info.name, *known[info.name]
-        _require_end(file, archive.offset)
+        while position is not None:
+            file.seek(position)
+            with tarfile.TarFile(fileobj=file, mode="r") as archive:
+                while (info := archive.next()) is not None:
+                    if info.size < 0 or archive.offset <= position:  # it would be read again, endlessly
+                        raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
+                    position = archive.offset
+                    archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
+                    if info.issparse():
+                        raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
+                    if info.isreg():
+                        known[info.name] = info.offset_data, info.size
+                    elif info.islnk() and info.linkname in known:
+                        known[info.name] = known[info.linkname]
+                    else:
+                        continue
+                    yield info.name, *known[info.name]
+                position = _next_archive(file, archive.offset)
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 
 
-def _require_end(file: BinaryIO, end: int) -> None:
-    """Raises ShardError if an archive that tarfile takes for ended has no end marker here."""
+def _next_archive(file: BinaryIO, end: int) -> int | None:
+    """Where another archive begins after one that ends here; None if it was the last. Raises ShardError if this is no end."""
     file.seek(end)
     marker = file.read(BLOCK)
     if not marker:
@@ -212,8 +214,9 @@ def _require_end(file: BinaryIO, end: int) -> None:
         )
     if any(marker):
         raise ValueError(f"byte {end} is not a header")
-    if any(file.read(END_BYTES)):
-        raise ShardError("something follows its end: were archives joined with cat? Use them one by one")
+    rest = file.read(END_BYTES)
+    num_zeros = len(rest) - len(rest.lstrip(b"\0"))
+    return end + BLOCK + num_zeros // BLOCK * BLOCK if num_zeros < len(rest) else None
 
 
 # Shards of other tools

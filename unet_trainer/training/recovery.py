@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,13 +30,14 @@ from unet_trainer.model.losses import TERMS, WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, first_line
+from unet_trainer.system.console import EXIT_TRAINING_FAILED, first_line
 from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink
 from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
+from unet_trainer.training.session import failure_of
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step import TrainStep
 
@@ -203,33 +205,18 @@ def agree_on_failure(error: BaseException, processes: Job, step: TrainStep, stat
     was_told = isinstance(error, PeerFailed)
     if not was_told and step.sync is not None:
         step.sync.average_in_vain()
-    own = Failure(
-        rank=processes.launch.rank,
-        kind=None if was_told else kind_of(error),
-        text=describe(error),
-        is_whole=not step.mid_accumulation,
-        position=(state.epoch, state.batch),
-        batch_number=error.batch_number if isinstance(error, NonFinite) else None,
-        signal_number=error.signal_number if isinstance(error, Interrupted) else 0,
-    )
+    own = replace(failure_of(error, processes.launch.rank), is_whole=not step.mid_accumulation, position=(state.epoch, state.batch))
+    if isinstance(error, WorkerError):  # before memory: a worker may die of it
+        own = replace(own, kind="worker", text=str(error), exit_code=EXIT_TRAINING_FAILED)
+    elif is_out_of_memory(error):
+        own = replace(own, kind="memory")
+    elif isinstance(error, NonFinite):
+        own = replace(own, kind="non-finite", batch_number=error.batch_number)
     failures = processes.agree(own, was_told)
     if not all(one.is_whole for one in failures) or len({one.position for one in failures}) > 1:
         step.mid_accumulation = True
     cause = cause_of(failures)
     return error if cause.rank == own.rank else stand_in(cause)
-
-
-def kind_of(error: BaseException) -> str:
-    if isinstance(error, WorkerError):  # before memory: a worker may die of it
-        return "worker"
-    if is_out_of_memory(error):
-        return "memory"
-    kinds = {NonFinite: "non-finite", Interrupted: "signal", UserError: "user", TrainingFailed: "failed"}
-    return next((kind for of, kind in kinds.items() if isinstance(error, of)), "bug")
-
-
-def describe(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError | TrainingFailed | WorkerError | NonFinite) else first_line(error)
 
 
 def stand_in(cause: Failure) -> BaseException:
@@ -240,8 +227,7 @@ def stand_in(cause: Failure) -> BaseException:
         return torch.OutOfMemoryError(cause.text)
     if cause.kind == "non-finite":
         return NonFinite(cause.text, cause.batch_number)
-    codes = {"user": EXIT_USER_ERROR, "failed": EXIT_TRAINING_FAILED, "worker": EXIT_TRAINING_FAILED}
-    return PeerFailed(f"rank {cause.rank}: {cause.text}", codes.get(str(cause.kind), 1), cause.rank)
+    return PeerFailed(f"rank {cause.rank}: {cause.text}", cause.exit_code, cause.rank)
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:

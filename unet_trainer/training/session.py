@@ -82,12 +82,9 @@ class Session:
         is_leaving_at_once = isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)
         if self.processes.is_alone or isinstance(error, PeerLost) or is_leaving_at_once:
             return error
-        kinds = {UserError: "user", TrainingFailed: "failed", Interrupted: "signal", PeerFailed: None}
-        kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "bug")
         was_told = isinstance(error, PeerFailed) and error.rank is None
         try:
-            own = Failure(self.processes.launch.rank, kind, *_report_of(error))
-            cause = cause_of(self.processes.agree(own, was_told))
+            cause = cause_of(self.processes.agree(failure_of(error, self.processes.launch.rank), was_told))
         except PeerLost:  # the others are done, or gone
             self.processes.speaks = True
             return error
@@ -127,10 +124,12 @@ class Session:
             self.console.say("Interrupted before anything was saved")
 
 
-def _report_of(error: BaseException) -> tuple[str, int]:
-    """What the other processes are told, and the exit code that they end with."""
+def failure_of(error: BaseException, rank: int) -> Failure:
+    """What the other processes are told of the error that ends this one's work."""
     if isinstance(error, Interrupted):
-        return f"interrupted by {error}", 128 + error.signal_number
-    if isinstance(error, UserError):
-        return str(error), EXIT_USER_ERROR
-    return (str(error), EXIT_TRAINING_FAILED) if isinstance(error, TrainingFailed | PeerFailed) else (repr(error), 1)
+        return Failure(rank, "signal", str(error), 128 + error.signal_number, signal_number=error.signal_number)
+    known = {UserError: ("user", EXIT_USER_ERROR), TrainingFailed: ("failed", EXIT_TRAINING_FAILED), PeerFailed: (None, 1)}
+    for kind_of_error, (kind, exit_code) in known.items():
+        if isinstance(error, kind_of_error):
+            return Failure(rank, kind, str(error), exit_code)
+    return Failure(rank, "bug", first_line(error))

@@ -224,7 +224,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 # What a setting of the user is compared with, those worth most first, and what speaks against it.
-COMPARED = {
+COMPARED: dict[str, tuple[dict[str, Any], str]] = {
     "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
     "image_size": ({"image_size": "auto", "fit": "auto"}, "thin structures are lost, or images are enlarged for nothing"),
     "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
