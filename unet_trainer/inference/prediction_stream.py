@@ -404,6 +404,7 @@ class PredictionStream:
             return
         self.processes.wait()
         lost = [given for images, error in self.task_errors if isinstance(error, BrokenExecutor) for given in images]
+        lost.sort(key=self.numbers.__getitem__)
         if lost:
             self.processes.end()
             for given in lost:
