@@ -128,6 +128,16 @@ def test_masks_of_several_readers_are_not_merged(data, find):
     assert find(**raised.value.choices[2].settings).num_classes == 3
 
 
+def test_folders_that_mark_the_same_pixels_are_asked_for(data, find):
+    for index in range(3):
+        write(data / f"images/{index}.png", noise(index))
+        write(data / f"masks/anna/{index}.png", disc(6, 6, 4))
+        write(data / f"masks/bert/{index}.png", disc(6, 7, 4))
+    with pytest.raises(Question, match=r"mask_dir: anna/ and bert/ in .* mark the same pixels; two readings of one thing\?"):
+        find()
+    assert find(num_classes=3, class_names=["background", "anna", "bert"]).num_classes == 3
+
+
 def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_classes_are_said(data, find):
     write_whales(data, sea=(0, 1), whale=(2,))
     found = find()

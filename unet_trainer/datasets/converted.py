@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from unet_trainer.system.resources import count_cores
 FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
+SAME_THING = 0.6  # two classes with a larger IoU are two readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 READERS = re.compile(
     r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
@@ -198,6 +200,7 @@ class Merged(NamedTuple):
     unreadable: list[str]  # files that cannot be used, and why
     notices: list[str]
     has_background: bool  # some pixels belong to no class
+    readings: tuple[str, str] | None  # two classes that mark the same pixels
 
 
 def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str]) -> Merged:
@@ -224,7 +227,12 @@ def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], cl
         )
     if total["grey"]:
         notices.append(f"{total['grey']} files of classes hold greys: what is above {SOFT_EDGE} belongs to the class")
-    return Merged(pairs, [mask.problem for mask in written if mask.problem], notices, total["background"] > 0)
+    readings = None
+    for one, other in combinations(classes, 2):
+        both = total[f"both {one}/{other}"]
+        if both > SAME_THING * (total[f"area {one}"] + total[f"area {other}"] - both):
+            readings = one, other
+    return Merged(pairs, [mask.problem for mask in written if mask.problem], notices, total["background"] > 0, readings)
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
@@ -232,6 +240,7 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
     merged: Pixels | None = None
     facts: Counter[str] = Counter()
     overlap: Any = False
+    read: dict[str, Any] = {}
     for name, path in sorted(files, key=lambda item: classes.index(item[0])) if classes else files:
         try:
             mask = read_mask(path)
@@ -246,6 +255,9 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
             is_object = mask > SOFT_EDGE
             facts["grey"] += bool(classes)
         overlap = overlap | ((merged > 0) & is_object)
+        if classes:
+            facts |= {f"both {other}/{name}": int((its & is_object).sum()) for other, its in read.items()}
+            facts[f"area {name}"], read[name] = int(is_object.sum()), is_object
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
     assert merged is not None  # there is a file
     return merged, {**facts, "overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())} if classes else {}

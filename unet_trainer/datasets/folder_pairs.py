@@ -314,6 +314,11 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     merged = converted.merge_masks(search.converter, part, parts, search.classes if names else [])
     search.has_background |= merged.has_background
     search.notices += merged.notices
+    if merged.readings is not None and not are_sure:
+        first, second = merged.readings
+        raise Question(
+            f"mask_dir: {first}/ and {second}/ in {place} mark the same pixels; two readings of one thing?", *one_of_them
+        )
     found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
