@@ -177,6 +177,7 @@ def test_a_wrong_config_is_told_once(config, tmp_path):
     assert len(re.findall("^Error: ", job.said(), re.M)) == 1
 
 
+@pytest.mark.soak
 def test_torchrun_restarts_a_killed_job_and_the_result_is_identical(config, tmp_path):
     """Two machines' worth of processes under one agent; rank 1 is killed in the second epoch of the first start."""
     settings = {**config, "checkpoint_minutes": 1e-6}

@@ -389,6 +389,7 @@ def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_th
     assert log.read_text().splitlines()[-2:] == ["Interrupted before anything was saved", "Error: interrupted by SIGTERM"]
 
 
+@pytest.mark.soak
 def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
     settings = {**tiny_config, "run_name": "run"}
     command = [sys.executable, str(ROOT / "train_unet.py"), *words(settings)]

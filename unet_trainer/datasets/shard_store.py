@@ -117,9 +117,11 @@ class Files:
 
     def find(self) -> list[str]:
         """The names of all files."""
+        if not self.is_remote:  # folders that may not be read are named when the data is searched
+            return sorted(
+                Path(place, name).relative_to(self.root).as_posix() for place, _, names in os.walk(self.root) for name in names
+            )
         found = self._retried(lambda system, place: system.find(place), "", "be listed")
-        if not self.is_remote:
-            return sorted(Path(path).relative_to(self.root).as_posix() for path in found)
         urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in found)
         return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
 
