@@ -144,7 +144,7 @@ def forked_map(
                     outcome = Crash(f"no answer in {timeout:g} s", is_timeout=True)
                 else:
                     continue
-                index = child.index
+                yield child.index, outcome  # before it gets another item: the caller may end it here
                 del children[connection]
                 if isinstance(outcome, Crash):
                     child.close()
@@ -153,7 +153,6 @@ def forked_map(
                     give_next(child)
                     if connection not in children:  # there is no more to do
                         child.close()
-                yield index, outcome
     finally:
         for child in children.values():
             child.close()
