@@ -175,7 +175,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_key(tiny_config, stub
         bench(config, [Trial("plain", {})], stub(), True, Console())
 
 
-@pytest.mark.soak
 def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
     (tmp_path / "sleep.py").write_text(SLEEP)
     process = start(bench_once, tiny_config, tmp_path / "sleep.py", tmp_path / "log")
