@@ -165,7 +165,7 @@ def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config,
     fault = f"no compiler@{rank}"
     job = ForkedJob({**config, "compile_model": True}, tmp_path / "job", faults={0: fault, 1: fault})
     assert job.finish() == [0, 0], job.said()
-    assert job.said().count("compiling failed on 1 of 2 processes, training goes on uncompiled (InductorError: no compiler)") == 1
+    assert job.said().count("compiling failed on 1 of 2 processes, training continues uncompiled (InductorError: no compiler)") == 1
     assert "✓ Compiled" not in job.said()
     assert [record["digest"] for record in job.records(0)] == [record["digest"] for record in job.records(1)]
     assert "not finite" not in job.said()

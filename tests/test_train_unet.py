@@ -366,7 +366,7 @@ def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config
     process.join()
     said = log.read_text()
     assert process.exitcode == 0, said
-    assert "Warning: compile_model: compiling failed, training goes on uncompiled (" in said
+    assert "Warning: compile_model: compiling failed, training continues uncompiled (" in said
     assert "Epoch 1/1" in said
 
 

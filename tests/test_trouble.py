@@ -169,7 +169,7 @@ def test_a_full_disk_does_not_end_a_run_that_is_to_continue(tiny_config, monkeyp
     result = train(tiny_config, on_save_error="continue")
     said = capsys.readouterr().out
     assert "best.pt could not be written (No space left on device): " in said
-    assert "training goes on (on_save_error: continue)" in said
+    assert "training continues (on_save_error: continue)" in said
     assert weights_digest(result.run_dir) == weights_digest(straight.run_dir)
     assert weights_digest(result.run_dir, "best.pt") == weights_digest(straight.run_dir, "best.pt")
 
@@ -401,7 +401,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     assert read_last(folder / "last.pt")["epoch"] == 2
     log = (folder / "train.log").read_text()
-    assert "Warning: the terminal cannot be written to (Broken pipe); training goes on, and this file has what is said" in log
+    assert "Warning: the terminal cannot be written to (Broken pipe); training continues, and this file has what is said" in log
     assert "Best epoch: " in log
 
 

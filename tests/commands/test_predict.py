@@ -225,7 +225,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     assert main(["predict", "binary", "images", "--out", "out"]) == 3
     said = capsys.readouterr().err
     assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while those of images/a.png to ")
-    assert said.endswith("; 0 images done, --skip-existing goes on from there\n")
+    assert said.endswith("; 0 images done, --skip-existing continues from there\n")
     assert files_in(here / "out") == []
 
 
@@ -255,7 +255,7 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
     if number != signal.SIGKILL:  # which leaves no time to tidy up
         assert masks == left
         said = log.read_text()
-        assert f"{len(masks)} of 42 images done; --skip-existing goes on from there" in said
+        assert f"{len(masks)} of 42 images done; --skip-existing continues from there" in said
         assert said.endswith(f"Error: interrupted by {number.name}\n")
     assert main([*given, "--skip-existing"]) == 0
     assert len([name for name in files_in(here / "out") if name.endswith(".png")]) == 42

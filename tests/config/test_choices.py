@@ -86,14 +86,14 @@ def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
     transforms, reason = choose_augmentation(measured(), "resize", 3)
     assert names(transforms) == ["HorizontalFlip", "Affine", "RandomBrightnessContrast", "HueSaturationValue"]
     assert parameters(transforms, "Affine")["rotate"] == [-5, 5]
-    assert "have an up (98% are told" in reason
+    assert "have an up (98% are recognised" in reason
 
 
 def test_crops_without_an_up_are_turned_every_way():
     transforms, reason = choose_augmentation(measured(), "crop", 3)
     assert names(transforms)[:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
     assert parameters(transforms, "Affine")["rotate"] == [-180, 180]
-    assert "look alike upside down" in reason
+    assert "indistinguishable upside down" in reason
 
 
 def test_left_and_right_as_classes_forbid_the_horizontal_flip():

@@ -78,7 +78,7 @@ def test_another_folder_is_evaluated_whole(run, tmp_path):
 
 def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
     assert run_folder_of(tmp_path / "model.pt") is None
-    with pytest.raises(UserError, match=r"^data_dir: .*model\.pt lies in no run's folder.*data_dir=FOLDER"):
+    with pytest.raises(UserError, match=r"^data_dir: .*model\.pt is not in a run folder.*data_dir=FOLDER"):
         load(tmp_path / "model.pt")
     write_data(tmp_path / "data")
     assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).pairs) == 4

@@ -45,9 +45,9 @@ def test_the_last_state_is_named_where_there_is_no_best_yet(segmenter, tmp_path)
 
 def test_a_folder_without_a_model_is_told_as_such(segmenter, tmp_path):
     (tmp_path / "photos").mkdir()
-    with pytest.raises(CheckpointError, match=r"photos is no run's folder \(no best.pt\); name one, or a .pt or .onnx file$"):
+    with pytest.raises(CheckpointError, match=r"photos is not a run folder \(no best.pt\); name one, or a .pt or .onnx file$"):
         find_model(tmp_path / "photos")
-    with pytest.raises(CheckpointError, match="photos is no run's folder"):
+    with pytest.raises(CheckpointError, match="photos is not a run folder"):
         find_model("photos", tmp_path)
 
 

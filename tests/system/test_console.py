@@ -113,6 +113,15 @@ def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, 
 # Messages
 
 
+def test_text_that_nobody_reads_does_not_fail_whoever_flushes_the_stream_later():
+    """multiprocessing does, before it starts a process."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        Console(stream).say("one")
+        stream.flush()
+
+
 def test_messages_are_labelled_and_passed_on_with_their_kind(capsys):
     stream, heard = io.StringIO(), []
     console = Console(stream)

@@ -238,6 +238,6 @@ def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_p
     draw = components.draw_samples(loaders)
     assert sizes == ([2] if num_parts == 1 else [1, 1])
     with torch.no_grad():
-        for parameter in components.state.segmenter.parameters():  # training goes on meanwhile
+        for parameter in components.state.segmenter.parameters():  # training continues meanwhile
             parameter.zero_()
     assert np.array_equal(draw(), expected)

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer,
     settings.change("a test", on_save_error="continue")
     checkpointer.save_state()
     checkpointer.finish()
-    assert "training goes on (on_save_error: continue)" in said(checkpointer)
+    assert "training continues (on_save_error: continue)" in said(checkpointer)
     assert checkpointer.unwritten() == ["last.pt"]
 
 

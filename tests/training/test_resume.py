@@ -197,7 +197,7 @@ def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(sche
     settings = make_settings(scheduler=scheduler, num_epochs=50, warmup_epochs=0)
     state = small_components(settings=settings).state
     say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
-    assert f"Note: the {scheduler} schedule {how}; the learning rate goes on at 1.00e-03\n" in stream.getvalue()
+    assert f"Note: the {scheduler} schedule {how}; the learning rate continues at 1.00e-03\n" in stream.getvalue()
 
 
 def test_a_run_that_is_finished_is_answered_with_the_way_to_train_on(state, stream):

@@ -206,7 +206,7 @@ def test_a_finding_says_what_auto_would_take_and_why():
 def test_turns_that_the_data_do_not_have_are_named(transforms, named):
     upright = dataclasses.replace(DATA, measurements=UPRIGHT)
     findings = found(facts=upright, **LONG, augmentation=transforms)
-    start = f"{named} makes images unlike this data: images have an up (95% are told from their vertical mirror image)"
+    start = f"{named} makes images unlike this data: images have an up (95% are recognised against their vertical mirror image)"
     assert [(finding.title, finding.fix) for finding in findings] == ([("augmentation", "augmentation: auto")] if named else [])
     assert all(finding.detail.startswith(start) for finding in findings)
     assert found(**LONG, augmentation=transforms) == []  # of data that look alike upside down

@@ -174,7 +174,7 @@ def test_a_run_that_another_process_began_in_the_meantime_is_left_alone(config, 
         (folder / "last.pt").touch()
 
     monkeypatch.setattr(setup, "try_components", begin_elsewhere)
-    with pytest.raises(UserError, match=r"run was begun by another process in the meantime; the same command goes on with it"):
+    with pytest.raises(UserError, match=r"run was begun by another process in the meantime; the same command resumes it"):
         start(config, resume="auto")
     assert names(folder) == ["last.pt"]
 
@@ -187,7 +187,9 @@ def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(
     run = start(config, compile_model=True)
     assert not run.config.compile_model
     said = capsys.readouterr().out
-    assert "Warning: compile_model: compiling failed, training goes on uncompiled (RuntimeError: no working C++ compiler)\n" in said
+    assert (
+        "Warning: compile_model: compiling failed, training continues uncompiled (RuntimeError: no working C++ compiler)\n" in said
+    )
     assert "✓ Compiled" not in said
     line = "compile_model: true  # here false: compiling failed (RuntimeError: no working C++ compiler)"
     assert line in (folder / "config.yaml").read_text().splitlines()
@@ -235,7 +237,7 @@ def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alo
     assert (run.state.epoch, run.state.early_stopping.best_epoch) == (1, 1)
     assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
     said = capsys.readouterr().out
-    assert f"Note: {foreign / 'x.pt'} lies in no run's folder: a new run goes on from it\n" in said
+    assert f"Note: {foreign / 'x.pt'} is not in a run folder: a new run continues from it\n" in said
     assert "best.pt is missing; it is written anew" in said
 
 

@@ -58,7 +58,7 @@ def test_a_job_says_who_takes_part_and_that_a_restart_would_begin_anew(console, 
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     setup._say_job(job, torch.device("cpu"), None, console)
     assert "8 on 2 machines, gradients averaged by gloo" in said(console)
-    assert "only with resume=auto it goes on where it was" in said(console)
+    assert "it resumes only with resume=auto" in said(console)
     setup._say_job(job, torch.device("cpu"), "auto", again := Console(io.StringIO()))
     assert "Note" not in said(again)
 

@@ -264,7 +264,7 @@ def test_whatever_a_service_raises_is_told_once(failing, error, folder):
     assert queue.finish() is None
     problem = queue.take_problem()
     assert problem.startswith("wandb: ")
-    assert problem.endswith("; training goes on, without it if it goes on failing")
+    assert problem.endswith("; training continues, without it if it keeps failing")
     assert queue.take_problem() is None
     assert len(tracker.logged) == (3 if failing == "finish" else 0)
 

@@ -125,7 +125,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         console.say(line)
     say_doubts(summary, predictor, data, given, console)
     if folder is None:
-        console.note(f"nothing was written: {file} lies in no run's folder; --out DIR keeps scores and pictures")
+        console.note(f"nothing was written: {file} is not in a run folder; --out DIR keeps scores and pictures")
         return
     compared_with = None if other_file is None else str(other_file)
     content = {**describe(predictor, file, data, given), "compared_with": compared_with, **summary, "comparison": comparison}
@@ -197,7 +197,7 @@ def say_training_images(data: EvaluationData, file: Path, other_file: Path | Non
         if seen:
             console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
         elif folder is None:
-            console.note(f"{name} lies in no run's folder: whether it was trained on some of these images cannot be told")
+            console.note(f"{name} is not in a run folder: whether it was trained on some of these images cannot be told")
 
 
 def say_doubts(

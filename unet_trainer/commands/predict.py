@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
 
 NUM_NAMED = 100  # files that could not be read
 MAX_CLASSES = 12  # that are listed
-GO_ON = "--skip-existing goes on from there"
+GO_ON = "--skip-existing continues from there"
 
 
 def main(arguments: Sequence[str], script: Script) -> int:

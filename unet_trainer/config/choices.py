@@ -151,12 +151,12 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     in_views = fit == "crop"
     seen = "crops" if in_views else "images"
     share = measured.share_told("vertical_flip", in_views)
-    up = f"{seen} have an up ({share:.0%} are told from their vertical mirror image)"
+    up = f"{seen} have an up ({share:.0%} are recognised against their vertical mirror image)"
     if not measured.is_significant("vertical_flip", in_views) and share >= TOLD_SHARE:
         up = f"too few {seen} to tell whether they have an up"
     elif measured.keeps_labels("vertical_flip", in_views):
-        turns = "and turned" if measured.keeps_labels("quarter_turn", in_views) else "but not turned"
-        up = f"{seen} look alike upside down ({share:.0%} are told apart, as by chance) {turns}"
+        turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
+        up = f"{seen} are indistinguishable upside down ({share:.0%} recognised) {turns}"
     sides = "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
     spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by {measured.brightness_spread:.0%}"
     return f"{up}; {sides}; {spread}"

@@ -106,7 +106,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if own is None or folder is None:
         raise UserError(
-            f"data_dir: {model_file} lies in no run's folder, so nothing says what to evaluate it on; "
+            f"data_dir: {model_file} is not in a run folder, so nothing says what to evaluate it on; "
             "name the images: data_dir=FOLDER with images/ and masks/"
         )
     is_own = not any(name in overrides for name in LAYOUT_KEYS)

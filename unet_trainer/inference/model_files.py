@@ -124,7 +124,7 @@ def _find(name: str, checkpoint_dir: Path) -> Path:
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     with contextlib.suppress(OSError):  # told by find_run
         if folder is not None and not any(map(has_checkpoint, candidates)):
-            raise CheckpointError(f"{folder} is no run's folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
+            raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
     return find_run(name, checkpoint_dir)
 
 

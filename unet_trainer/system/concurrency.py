@@ -438,7 +438,7 @@ class Job(NamedTuple):
 
 
 class BackgroundWriter:
-    """Writes files while training goes on: one ordered list of jobs at a time. After a job fails, all others run but those that
+    """Writes files while training continues: one ordered list of jobs at a time. After a job fails, all others run but those that
     require it. Whether and when to try again is the caller's decision."""
 
     def __init__(self) -> None:

@@ -212,10 +212,20 @@ class FaultTolerantStream:
             self._report(error)
 
     def _report(self, error: OSError | ValueError) -> None:
+        if isinstance(error, BrokenPipeError):
+            self._drop()
         report, self.report = self.report, None
         if report is not None:
             reason = getattr(error, "strerror", None) or str(error)
-            report(f"Warning: the terminal cannot be written to ({reason}); training goes on, and this file has what is said")
+            report(f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has what is said")
+
+    def _drop(self) -> None:
+        """The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before it
+        starts a process."""
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -330,7 +330,7 @@ class Checkpointer:
                     self._leave_folder(None)
                 todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
                 raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
-            self.console.warn(f"{what}; training goes on (on_save_error: continue)")
+            self.console.warn(f"{what}; training continues (on_save_error: continue)")
 
 
 def _raise(error: Exception) -> None:

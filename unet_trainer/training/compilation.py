@@ -266,7 +266,7 @@ def compile_components(
         where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
         if done.failure is None:
             done.undo()
-        console.warn(f"compile_model: compiling failed{where}, training goes on uncompiled ({failures[0]})")
+        console.warn(f"compile_model: compiling failed{where}, training continues uncompiled ({failures[0]})")
         settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
 
 

@@ -164,7 +164,7 @@ def say_resumed(
         how = (
             "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
         )
-        console.note(f"the {config.scheduler} schedule {how}; the learning rate goes on at {rate:.2e}")
+        console.note(f"the {config.scheduler} schedule {how}; the learning rate continues at {rate:.2e}")
 
 
 def longer(config: ResolvedConfig) -> str:

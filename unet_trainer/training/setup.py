@@ -122,7 +122,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     is_new = folder is None
     if folder is None:
         if source is not None:
-            console.note(f"{source} lies in no run's folder: a new run goes on from it")
+            console.note(f"{source} is not in a run folder: a new run continues from it")
         folder = Path(processes.broadcast_made(lambda: str(_begin_folder(config, session))))
     if processes.is_main:
         start = {
@@ -218,7 +218,7 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
         console.warn(f"{local_world_size} processes share {gpus}: gradients go through the host (gloo)")
     max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if max_restarts and resume != "auto":
-        console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; only with resume=auto it goes on where it was")
+        console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; it resumes only with resume=auto")
 
 
 def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device) -> Settings:
@@ -270,7 +270,7 @@ def _begin_folder(config: Config, session: Session) -> Path:
     folder = start_folder(config.resume, config.run_name, Path(config.checkpoint_dir))
     session.lock.acquire(folder, session.console.note)
     if has_checkpoint(folder):
-        raise UserError(f"{folder} was begun by another process in the meantime; the same command goes on with it")
+        raise UserError(f"{folder} was begun by another process in the meantime; the same command resumes it")
     return folder
 
 
@@ -285,7 +285,7 @@ def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapp
         where = named_file(error) or folder
         raise UserError(f"{where} cannot be written to ({reason(error, folder)}); a run needs its folder") from None
     if warning is not None:
-        session.console.warn(f"{warning}; training goes on (on_save_error: continue)")
+        session.console.warn(f"{warning}; training continues (on_save_error: continue)")
 
 
 def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:

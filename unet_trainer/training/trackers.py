@@ -188,7 +188,7 @@ class TrackerQueue:
             return None
         self._was_told = True
         reason = f"it tried to end the process ({self._error})" if isinstance(self._error, SystemExit) else first_line(self._error)
-        return f"{self.name}: {reason}; training goes on, without it if it goes on failing"
+        return f"{self.name}: {reason}; training continues, without it if it keeps failing"
 
     def finish(self) -> str | None:
         """Waits for a while until all is logged; returns what was not."""
