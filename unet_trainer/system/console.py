@@ -223,7 +223,7 @@ class FaultTolerantStream:
         """The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before it
         starts a process."""
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+            nowhere = open_to_append(Path(os.devnull))
             os.dup2(nowhere, self.stream.fileno())
             os.close(nowhere)
 
