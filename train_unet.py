@@ -1,6 +1,6 @@
 """Train a U-Net on a folder of images and masks.
 
-    python train_unet.py                                    the CONFIG below: the demo, out of the box
+    python train_unet.py                                    CONFIG in train_unet.py: the demo, out of the box
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
     python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one

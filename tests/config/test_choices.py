@@ -93,7 +93,7 @@ def test_crops_without_an_up_are_turned_every_way():
     transforms, reason = choose_augmentation(measured(), "crop", 3)
     assert names(transforms)[:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
     assert parameters(transforms, "Affine")["rotate"] == [-180, 180]
-    assert "indistinguishable upside down" in reason
+    assert "look much the same upside down" in reason
 
 
 def test_left_and_right_as_classes_forbid_the_horizontal_flip():

@@ -156,7 +156,7 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
         up = f"too few {seen} to tell whether they have an up"
     elif measured.keeps_labels("vertical_flip", in_views):
         turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
-        up = f"{seen} are indistinguishable upside down ({share:.0%} recognised) {turns}"
+        up = f"{seen} look much the same upside down ({share:.0%} recognised, 50% is chance) {turns}"
     sides = "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
     spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by {measured.brightness_spread:.0%}"
     return f"{up}; {sides}; {spread}"

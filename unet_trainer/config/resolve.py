@@ -37,7 +37,7 @@ def resolve(
     _resolve_data(draft)
     _resolve_augmentation(draft)
     draft.decide_if_open("decoder_attention", "none", "a plain decoder is a third faster and as good with many images seen")
-    draft.decide_if_open("deep_supervision", 0.0, "likewise")
+    draft.decide_if_open("deep_supervision", 0.0, "one output is as good with many images seen")
     costs = _resolve_step(draft, measure_step)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
