@@ -190,6 +190,7 @@ def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(chec
 @pytest.mark.parametrize(
     ("data_dir", "text", "shorter"),
     [
+        ("size", "must have the same size: size/masks/a.png", "must have the same size: masks/a.png"),
         ("/a/b", "/a/b/images/1.png = /a/b/images/2.png", "images/1.png = images/2.png"),
         ("/a/b", "2 folders in /a/b could hold", "2 folders in data_dir could hold"),
         ("/a/b", "/a/bc/1.png, /x/a/b/1.png", "/a/bc/1.png, /x/a/b/1.png"),

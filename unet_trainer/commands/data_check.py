@@ -236,10 +236,16 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
 
 
 def names_inside(data_dir: Path) -> Callable[[str], str]:
-    """Makes paths in a text relative to data_dir, which the settings name."""
+    """Makes paths in a text relative to data_dir, which the settings name. A name without a slash, such as size, may be a word."""
     forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())} - {re.escape(".")}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(forms, key=len, reverse=True))})(/(?=[^\s:;,])|/?(?![\w./-]))")
-    return lambda text: pattern.sub(lambda found: "" if found.group(1) == "/" else "data_dir", text)
+
+    def shortened(found: re.Match[str]) -> str:
+        if "/" not in found.group():
+            return found.group()
+        return "" if found.group(1) == "/" else "data_dir"
+
+    return lambda text: pattern.sub(shortened, text)
 
 
 def _verdict(answered: AnsweredReport) -> str:
