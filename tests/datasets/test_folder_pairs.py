@@ -36,7 +36,7 @@ def stems(pairs):
 
 
 FIX = (
-    "  Fix: set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
+    "  Fix: add the masks; or set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
     "or split_file to a CSV with the columns image and mask"
 )
 
