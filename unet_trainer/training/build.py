@@ -37,7 +37,7 @@ from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, check_encoder_name, set_training_mode
-from unet_trainer.model.optimizer import Ema, build_learning_rate, build_optimizer
+from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import (
     Numerics,
     build_scaler,
