@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import read_image, read_mask
 from unet_trainer.images.image_spec import RGB_8BIT

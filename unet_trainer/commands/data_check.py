@@ -21,9 +21,8 @@ from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, id_names, is_demo_dir, to_plain
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, report_on
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset, report_on
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     absent_classes,
@@ -34,8 +33,7 @@ from unet_trainer.datasets.mask_evidence import (
     has_background,
     ignored_share,
 )
-from unet_trainer.datasets.pairs import FoundPairs
-from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems, setting_lines
+from unet_trainer.datasets.pairs import Choice, FoundPairs, Problem, Question, describe_problems, setting_lines
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display

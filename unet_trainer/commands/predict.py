@@ -164,7 +164,7 @@ def _say_start(path: Path, predictor: Predictor, num_inputs: int, num_done: int,
 
 
 def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outcome, seconds: float, console: Console) -> None:
-    from unet_trainer.datasets.problems import Problem, describe_problems
+    from unet_trainer.datasets.pairs import Problem, describe_problems
 
     rate = f" in {seconds:.1f} s" + (f" ({outcome.num_written / seconds:.1f} images/s)" if outcome.num_written > 1 else "")
     console.say(f"Predicted {counted(outcome.num_written, 'image')}{rate if outcome.num_written else ''}.")

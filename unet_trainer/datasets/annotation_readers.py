@@ -26,7 +26,7 @@ import numpy as np
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
 from unet_trainer.datasets import rasterize as raster
 from unet_trainer.datasets.layouts import PARTS
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_files import Pixels

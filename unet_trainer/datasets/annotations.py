@@ -21,9 +21,8 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import annotation_readers as readers
 from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, EntryError, Format, Shape, part_in, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
-from unet_trainer.datasets.file_tree import describe_results, list_files, resolved, walk
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, composed, path_in
-from unet_trainer.datasets.problems import Problem, describe_problems, first_few
+from unet_trainer.datasets.layouts import describe_results, list_files, resolved, walk
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, describe_problems, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_headers as headers
 from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, read_bytes

@@ -17,16 +17,13 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.dataset_report import DatasetReport, read_every_pair, unknown_value_lines
+from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.file_tree import resolved
-from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.image_kind import depth_of, describe_reading
+from unet_trainer.datasets.layouts import resolved
 from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, total_counts
 from unet_trainer.datasets.mask_reading import choose_classes
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part
-from unet_trainer.datasets.problems import Problem, Question, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, open_scan_cache
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
 from unet_trainer.images.file_bytes import DataError

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.file_tree import list_files
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.layouts import list_files
+from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.shards import open_shards
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_files import IMAGE_EXTENSIONS

@@ -18,12 +18,10 @@ from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learnin
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
