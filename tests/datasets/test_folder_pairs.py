@@ -14,7 +14,7 @@ from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair, Question
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 
 def touch(folder, *names):

@@ -32,7 +32,7 @@ from unet_trainer.datasets.pairs import (
     setting_lines,
 )
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text

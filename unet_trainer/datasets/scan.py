@@ -34,9 +34,19 @@ from unet_trainer.images.file_bytes import (
     find_member,
     read_bytes,
 )
-from unet_trainer.images.image_files import Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
-from unet_trainer.images.image_headers import channels_with_alpha, is_lossy, is_turned, mask_values_of, nodata_of, palette_colours
+from unet_trainer.images.image_decoding import (
+    Pixels,
+    channels_with_alpha,
+    decode_image,
+    is_lossy,
+    is_turned,
+    mask_values_of,
+    nodata_of,
+    palette_colours,
+    refuse_bomb,
+)
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
+from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map

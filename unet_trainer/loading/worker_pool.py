@@ -42,7 +42,7 @@ import cv2
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
 from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
