@@ -32,9 +32,9 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Questio
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards, open_shards
 from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
-from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.images.file_bytes import DataError, ReadError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec, depth_name, read_small
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
@@ -84,11 +84,21 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
         other, path, _ = clashes[0]
         fix = "Name the folder above them, or predict them in two commands with different --out"
         if other.parent == path.parent:
-            pattern = path.parent / f"*{path.suffix}"
-            fix = f"Predict them in two commands with different --out; a pattern takes some of them: '{pattern}'"
+            image = max((other, path), key=_num_values)  # one of the two may be the mask of the other
+            pattern = path.parent / f"*{image.suffix}"
+            fix = f"Predict them in two commands with different --out; a pattern takes the images: '{pattern}'"
         lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
         more = [f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else []
         raise UserError("\n  ".join(["images whose results would have the same name:", *lines, *more, fix]))
+
+
+def _num_values(path: Path) -> int:
+    """That differ: a mask has fewer than its image. 0 for a file that cannot be read."""
+    try:
+        found = read_small(path, RGB_8BIT)
+        return 0 if found is None else len(np.unique(found.pixels))
+    except ReadError:
+        return 0
 
 
 def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
