@@ -22,12 +22,20 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, SymmetricEngine, host_batch, load_engine
-from unet_trainer.inference.logits import Forward, Logits, TiledLogits, WholeLogits, all_ids, all_probabilities, blended_logits
 from unet_trainer.inference.model_files import ModelCard, find_model
+from unet_trainer.inference.tile_blending import (
+    Forward,
+    Logits,
+    TiledLogits,
+    WholeLogits,
+    all_ids,
+    all_probabilities,
+    blended_logits,
+)
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.console import counted
 

@@ -41,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
 from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
