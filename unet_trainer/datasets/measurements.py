@@ -65,7 +65,7 @@ def measure_dataset(
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
     found: dict[int, _PairMeasurements] = {}
-    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
+    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers)) as outcomes:
         for position, outcome in outcomes:
             if isinstance(outcome, str):
                 raise DataError(outcome)

@@ -251,7 +251,7 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
     views: dict[int, Pixels] = {}
     with (
         reader.show_bar(len(every)) as tick,
-        contextlib.closing(forked_map(view, every, reader.num_workers, lambda: cv2.setNumThreads(0))) as outcomes,
+        contextlib.closing(forked_map(view, every, reader.num_workers)) as outcomes,
     ):
         for index, outcome in outcomes:
             if isinstance(outcome, str):

@@ -16,7 +16,6 @@ import mmap
 import multiprocessing
 import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -56,7 +55,7 @@ from unet_trainer.inference.predictor import ModelInput, Predictor
 from unet_trainer.inference.tile_blending import Logits, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
-from unet_trainer.system.concurrency import SIGNALS, ReadAhead, WriteBehind, run_as_child
+from unet_trainer.system.concurrency import ReadAhead, WriteBehind, forking, run_as_child
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
@@ -100,12 +99,9 @@ class WriterProcesses:
             self.free.put(slot)
         context = multiprocessing.get_context("fork")
         self.pool = ProcessPoolExecutor(num_processes, context, run_as_child, (_start_process, os.getpid(), self.memory))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the processes ignore them
-        try:
+        with forking():
             for _ in range(num_processes):  # of sleeping ones: some versions of Python fork only where none is idle
                 self.pool.submit(time.sleep, 0.02)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.workers = [*self.pool._processes.values()]
 
     def __enter__(self) -> WriterProcesses:
@@ -171,7 +167,6 @@ def _write_stored(folder: PredictionFolder, images: Sequence[Input], slot: int, 
 def _start_process(memory: list[Pixels]) -> None:
     _memory[:] = memory
     gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
-    cv2.setNumThreads(1)
 
 
 def start_writers(num_images: int, device: str) -> WriterProcesses | None:
