@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.model import metrics
 from unet_trainer.model.metrics import (

@@ -18,17 +18,15 @@ from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learnin
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
