@@ -16,15 +16,13 @@ from PIL import Image
 
 from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, square
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report
-from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.image_kind import ImageKind
+from unet_trainer.datasets.dataset_report import build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids
-from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems
+from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Problem, Question, describe_problems
+from unet_trainer.datasets.scan import ImageKind
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.console import Console
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unet_trainer.datasets.file_tree import list_files, resolved, walk
+from unet_trainer.datasets.layouts import list_files, resolved, walk
 
 
 def touch(root, *names):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.images.file_bytes import DataError
 
 

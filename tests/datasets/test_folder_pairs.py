@@ -10,12 +10,11 @@ import pytest
 from helpers import layouts
 from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.problems import Question
+from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.pairs import Pair, Question
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 
 def touch(folder, *names):

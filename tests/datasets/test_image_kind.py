@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, mismatch, pooled_statistics
-from unet_trainer.datasets.scan import ImageFacts
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, build_image_spec, choose_kind, mismatch, pooled_statistics
 
 
 def facts(image):

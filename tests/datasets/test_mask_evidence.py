@@ -12,8 +12,7 @@ from unet_trainer.datasets.mask_evidence import (
     has_background,
 )
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
 
 RED, GREEN = COLOUR + 0xFF0000, COLOUR + 0x00FF00
 

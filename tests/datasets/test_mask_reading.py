@@ -13,14 +13,12 @@ from helpers.mask_facts import SIDE, facts_of, objects, stripes, with_border
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.class_files import ClassFile, NamedClass, find_class_file
-from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedClass, find_class_file
 from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, present_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import COLOUR, decode_mask
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, given_coding
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
 
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
 

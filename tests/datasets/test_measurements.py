@@ -10,7 +10,7 @@ from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.datasets.measurements import TRANSFORMS, measure_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 
 BINARY = MaskCoding((0, 1))
 

@@ -10,10 +10,11 @@ import pytest
 import tifffile
 
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.problems import Question
+from unet_trainer.datasets.dataset_report import find_dataset
+from unet_trainer.datasets.pairs import Question
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_decoding import read_image
+from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
 

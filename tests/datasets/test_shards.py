@@ -17,7 +17,7 @@ from helpers.shard_server import serving
 from helpers.shards import write_index_of, write_shard, write_tar
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_store, shards
-from unet_trainer.datasets.find_dataset import find_dataset
+from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.shard_index import INDEX_NAME, Sample, Shard, ShardIndex, index_to_json
 from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore, open_store
 from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards

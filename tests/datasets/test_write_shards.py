@@ -9,13 +9,12 @@ import pytest
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets import write_shards as module
+from unet_trainer.datasets import shards as module
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, index_from_json, index_to_json
 from unet_trainer.datasets.shard_store import Files
-from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.write_shards import ScannedPair, refuse_other_files, write_shards
+from unet_trainer.datasets.shards import ScannedPair, find_in_shards, refuse_other_files, write_shards
 from unet_trainer.images.file_bytes import DataError, read_bytes
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, count, duration, page_policy, percent, rate, score

@@ -17,7 +17,7 @@ from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.distributed import Job, Launch

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from unet_trainer.images.image_files import read_image
+from unet_trainer.images.image_decoding import read_image
 from unet_trainer.training.curves import INK, INTERRUPTED, MAX_CLASSES, ROLLBACK, STOPPED, write_curves
 from unet_trainer.training.history import EventLog
 

@@ -15,9 +15,9 @@ from helpers.samples import make_dataset
 from helpers.small_runs import make_run
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter, same, small_components
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import read_mask, write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import WholeImages
 from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss

@@ -12,7 +12,7 @@ import torch
 
 from helpers.small_runs import ROW, Wrapper
 from helpers.steps import CPU, everything, make_batch, same, small_components, take_step
-from unet_trainer.model.optimizer import LearningRate
+from unet_trainer.model.optimizer_and_schedule import LearningRate
 from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
@@ -367,7 +367,7 @@ FLAT = [1.0] * 50
 
 def counting_epochs(train_losses, scheduler, num_epochs=10, warmup_epochs=0.0, freeze_encoder_epochs=0):
     """From epoch 2 on: the first is an improvement."""
-    rate = LearningRate(0.1, scheduler, num_epochs, steps_per_epoch=10, warmup_epochs=warmup_epochs)
+    rate = LearningRate(0.1, scheduler, num_epochs, steps_per_epoch=10, num_warmup_steps=round(10 * warmup_epochs))
     return [
         epoch
         for epoch in range(2, num_epochs + 1)

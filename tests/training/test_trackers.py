@@ -12,7 +12,7 @@ import pytest
 
 from train_unet import train
 from unet_trainer.config.load import load_config
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.training import trackers
 from unet_trainer.training.history import EventLog, read_events
 from unet_trainer.training.run_summary import EpochRecord

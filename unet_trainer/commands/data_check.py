@@ -21,9 +21,8 @@ from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, id_names, is_demo_dir, to_plain
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, report_on
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset, report_on
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     absent_classes,
@@ -34,15 +33,14 @@ from unet_trainer.datasets.mask_evidence import (
     has_background,
     ignored_share,
 )
-from unet_trainer.datasets.pairs import FoundPairs
-from unet_trainer.datasets.problems import Choice, Problem, Question, describe_problems, setting_lines
+from unet_trainer.datasets.pairs import Choice, FoundPairs, Problem, Question, describe_problems, setting_lines
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import encode_image, read_image, read_mask
+from unet_trainer.images.image_decoding import encode_image, read_image
 from unet_trainer.images.image_spec import depth_name
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written, given_coding, show_value
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import check_output, write_bytes_atomically, write_output
 from unet_trainer.system.console import Console, counted, json_text

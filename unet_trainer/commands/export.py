@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
 from unet_trainer.system.console import EXIT_DONE, Console
 from unet_trainer.system.os_errors import cannot

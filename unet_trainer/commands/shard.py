@@ -45,14 +45,13 @@ def _megabytes(text: str) -> float:
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
     """Reads and checks every pair, writes the shards and says how to train from them. Raises UserError."""
-    from unet_trainer.datasets.class_files import find_class_file
-    from unet_trainer.datasets.dataset_report import read_every_pair  # numpy and OpenCV: a typo is answered before they are loaded
+    # numpy and OpenCV: a typo is answered before they are loaded
+    from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
     from unet_trainer.datasets.demo import ensure_demo
-    from unet_trainer.datasets.find_dataset import find_dataset
+    from unet_trainer.datasets.mask_evidence import find_class_file
     from unet_trainer.datasets.scan import open_scan_cache
     from unet_trainer.datasets.shard_store import Files, is_url
-    from unet_trainer.datasets.shards import FOLDER, describe_size
-    from unet_trainer.datasets.write_shards import ScannedPair, refuse_other_files, write_shards
+    from unet_trainer.datasets.shards import FOLDER, ScannedPair, describe_size, refuse_other_files, write_shards
 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():

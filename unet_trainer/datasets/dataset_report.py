@@ -1,7 +1,7 @@
 """Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split, problems.
 
-build_dataset_report finds the pairs, reads every file, and decides kind, classes and split. Training and `check` both use this
-report: a dataset that passes check can be trained on.
+find_dataset finds the pairs, however they lie in data_dir; build_dataset_report reads every file, and decides kind, classes and
+split. Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
 from __future__ import annotations
@@ -20,20 +20,40 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import split_values
 from unet_trainer.config.schema import Config, id_names, to_plain
-from unet_trainer.datasets.class_files import find_class_file, parse_class_file
-from unet_trainer.datasets.find_dataset import find_dataset
-from unet_trainer.datasets.image_kind import ImageKind, build_image_spec, choose_kind, choose_nodata, describe_reading, mismatch
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids, class_shares, has_background
+from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.folder_pairs import find_in_folders
+from unet_trainer.datasets.layouts import refuse_unreadable
+from unet_trainer.datasets.mask_evidence import (
+    VOID,
+    MaskEvidence,
+    class_ids,
+    class_shares,
+    find_class_file,
+    has_background,
+    parse_class_file,
+)
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import UNREADABLE, Problem, Question, describe_problems, first_few, setting_lines
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, PairFacts, ScanCache, open_scan_cache, scan_pairs
-from unet_trainer.datasets.splits import Split, split_pairs
+from unet_trainer.datasets.pairs import UNREADABLE, FoundPairs, Pair, Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.scan import (
+    ImageFacts,
+    ImageKind,
+    MaskFacts,
+    PairFacts,
+    ScanCache,
+    build_image_spec,
+    choose_kind,
+    choose_nodata,
+    describe_reading,
+    mismatch,
+    open_scan_cache,
+    scan_pairs,
+)
+from unet_trainer.datasets.shards import find_in_shards
+from unet_trainer.datasets.splits import Split, add_groups, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -461,3 +481,59 @@ def _add_notices(report: DatasetReport) -> None:
 
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
+
+
+# Finding the pairs
+
+
+def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
+    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
+
+    Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
+    """
+    data_dir = Path(config.data_dir)
+    stored = find_in_shards(config, console)
+    if stored is None:
+        refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])
+    if stored is None and not data_dir.is_dir():
+        what = "is not a folder" if data_dir.exists() else "does not exist"
+        raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
+    if config.split_file is None:
+        found = stored or _find_masks_or_annotations(config, data_dir, console)
+    else:
+        found = read_split_csv(
+            _find_split_file(config.split_file, data_dir), data_dir, [*stored.pairs, *stored.test] if stored else ()
+        )
+        if config.group_pattern and any(pair.group for pair in found.pairs):
+            raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
+    return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
+
+
+def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
+    """Masks in folders come first; where there are none, annotations are looked for."""
+    try:
+        found = find_in_folders(config, data_dir, console)
+    except DataError as error:
+        has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
+        try:
+            drawn = find_annotations(config, data_dir, console)
+        except UnknownAnnotations:
+            if has_answers:
+                raise error from None
+            raise
+        if drawn is not None:
+            return drawn
+        others = describe_other_files(data_dir)
+        if not others or has_answers:
+            raise
+        raise DataError("\n  ".join([str(error), *others])) from None
+    others = describe_other_files(data_dir) if found.blocking_message else []
+    return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
+
+
+def _find_split_file(split_file: str, data_dir: Path) -> Path:
+    places = list(dict.fromkeys([Path(split_file), data_dir / split_file]))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
+    return found

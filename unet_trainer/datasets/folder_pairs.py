@@ -14,21 +14,25 @@ from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, name_matching
-from unet_trainer.datasets.file_tree import describe_results
-from unet_trainer.datasets.layouts import Group, Layout, find_layout, holds_masks_too
+from unet_trainer.datasets.layouts import Group, Layout, describe_results, find_layout, holds_masks_too
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
-from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, composed, path_in
-from unet_trainer.datasets.problems import (
+from unet_trainer.datasets.pairs import (
+    SKIP,
     UNREADABLE,
     Choice,
+    FoundPairs,
+    Pair,
+    Part,
     Problem,
     Question,
+    composed,
     describe_problems,
     first_few,
+    path_in,
     setting_lines,
 )
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text

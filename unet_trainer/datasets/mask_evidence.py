@@ -6,19 +6,23 @@ Each answer of MaskEvidence is for one question of mask_reading, which decides.
 
 from __future__ import annotations
 
+import csv
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, channels_of, show_values
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
+from unet_trainer.system.input_files import read_text
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
@@ -280,8 +284,12 @@ def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
 def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
     """Whether class 0 is what no class is: by its name, or, if it has none, because most pixels are of it."""
     if names[0] != UNNAMED:
-        return names[0].lower().strip("_ ") in BACKGROUND_NAMES
+        return is_background(names[0])
     return shares[0] == max(shares)
+
+
+def is_background(name: str) -> bool:
+    return name.lower().strip("_ ") in BACKGROUND_NAMES
 
 
 class ClassRow(NamedTuple):
@@ -317,3 +325,103 @@ def describe_ignored(coding: MaskCoding) -> str:
 def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[str]:
     """Names of the classes without any pixel."""
     return [row.name for row in class_table(masks, coding, names) if row.share == 0]
+
+
+# Files that name the classes
+
+
+MAX_BYTES = 256 * 1024
+VOID_NAMES = frozenset(["void", "unlabeled", "unlabelled", "unlabel", "ignore", "ignored", "dontcare", "unannotated"])
+NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
+PATTERNS = {
+    "label_colors.txt": re.compile(r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
+    "labelmap.txt": re.compile(r"(?P<name>[^:]+):(?P<r>\d{1,3}),(?P<g>\d{1,3}),(?P<b>\d{1,3})(?::.*)?"),  # name:r,g,b:parts:actions
+}
+NAMES = ("label_colors.txt", "class_dict.csv", "_classes.csv", "labelmap.txt", "class_names.txt", "codes.txt", "classes.txt")
+
+
+@dataclass(frozen=True)
+class NamedClass:
+    """A class of a file. `value` is its number in a mask, a colour where `is_colour`; None: the file gives names only."""
+
+    name: str
+    value: int | None
+    is_colour: bool = False
+
+    @property
+    def is_void(self) -> bool:
+        return re.sub(r"[\W_]+", "", self.name).lower() in VOID_NAMES
+
+    @property
+    def is_background(self) -> bool:
+        return is_background(self.name)
+
+
+@dataclass(frozen=True)
+class ClassFile:
+    path: Path
+    classes: tuple[NamedClass, ...]
+
+    @property
+    def has_values(self) -> bool:
+        return all(one.value is not None for one in self.classes)
+
+    @property
+    def has_colours(self) -> bool:
+        return any(one.is_colour for one in self.classes)
+
+
+def find_class_file(data_dir: Path, pairs: Sequence[Pair]) -> ClassFile | None:
+    """The first file of a known name and form, nearest to the masks; one with values before one with names only."""
+    above = {place for folder in {pair.mask.parent for pair in pairs} for place in (folder, *folder.parents)}
+    inside = [place for place in above if data_dir in place.parents]
+    folders = [*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir]
+    found = [file for folder in folders for name in NAMES if (file := _read(folder / name)) is not None]
+    return next((file for file in found if file.has_values), found[0] if found else None)
+
+
+def _read(path: Path) -> ClassFile | None:
+    try:
+        return parse_class_file(path, read_text(path, MAX_BYTES, "utf-8-sig"))
+    except (OSError, ValueError):
+        return None
+
+
+def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
+    """A file of a known name, by its text."""
+    path = Path(path)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    classes = _parse(path.name, lines) if path.name in NAMES else []
+    found = [one for one in classes if one is not None]
+    values = [one.value for one in found if one.value is not None]
+    is_whole = 2 <= len(found) <= 256 and len(found) == len(classes)
+    are_distinct = len({one.name for one in found}) == len(found) and len(set(values)) == len(values)
+    return ClassFile(path, tuple(found)) if is_whole and are_distinct else None
+
+
+def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
+    """None for a line that cannot be read."""
+    if name in PATTERNS:
+        lines = [line for line in lines if name != "labelmap.txt" or not line.startswith("#")]
+        matches = [PATTERNS[name].fullmatch(line) for line in lines]
+        return [_coloured(match["name"], match.group("r", "g", "b")) if match else None for match in matches]
+    if not name.endswith(".csv"):
+        # A name per line, in the order of the ids. Names without a background are those of objects in boxes.
+        classes = [NamedClass(line, None) for line in lines if line != NO_ID]
+        return [*classes] if any(one.is_background or one.is_void for one in classes) else []
+    header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
+    header = [cell.lower() for cell in header]
+    if name == "_classes.csv":
+        is_known = header[:2] == ["pixel value", "class"]
+        read = [NamedClass(row[1], int(row[0])) if len(row) >= 2 and row[0].isdecimal() else None for row in rows]
+    else:
+        is_known = header[1:4] == ["r", "g", "b"] and header[0] in ("name", "class", "label")
+        read = [_coloured(row[0], row[1:4]) if len(row) >= 4 else None for row in rows]
+    return read if is_known else []
+
+
+def _coloured(name: str, channels: Sequence[str]) -> NamedClass | None:
+    if not name or not all(channel.isdecimal() and int(channel) <= 255 for channel in channels):
+        return None
+    red, green, blue = (int(channel) for channel in channels)
+    return NamedClass(name, as_number((red, green, blue)), is_colour=True)

@@ -17,12 +17,11 @@ from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import MaskClass, MaskValues, implied_num_classes
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
-from unet_trainer.datasets.class_files import ClassFile, NamedClass
-from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, MaskEvidence, ValueGroup
-from unet_trainer.datasets.problems import Choice, Question, first_few
+from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup
+from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import (
+from unet_trainer.images.mask_decoding import (
+    COLOUR,
     IGNORED,
     UNKNOWN,
     MaskCoding,

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from unet_trainer.config.load import PROTOCOLS
-from unet_trainer.datasets.file_tree import walk
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, open_stores
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, make_own_folder, write_atomically
@@ -194,9 +193,6 @@ class _LocalSystem:
     def info(self, path: str) -> dict[str, int]:
         status = Path(path).stat()
         return {"size": status.st_size, "mtime": status.st_mtime_ns}
-
-    def find(self, path: str) -> list[Path]:
-        return [folder / name for folder, names in walk(Path(path)) for name in names]
 
     def rm_file(self, path: str) -> None:
         Path(path).unlink()

@@ -19,10 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unet_trainer.datasets.file_tree import resolved
-from unet_trainer.datasets.layouts import PARTS
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, composed, path_in
-from unet_trainer.datasets.problems import Question, first_few
+from unet_trainer.datasets.layouts import PARTS, resolved
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import UNDECODED, counted, csv_line

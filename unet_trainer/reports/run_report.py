@@ -6,7 +6,6 @@ import base64
 import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +116,10 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
 
 def _in_order_of_time(events: Sequence[Event]) -> list[Event]:
     """The file has a start before the notes that were made until the run had its folder. Without a time: as the one before it."""
-    times = accumulate((event.time and event.time.replace(tzinfo=None) for event in events), lambda last, time: time or last)
-    keyed = [(time or datetime.min, event) for time, event in zip(times, events, strict=True)]
+    keyed: list[tuple[datetime, Event]] = []
+    for event in events:
+        last = keyed[-1][0] if keyed else datetime.min
+        keyed.append((event.time.replace(tzinfo=None) if event.time else last, event))
     return [event for _, event in sorted(keyed, key=lambda entry: entry[0])]
 
 

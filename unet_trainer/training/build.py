@@ -18,17 +18,15 @@ from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learnin
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.find_dataset import find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
@@ -37,7 +35,7 @@ from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
-from unet_trainer.model.optimizer import Ema, build_learning_rate, build_optimizer
+from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import (
     Numerics,
     build_scaler,

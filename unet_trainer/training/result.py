@@ -16,7 +16,7 @@ from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import class_names, id_names
-from unet_trainer.datasets.problems import first_few
+from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted

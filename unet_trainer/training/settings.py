@@ -21,9 +21,9 @@ from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.datasets.image_kind import IMAGENET_REASON
 from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
 from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
+from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import (
     choose_device,
