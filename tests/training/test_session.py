@@ -28,23 +28,6 @@ def run_session(folder, error=None, with_log=True, exits=()):
             raise error
 
 
-def test_what_was_opened_last_is_closed_first_and_lock_and_signals_at_the_end(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    closed = []
-
-    def close(name):
-        closed.append((name, (tmp_path / ".lock").exists(), signal.getsignal(signal.SIGINT) != before))
-
-    with Session() as session:
-        session.lock.acquire(tmp_path, session.console.note)
-        session.on_exit(lambda: close("first"))
-        session.on_exit(lambda: close("second"))
-        assert (tmp_path / ".lock").exists()
-    assert closed == [("second", True, True), ("first", True, True)]
-    assert not (tmp_path / ".lock").exists()
-    assert signal.getsignal(signal.SIGINT) == before
-
-
 @pytest.mark.parametrize(
     ("error", "text"),
     [
