@@ -94,7 +94,7 @@ def train(
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
         with session.importing():
-            from unet_trainer.inference.tile_choice import choose_tile
+            from unet_trainer.inference.evaluate import choose_tile
             from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.recovery import Recovery
             from unet_trainer.training.result import report

@@ -87,7 +87,7 @@ MAY_OPEN = {
     "unet_trainer.loading.pixel_cache": "opens to write",
     "unet_trainer.datasets.demo": "a folder",
     "unet_trainer.commands.bench": "opens to write",
-    "unet_trainer.images.image_files": "maps an array into memory, after open_file",
+    "unet_trainer.images.image_decoding": "maps an array into memory, after open_file",
     "unet_trainer.model.network": "torch.load and safetensors, after is_file",
     "unet_trainer.training.checkpoint_file": "torch.load, after _verify has read the file",
 }

@@ -44,10 +44,11 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS
 from unet_trainer.datasets.converted import has_pages, page_types
 from unet_trainer.datasets.demo import write_demo
-from unet_trainer.images import image_headers as headers
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import decode_image, decode_mask_or_alpha, refuse_bomb
+from unet_trainer.images.image_decoding import decode_image, refuse_bomb
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
+from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.tiff_files import read_georeference
 from unet_trainer.inference.model_files import read_model
 from unet_trainer.reports.comparison import compare_runs, render_comparison

@@ -13,7 +13,7 @@ from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
 from unet_trainer.commands.evaluate import DATA_KEYS
 from unet_trainer.config.schema import FIELDS
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 
 

@@ -18,8 +18,7 @@ from helpers.predicting import force_processes, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
-from unet_trainer.inference.prediction_stream import PredictionStream
-from unet_trainer.inference.prediction_timing import Rates
+from unet_trainer.inference.prediction_stream import PredictionStream, Rates
 from unet_trainer.inference.predictor import load
 from unet_trainer.loading.worker_pool import CAN_FORK
 from unet_trainer.system.atomic_files import Draft
@@ -269,7 +268,7 @@ def is_running(pid):
 
 
 def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):
-    monkeypatch.setattr("unet_trainer.inference.prediction_timing.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0))
+    monkeypatch.setattr("unet_trainer.inference.prediction_stream.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0))
     assert main(["predict", "binary", "images", "--out", "out", "--time"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"reading alone +400\.0\n +forward pass alone +200\.0\n", said)

@@ -9,7 +9,8 @@ import tifffile
 from unet_trainer.datasets.converted import Conversion, Converter, split_into_pages
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_decoding import read_image
+from unet_trainer.images.mask_decoding import read_mask
 
 
 def volume(pages, dtype=np.uint8, channels=()):

@@ -20,7 +20,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, describe_prob
 from unet_trainer.datasets.scan import ImageKind
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.console import Console
 
 

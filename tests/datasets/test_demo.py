@@ -21,7 +21,8 @@ from unet_trainer.datasets.demo import draw_sample, ensure_demo, write_demo
 from unet_trainer.datasets.mask_evidence import MaskEvidence
 from unet_trainer.datasets.mask_reading import choose_classes
 from unet_trainer.datasets.scan import scan_pairs
-from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_decoding import read_image
+from unet_trainer.images.mask_decoding import read_mask
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 
 def touch(folder, *names):
@@ -34,7 +34,7 @@ def stems(pairs):
 
 
 FIX = (
-    "  Fix: set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
+    "  Fix: add the masks; or set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
     "or split_file to a CSV with the columns image and mask"
 )
 

@@ -10,7 +10,7 @@ from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     has_background,
 )
-from unet_trainer.images.image_files import COLOUR
+from unet_trainer.images.mask_decoding import COLOUR
 
 RED, GREEN = COLOUR + 0xFF0000, COLOUR + 0x00FF00
 

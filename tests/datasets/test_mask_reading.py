@@ -17,8 +17,7 @@ from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedCl
 from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, present_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.image_files import COLOUR, decode_mask
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, given_coding
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
 
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
 

@@ -8,7 +8,7 @@ import pytest
 
 from unet_trainer.datasets.measurements import measure_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 
 BINARY = MaskCoding((0, 1))
 

@@ -12,7 +12,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Question
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_mask
+from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
 

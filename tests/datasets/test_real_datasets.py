@@ -35,9 +35,9 @@ from unet_trainer import load
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
-from unet_trainer.images.image_files import decode_image, read_mask
+from unet_trainer.images.image_decoding import decode_image
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED, read_mask
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import Loaders, build_dataset, build_loaders
 from unet_trainer.training.errors import CheckpointError

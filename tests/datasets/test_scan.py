@@ -23,7 +23,7 @@ from unet_trainer.datasets.scan import (
     scan_pairs,
 )
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -149,8 +149,8 @@ def test_an_unreadable_file_has_its_reason_and_its_partner_has_its_facts(tmp_pat
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
     """With a limit of ten thousand pixels, so that the test is fast."""
-    monkeypatch.setattr("unet_trainer.images.image_files.BOMB_PIXELS", 10_000)
-    monkeypatch.setattr("unet_trainer.images.image_files.BOMB_RATIO", 5)
+    monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_PIXELS", 10_000)
+    monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_RATIO", 5)
     nothing = np.zeros((150, 200), np.uint8)
     bomb = make_pair(tmp_path, "bomb", nothing)
     large = make_pair(tmp_path, "large", nothing)

@@ -10,7 +10,7 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import find_annotations
-from unet_trainer.images.image_files import read_mask
+from unet_trainer.images.mask_decoding import read_mask
 
 
 class Folder:

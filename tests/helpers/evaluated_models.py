@@ -13,8 +13,8 @@ from helpers.steps import make_spec
 from train_unet import train
 from unet_trainer.datasets.demo import draw_sample
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import write_image
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.model_files import ModelCard
 
 

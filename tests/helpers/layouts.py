@@ -9,7 +9,7 @@ import numpy as np
 import tifffile
 
 from helpers.shards import write_tar
-from unet_trainer.images.image_files import encode_image
+from unet_trainer.images.image_decoding import encode_image
 from unet_trainer.images.row_writers import PngWriter
 
 SIDE, COUNT = 40, 6

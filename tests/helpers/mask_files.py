@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 
 SIDE = 48
 NUM_PAIRS = 8

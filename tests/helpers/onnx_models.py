@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.checkpoints import make_card
-from unet_trainer.inference.onnx_engine import CARD_KEY, add_digest
+from unet_trainer.inference.engine import CARD_KEY, add_digest
 
 # Logits of three channels r, g, b: 2r - g + 1 and b - 3.
 WEIGHT = np.array([[2, -1, 0], [0, 0, 1]], np.float32)[:, :, None, None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.brightness_engine import bright_predictor
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports.gallery import draw_gallery
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.val_scores import image_score, val_scores_text

@@ -7,9 +7,9 @@ import hashlib
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import WholeImages
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset

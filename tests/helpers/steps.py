@@ -14,7 +14,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.config.schema import as_shape
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.precision import Numerics

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from unet_trainer.datasets.demo import draw_sample  # noqa: E402
-from unet_trainer.images.image_files import write_image  # noqa: E402
+from unet_trainer.images.image_decoding import write_image  # noqa: E402
 from unet_trainer.training.history import column, read_metrics  # noqa: E402
 
 SETTINGS = ["image_size=512", "fit=resize", "encoder_weights=null", "early_stopping_patience=null", "cache=none", "repeats=1"]

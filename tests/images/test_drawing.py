@@ -21,7 +21,7 @@ from unet_trainer.images.drawing import (
     sample_sheet,
     to_display,
 )
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 
 FOUND, IGNORED_KIND, MISSED, FALSE, WRONG = (ERROR_COLOURS[kind] for kind in ErrorKind)
 DIM = (35, 35, 35)

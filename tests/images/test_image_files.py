@@ -15,21 +15,19 @@ from PIL import Image, ImageOps
 
 from helpers.image_bytes import cv2_bytes, empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images.file_bytes import ReadError, open_file
-from unet_trainer.images.image_files import (
+from unet_trainer.images.image_decoding import (
     BOMB_PIXELS,
-    COLOUR,
+    channels_with_alpha,
     decode_image,
     decode_image_and_size,
-    decode_mask,
-    decode_mask_or_alpha,
     encode_image,
+    is_turned,
     map_npy,
     read_image,
-    read_mask,
     refuse_bomb,
     write_image,
 )
-from unet_trainer.images.image_headers import channels_with_alpha, is_turned
+from unet_trainer.images.mask_decoding import COLOUR, decode_mask, decode_mask_or_alpha, read_mask
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
 PALETTE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]  # black, red, green, blue

@@ -13,8 +13,8 @@ from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_files import decode_image, decode_mask
-from unet_trainer.images.image_headers import (
+from unet_trainer.images.image_decoding import (
+    decode_image,
     describe_content,
     describe_file,
     displayed_size,
@@ -25,6 +25,7 @@ from unet_trainer.images.image_headers import (
     palette_colours,
     picture_size,
 )
+from unet_trainer.images.mask_decoding import decode_mask
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 GREY = COLOUR[:, :, 0]

@@ -10,7 +10,7 @@ import pytest
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images import image_spec
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_files import read_image
+from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.image_spec import (
     RGB_8BIT,
     ImageReader,

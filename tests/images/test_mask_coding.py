@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.parsers import parse_mask_values
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import (
+from unet_trainer.images.mask_decoding import (
+    COLOUR,
     IGNORED,
     UNKNOWN,
     MaskCoding,

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.image_files import COLOUR
+from unet_trainer.images.mask_decoding import COLOUR
 from unet_trainer.images.mask_shapes import (
     MaskStructure,
     find_polygons,

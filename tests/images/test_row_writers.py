@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from unet_trainer.images import row_writers
-from unet_trainer.images.image_files import decode_mask
+from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.row_writers import PngWriter, TiffWriter, was_written_here
 
 PALETTE = ((0, 0, 0), (0, 200, 120), (255, 130, 0))

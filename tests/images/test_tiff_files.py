@@ -12,11 +12,12 @@ import tifffile
 
 from helpers.image_bytes import change_tag, cv2_bytes, pil_bytes, point_back, shared_strip_tiff, tiff_bytes
 from unet_trainer.datasets.converted import has_pages, page_types
-from unet_trainer.images import image_headers as headers
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_files import decode_image, decode_mask, refuse_bomb
+from unet_trainer.images.image_decoding import decode_image, refuse_bomb
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
+from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.row_writers import TiffWriter
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
 

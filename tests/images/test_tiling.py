@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import (
     RandomCrops,
     crop_pair,

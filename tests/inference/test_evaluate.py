@@ -9,10 +9,10 @@ import pytest
 
 from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_image, write_image
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.image_decoding import read_image, write_image
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference import evaluate as evaluate_module
-from unet_trainer.inference import logits as logits_module
+from unet_trainer.inference import tile_blending as logits_module
 from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, tiled_ids_as_trained
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import Count

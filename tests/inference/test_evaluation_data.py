@@ -16,9 +16,9 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_csv_text
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import write_image
-from unet_trainer.images.mask_coding import MaskCoding
-from unet_trainer.inference.evaluation_data import (
+from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import MaskCoding
+from unet_trainer.inference.inputs import (
     check_comparable,
     check_same_classes,
     find_source,

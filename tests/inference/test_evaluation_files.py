@@ -16,9 +16,9 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import Options, PairReader, csv_text, evaluate, make_folder, write_evaluation
-from unet_trainer.inference.evaluation_data import DataSource, EvaluationData
+from unet_trainer.inference.inputs import DataSource, EvaluationData
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import EvaluatedSet, summarise
 

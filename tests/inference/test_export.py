@@ -22,6 +22,7 @@ from helpers.project import ROOT
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
+from unet_trainer.inference.engine import CARD_KEY, OnnxEngine
 from unet_trainer.inference.export import (
     CARD_FILE,
     OPSET,
@@ -34,7 +35,6 @@ from unet_trainer.inference.export import (
     smp_readme,
 )
 from unet_trainer.inference.model_files import SMP_CARD, ModelCard
-from unet_trainer.inference.onnx_engine import CARD_KEY, OnnxEngine
 
 SPEC = small_spec(GREY_16BIT)
 CARD = make_card(SPEC)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.inference.inputs import Input, find_inputs, refuse_among_images, refuse_same_names
 
 
@@ -137,13 +139,19 @@ def test_what_names_no_image_is_refused(folder, word, message):
         found(word)
 
 
-def test_two_images_with_one_result_are_refused(folder):
-    (folder / "data/a.jpg").write_bytes(b"x")
+@pytest.mark.parametrize(("image", "mask"), [("a.jpg", "a.png"), ("a.png", "a.bmp"), ("a.tif", "a.png")])
+def test_two_images_with_one_result_are_refused_and_the_pattern_names_the_images(image, mask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    pixels = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    write_image(Path("data", image), pixels)
+    write_image(Path("data", mask), np.where(pixels[:, :, 0] > 99, 255, 0).astype(np.uint8))
+    first, second = sorted([image, mask])
     with pytest.raises(UserError) as refusal:
-        refuse_same_names(find_inputs(["data"], folder / "out"))
+        refuse_same_names(find_inputs(["data"], tmp_path / "out"))
     assert str(refusal.value) == (
-        "images whose results would have the same name:\n  data/a.jpg and data/a.png: both would be a.png\n"
-        "  Predict them in two commands with different --out; a pattern takes some of them: 'data/*.png'"
+        f"images whose results would have the same name:\n  data/{first} and data/{second}: both would be a.png\n"
+        f"  Predict them in two commands with different --out; a pattern takes the images: 'data/*{Path(image).suffix}'"
     )
 
 

@@ -19,6 +19,7 @@ from helpers.steps import SmallNetwork
 from unet_trainer import load
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_decoding import read_image
 from unet_trainer.inference.engine import load_engine
 
 TILE = (64, 64)  # most images here are smaller
@@ -89,7 +90,7 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     ("kind", "image", "message"),
     [
         ("RGB", np.zeros((8, 8, 3), np.uint16), "16-bit values; the model was trained on 8-bit images"),
-        ("RGB", np.zeros((8, 8, 4), np.uint8), "4 channels; the model was trained on images of 3"),
+        ("RGB", np.zeros((8, 8, 5), np.uint8), "5 channels; the model was trained on images of 3"),
         ("RGB", np.zeros((1, 8, 8, 3), np.uint8), r"an array of shape \(1, 8, 8, 3\); need height, width and 3 channels"),
         ("RGB", np.zeros((0, 8, 3), np.uint8), r"an array of shape \(0, 8, 3\)"),
         ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
@@ -100,6 +101,18 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
 def test_images_of_another_kind_are_refused_by_name(kind, image, message, make_model):
     with pytest.raises(DataError, match=message):
         make_model(kind)(image)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
+def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_model, tmp_path):
+    model = make_model("RGB")
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 40, len(mode)), np.uint8)
+    picture = Image.fromarray(pixels, mode)
+    picture.save(tmp_path / "alpha.png")
+    expected = model(np.ascontiguousarray(pixels[:, :, :channels]))
+    assert np.array_equal(model(read_image(tmp_path / "alpha.png")), expected)  # what predict gives the model
+    assert np.array_equal(model(picture), expected)
+    assert np.array_equal(model(pixels), expected)
 
 
 @pytest.mark.parametrize("turn", [lambda image: image[..., ::-1], lambda image: image[::-1, ::2], np.asfortranarray])

@@ -20,8 +20,8 @@ from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, random_ima
 from helpers.onnx_models import BIAS, WEIGHT, make_onnx, write_onnx
 from unet_trainer import load
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference import onnx_engine
-from unet_trainer.inference.onnx_engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
+from unet_trainer.inference import engine as engine_module
+from unet_trainer.inference.engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
 from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec()
@@ -70,7 +70,7 @@ def test_a_model_is_loaded_from_python_and_refuses_other_images(path):
 def test_a_device_that_is_asked_for_and_missing_is_an_error(device, message, path, monkeypatch):
     with pytest.raises(UserError, match=message):
         OnnxEngine(path, device)
-    monkeypatch.setattr(onnx_engine, "_choose_providers", lambda device, available: [CPU])  # what onnxruntime falls back to
+    monkeypatch.setattr(engine_module, "_choose_providers", lambda device, available: [CPU])  # what onnxruntime falls back to
     with pytest.raises(UserError, match=r"device: cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"):
         OnnxEngine(path, device="cuda")
 

@@ -13,9 +13,9 @@ from helpers.image_bytes import grey_png, tiff_bytes
 from helpers.try_page import parse_result
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
 from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import (
     decode_for_page,

@@ -15,8 +15,8 @@ from PIL import Image
 from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.image_files import COLOUR, read_image, read_mask
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.image_decoding import read_image
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, read_mask
 from unet_trainer.images.tiff_files import Georeference
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (

@@ -19,11 +19,10 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.inference import prediction_stream, prediction_timing
+from unet_trainer.inference import prediction_stream
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
-from unet_trainer.inference.prediction_stream import PredictionStream, WriterProcesses
-from unet_trainer.inference.prediction_timing import measure_rates
+from unet_trainer.inference.prediction_stream import PredictionStream, WriterProcesses, measure_rates
 from unet_trainer.inference.predictor import Predictor, load
 from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.system.atomic_files import Draft
@@ -382,7 +381,7 @@ def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, with_g
 
 
 def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(prediction_timing, "FORWARD_SECONDS", 0.01)
+    monkeypatch.setattr(prediction_stream, "FORWARD_SECONDS", 0.01)
     path = write_model(tmp_path / "run/best.pt", fit="crop", num_classes=3, image_size=(8, 8), tile=(64, 64))
     model = load(path, device="cpu")
     (tmp_path / "plain").mkdir()

@@ -10,8 +10,8 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageReader, ImageSpec
-from unet_trainer.inference.logits import TiledLogits, WholeLogits, all_ids
 from unet_trainer.inference.predictor import Predictor, chosen_tile
+from unet_trainer.inference.tile_blending import TiledLogits, WholeLogits, all_ids
 
 GREY_16BIT = ImageSpec(1, "uint16", (100.0,), (50.0,), 0.0, 1000.0)
 RANDOM = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.project import ROOT
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,

@@ -11,13 +11,13 @@ import pytest
 from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
 from train_unet import main, train
 from unet_trainer import load
-from unet_trainer.images.image_files import read_image, read_mask
+from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import tile_images
-from unet_trainer.inference import tile_choice
+from unet_trainer.inference import evaluate
+from unet_trainer.inference.evaluate import TileScores, candidate_tiles, measure_tiles
 from unet_trainer.inference.model_files import read_model
-from unet_trainer.inference.tile_choice import TileScores, candidate_tiles, measure_tiles
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.training import time_budget
 
@@ -82,7 +82,7 @@ def test_no_more_images_are_measured_than_there_is_time_for(tmp_path, monkeypatc
     are 101 s, for four images."""
     dataset = dataset_of(tmp_path, [(128, 128)] * 60)
     engine = BestAt(32)
-    monkeypatch.setattr(tile_choice, "time", Clock(engine))
+    monkeypatch.setattr(evaluate, "time", Clock(engine))
     found = measure_tiles(engine, dataset, seconds=110)
     assert (found.num_images, found.num_all) == (35, 60)
     assert len(engine.shapes) == 2 + 3 * 35
@@ -92,7 +92,7 @@ def test_no_more_images_are_measured_than_there_is_time_for(tmp_path, monkeypatc
 def test_fewer_sizes_are_tried_where_time_is_short_and_none_where_there_is_no_time(tmp_path, monkeypatch):
     dataset = dataset_of(tmp_path, [(128, 128)] * 5)
     engine = BestAt(32)
-    monkeypatch.setattr(tile_choice, "time", Clock(engine))
+    monkeypatch.setattr(evaluate, "time", Clock(engine))
     assert list(measure_tiles(engine, dataset, seconds=100).iou) == [(32, 32), (64, 64)]
     engine.shapes.clear()
     assert measure_tiles(engine, dataset, seconds=12) == "there is no time to try larger ones, 0.25 s for each tile"  # 4 × 13 / 4
@@ -199,15 +199,15 @@ def test_a_choice_that_fails_leaves_trainings_tile_and_a_run_that_goes_on_measur
     def fail(*given):
         raise RuntimeError("CUDA out of memory\nand more")
 
-    monkeypatch.setattr(tile_choice, "measure_tiles", fail)
+    monkeypatch.setattr(evaluate, "measure_tiles", fail)
     result = train_tiny(place / "data", tmp_path, "run", fit="crop", crops_per_image=2, num_epochs=1)
     assert "Tile for predict and evaluate: 32×32, as trained (CUDA out of memory)\n" in capsys.readouterr().out
     assert [spec.tile for spec in specs(result.run_dir)] == [None, None]
     assert load(result.run_dir).predictor.tile == (32, 32)
-    monkeypatch.setattr(tile_choice, "measure_tiles", lambda *given: TileScores({(32, 32): 0.1, (96, 96): 0.2}, 1, 2))
+    monkeypatch.setattr(evaluate, "measure_tiles", lambda *given: TileScores({(32, 32): 0.1, (96, 96): 0.2}, 1, 2))
     train(result.run_dir / "config.yaml", resume=str(result.run_dir))  # had ended: the tile that is missing is measured
     assert [spec.tile for spec in specs(result.run_dir)] == [(96, 96)] * 2
-    monkeypatch.setattr(tile_choice, "measure_tiles", fail)
+    monkeypatch.setattr(evaluate, "measure_tiles", fail)
     train(result.run_dir / "config.yaml", resume=str(result.run_dir))
     assert [spec.tile for spec in specs(result.run_dir)] == [(96, 96)] * 2
 

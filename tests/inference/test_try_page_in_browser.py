@@ -13,7 +13,7 @@ from helpers.browser import browsing, console_errors, emulate, requested_hosts
 from helpers.image_bytes import cv2_bytes
 from helpers.try_page import serving
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 
 pytestmark = pytest.mark.browser
 

@@ -18,7 +18,7 @@ from helpers.brightness_engine import bright_predictor
 from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes
 from helpers.try_page import ask, parse_result, refusal, serving
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE
 

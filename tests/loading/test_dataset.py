@@ -12,9 +12,9 @@ import torch
 from helpers.samples import build_dataset, keep, make_dataset, make_loader
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import read_mask, write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, read_mask
 from unet_trainer.images.tiling import RandomCrops, Tile, Tiles, WholeImages, tile_images
 from unet_trainer.loading import dataset as dataset_module
 from unet_trainer.loading.augmentation import build_augmentation

@@ -10,7 +10,7 @@ import torch
 
 from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes, Loader, advise, cut_boxes, paste_pieces, samples_of

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.schema import LOSSES
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.segmenter import class_logits
 

@@ -11,7 +11,7 @@ import torch
 
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.segmenter import (
     Segmenter,
     SegmenterSpec,

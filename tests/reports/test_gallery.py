@@ -13,8 +13,8 @@ from helpers.brightness_engine import bright_predictor
 from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ErrorKind
-from unet_trainer.images.image_files import write_image
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, error_layer, make_gallery
 from unet_trainer.training.run_summary import read_run_summary

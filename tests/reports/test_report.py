@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
-from unet_trainer.images.image_files import write_image
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, count, duration, page_policy, percent, rate, score
@@ -239,6 +239,22 @@ def test_what_happened_is_told_in_order(tmp_path):
     kinds = re.findall(r"UTC (Started|Interrupted|Resumed|Warning|Finished)", said)
     assert kinds == ["Started", "Interrupted", "Resumed", "Warning", "Finished"]
     assert "Warning after epoch 3: the disk is slow" in said
+
+
+def test_what_happened_before_the_run_had_its_folder_comes_first(tmp_path):
+    folder = write_run(tmp_path / "run", ious=(), images=(), end=None)
+    events = [
+        {"kind": "start", "time": "2026-01-01T10:00:05+00:00"},
+        {"kind": "note", "text": "read", "time": "2026-01-01T10:00:01"},
+    ]
+    events += [{"kind": "warning", "text": "no time"}, {"kind": "end", "how": "failed", "time": "2026-01-01T10:00:06+00:00"}]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert re.findall(r"Started|Note|Warning|Failed", words(section(page_of(folder), "events"))) == [
+        "Note",
+        "Warning",
+        "Started",
+        "Failed",
+    ]
 
 
 def test_commands_fit_the_state_of_the_run(tmp_path):

@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from helpers.project import ROOT
@@ -132,6 +134,21 @@ def test_children_ignore_the_signals_that_the_parent_handles():
 
 
 @needs_fork
+def test_children_of_a_process_in_which_opencv_has_threads_use_opencv():
+    def resize(item, read_stderr):
+        cv2.setNumThreads(1)
+        return cv2.resize(large, (512, 512)).shape
+
+    before, large = cv2.getNumThreads(), np.zeros((1024, 1024, 3), np.uint8)
+    cv2.setNumThreads(4)
+    try:
+        cv2.resize(large, (2048, 2048))
+        assert sorted(forked_map(resize, [0, 1], 2, timeout=30)) == [(0, (512, 512, 3)), (1, (512, 512, 3))]
+        assert cv2.getNumThreads() == 4
+    finally:
+        cv2.setNumThreads(before)
+
+
 def test_children_end_when_the_parent_is_killed():
     script = (
         "import os, time; from unet_trainer.system.concurrency import forked_map\n"

@@ -234,7 +234,7 @@ def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
     from unet_trainer.images.drawing import bar_chart
-    from unet_trainer.images.image_files import encode_image
+    from unet_trainer.images.image_decoding import encode_image
 
     rows = [{**dataclasses.asdict(one), "trial": one.trial.name, "settings": dict(one.trial.settings)} for one in outcomes]
     settings = {name: as_dict(config)[name] for name in ("data_dir", "image_size", "batch_size", "encoder")}

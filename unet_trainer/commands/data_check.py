@@ -38,9 +38,9 @@ from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import encode_image, read_image, read_mask
+from unet_trainer.images.image_decoding import encode_image, read_image
 from unet_trainer.images.image_spec import depth_name
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_written, given_coding, show_value
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import check_output, write_bytes_atomically, write_output
 from unet_trainer.system.console import Console, counted, json_text

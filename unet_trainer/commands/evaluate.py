@@ -16,7 +16,7 @@ from unet_trainer.system.console import EXIT_DONE, Console, counted
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.evaluate import EvaluatedSet, Options
-    from unet_trainer.inference.evaluation_data import EvaluationData
+    from unet_trainer.inference.inputs import EvaluationData
     from unet_trainer.inference.predictor import Predictor
 
 SPLITS = ("val", "test", "train", "all")
@@ -97,7 +97,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     """Evaluates, prints and writes. Raises UserError."""
     from unet_trainer.commands.evaluation_tables import comparison_lines, summary_lines
     from unet_trainer.inference.evaluate import Options, make_folder, write_evaluation
-    from unet_trainer.inference.evaluation_data import check_comparable, check_same_classes, find_source, load_evaluation_data
+    from unet_trainer.inference.inputs import check_comparable, check_same_classes, find_source, load_evaluation_data
     from unet_trainer.inference.scores import compare, summarise
 
     predictor = load(given, file, console)
@@ -189,7 +189,7 @@ def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
 
 
 def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
-    from unet_trainer.inference.evaluation_data import run_folder_of, trained_on
+    from unet_trainer.inference.inputs import run_folder_of, trained_on
 
     for name in (file, *([] if other_file is None else [other_file])):
         folder = run_folder_of(name)

@@ -21,8 +21,7 @@ from unet_trainer.training.errors import TrainingFailed
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import Outcome, PredictionStream, WriterProcesses
-    from unet_trainer.inference.prediction_timing import Rates
+    from unet_trainer.inference.prediction_stream import Outcome, PredictionStream, Rates, WriterProcesses
     from unet_trainer.inference.predictor import Predictor
     from unet_trainer.model.segmenter import SegmenterSpec
 
@@ -137,7 +136,7 @@ def _predict(
 
 
 def _measure(stream: PredictionStream, inputs: Sequence[Input]) -> Rates:
-    from unet_trainer.inference.prediction_timing import measure_rates
+    from unet_trainer.inference.prediction_stream import measure_rates
 
     with tempfile.TemporaryDirectory() as folder:
         return measure_rates(stream, inputs, Path(folder))

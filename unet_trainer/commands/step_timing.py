@@ -17,7 +17,7 @@ from unet_trainer.config.resolve import resolve
 from unet_trainer.config.schema import Config, as_shape
 from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.network import check_encoder_name
 from unet_trainer.model.precision import set_backends

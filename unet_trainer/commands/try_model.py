@@ -64,7 +64,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, Path | None]:
 
 def validation_pairs(model: Path, data_dir: Path | None) -> tuple[tuple[Pair, ...], str]:
     """The run's validation images, or why there are none. A data_dir that was asked for must hold them."""
-    from unet_trainer.inference.evaluation_data import find_validation_pairs
+    from unet_trainer.inference.inputs import find_validation_pairs
 
     try:
         return find_validation_pairs(model, data_dir), ""

@@ -29,8 +29,7 @@ from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_headers import picture_size
+from unet_trainer.images.image_decoding import Pixels, picture_size
 from unet_trainer.system import input_files
 from unet_trainer.system.console import counted
 

@@ -24,11 +24,10 @@ from unet_trainer.datasets.converted import Conversion, Converted, Converter
 from unet_trainer.datasets.layouts import describe_results, list_files, resolved, walk
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, describe_problems, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
-from unet_trainer.images import image_headers as headers
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, read_bytes
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS, Pixels, decode_image, refuse_bomb
-from unet_trainer.images.image_headers import describe_file
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, decode_image, describe_file, refuse_bomb
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted

@@ -24,7 +24,8 @@ import numpy as np
 from unet_trainer.datasets.name_matching import File, best_match
 from unet_trainer.datasets.pairs import Pair, Part
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_files import COLOUR_CHANNELS, Pixels, encode_image, read_mask
+from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels, encode_image
+from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map

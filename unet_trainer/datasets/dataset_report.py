@@ -52,9 +52,8 @@ from unet_trainer.datasets.scan import (
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import Split, add_groups, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import COLOUR
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.image_files import Pixels, write_image
+from unet_trainer.images.image_decoding import Pixels, write_image
 from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.os_errors import cannot
 

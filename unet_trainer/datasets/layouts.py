@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from unet_trainer.datasets.name_matching import File, best_match, mask_marks, name_files
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.system.console import counted
 
 CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them

@@ -20,8 +20,7 @@ import numpy as np
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import IGNORED, MaskCoding, as_number, channels_of, show_values
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
 from unet_trainer.system.input_files import read_text
 

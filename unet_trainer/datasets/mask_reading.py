@@ -20,8 +20,8 @@ from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import COLOUR
-from unet_trainer.images.mask_coding import (
+from unet_trainer.images.mask_decoding import (
+    COLOUR,
     IGNORED,
     UNKNOWN,
     MaskCoding,

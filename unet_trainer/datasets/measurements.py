@@ -23,8 +23,8 @@ from unet_trainer.config.facts import Measurements
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
-from unet_trainer.images.image_files import Pixels, read_image, read_mask
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.image_decoding import Pixels, read_image
+from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.concurrency import ReadStderr, forked_map
 from unet_trainer.system.json_cache import read_known, write_known
@@ -65,7 +65,7 @@ def measure_dataset(
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
     found: dict[int, _PairMeasurements] = {}
-    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers, lambda: cv2.setNumThreads(0))) as outcomes:
+    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers)) as outcomes:
         for position, outcome in outcomes:
             if isinstance(outcome, str):
                 raise DataError(outcome)

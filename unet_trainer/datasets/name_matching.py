@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unet_trainer.datasets.pairs import composed
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 # Words at the start or end of a name that mark a mask when images and masks are in one folder.
 MASK_WORDS = (

@@ -27,7 +27,7 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
 from unet_trainer.datasets.splits import MIN_RUN, Place, add_groups, in_order, places_of, split_pairs
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
-from unet_trainer.images.image_files import Pixels, read_image
+from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.concurrency import ReadStderr, forked_map
 from unet_trainer.system.json_cache import read_known, write_known
 
@@ -251,7 +251,7 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
     views: dict[int, Pixels] = {}
     with (
         reader.show_bar(len(every)) as tick,
-        contextlib.closing(forked_map(view, every, reader.num_workers, lambda: cv2.setNumThreads(0))) as outcomes,
+        contextlib.closing(forked_map(view, every, reader.num_workers)) as outcomes,
     ):
         for index, outcome in outcomes:
             if isinstance(outcome, str):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 
 MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together: 2 GB while it is filled
 MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work

@@ -34,9 +34,19 @@ from unet_trainer.images.file_bytes import (
     find_member,
     read_bytes,
 )
-from unet_trainer.images.image_files import Pixels, decode_image, decode_mask_or_alpha, refuse_bomb
-from unet_trainer.images.image_headers import channels_with_alpha, is_lossy, is_turned, mask_values_of, nodata_of, palette_colours
+from unet_trainer.images.image_decoding import (
+    Pixels,
+    channels_with_alpha,
+    decode_image,
+    is_lossy,
+    is_turned,
+    mask_values_of,
+    nodata_of,
+    palette_colours,
+    refuse_bomb,
+)
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
+from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
@@ -237,7 +247,7 @@ def scan_pairs(
         else:
             facts[index] = PairFacts(image, mask)
             tick()
-    outcomes = forked_map(_scan_pair, tasks, num_workers, _use_one_thread, timeout)
+    outcomes = forked_map(_scan_pair, tasks, num_workers, timeout=timeout)
     with warnings.catch_warnings(), contextlib.closing(outcomes):
         warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
         for position, outcome in outcomes:
@@ -257,11 +267,6 @@ def scan_pairs(
     return [facts[index] for index in range(len(pairs))]
 
 
-def _use_one_thread() -> None:
-    """OpenCV's own threads would be too many with several children, and do not survive a fork."""
-    cv2.setNumThreads(0)
-
-
 def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts | str:
     """A text: why a remote shard cannot be read."""
     try:
@@ -276,7 +281,7 @@ def _scan_separately(task: _Task) -> PairFacts:
     """As _scan_pair, with a child process for each file, to find the file that crashes the decoder."""
     found: list[Any] = []
     for name, alone in (("image", task._replace(mask=task.mask or SKIPPED)), ("mask", task._replace(image=task.image or SKIPPED))):
-        ((_, outcome),) = forked_map(_scan_pair, [alone], 1, _use_one_thread)
+        ((_, outcome),) = forked_map(_scan_pair, [alone], 1)
         crashed = f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
         found.append(getattr(outcome, name) if isinstance(outcome, PairFacts) else crashed)
     return PairFacts(*found)

@@ -8,9 +8,9 @@ from enum import IntEnum
 import cv2
 import numpy as np
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import extreme_value, find_missing
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.mask_decoding import IGNORED
 
 Colour = tuple[int, int, int]
 

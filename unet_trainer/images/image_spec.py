@@ -13,10 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.images import image_headers as headers
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.image_files import Pixels, decode_image_and_size, map_npy, to_channels
-from unet_trainer.images.image_headers import NPY_START, nodata_of
+from unet_trainer.images.image_decoding import NPY_START, Pixels, decode_image_and_size, map_npy, nodata_of, to_channels
 from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 

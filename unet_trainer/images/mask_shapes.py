@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.images.image_files import COLOUR, Pixels
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import COLOUR
 
 Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not repeated at the end
 # Neighbours of a pixel, anticlockwise from the right, as the bits of a number: right 1, upper right 2, above 4, ...

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.image_headers import PNG_START
+from unet_trainer.images.image_decoding import PNG_START, Pixels
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.input_files import open_file
 

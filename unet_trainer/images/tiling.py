@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 
 Size = tuple[int, int]  # height, width
 

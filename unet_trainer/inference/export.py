@@ -25,8 +25,8 @@ from torch.export import Dim
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
+from unet_trainer.inference.engine import CARD_KEY, INPUT, MAX_FILE_BYTES, OUTPUT, OnnxEngine, add_digest, import_optional
 from unet_trainer.inference.model_files import SMP_CARD, ModelCard
-from unet_trainer.inference.onnx_engine import CARD_KEY, INPUT, MAX_FILE_BYTES, OUTPUT, OnnxEngine, add_digest, import_optional
 from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line

@@ -1,26 +1,48 @@
-"""What IMAGE, FOLDER, GLOB and CSV on the command line mean: the files to predict, and the name of each result."""
+"""Which images a command works on. Imports no torch.
+
+predict     what IMAGE, FOLDER, GLOB and CSV mean: the files, and the name of each result
+evaluate    the pairs of the model's run, or of a folder that is named, checked against what the model knows. Every file is read
+            before the model sees the first one, so that all that does not fit is told at once
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import glob
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.layouts import list_files
-from unet_trainer.datasets.pairs import first_few
-from unet_trainer.datasets.shards import open_shards
-from unet_trainer.images.file_bytes import is_file
-from unet_trainer.images.image_files import IMAGE_EXTENSIONS
+from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
+from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.datasets.layouts import list_files, resolved
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, total_counts
+from unet_trainer.datasets.mask_reading import choose_classes
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
+from unet_trainer.datasets.shards import find_in_shards, open_shards
+from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
+from unet_trainer.images.file_bytes import DataError, ReadError, is_file
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
+from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec, depth_name, read_small
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
 from unet_trainer.images.row_writers import is_result
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.training.run_folder import SPLIT_CSV
+
+if TYPE_CHECKING:  # it needs torch
+    from unet_trainer.model.segmenter import SegmenterSpec
 
 CSV_SUFFIX = ".csv"
 MAX_CSV_BYTES = 256 * 2**20
@@ -62,11 +84,21 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
         other, path, _ = clashes[0]
         fix = "Name the folder above them, or predict them in two commands with different --out"
         if other.parent == path.parent:
-            pattern = path.parent / f"*{path.suffix}"
-            fix = f"Predict them in two commands with different --out; a pattern takes some of them: '{pattern}'"
+            image = max((other, path), key=_num_values)  # one of the two may be the mask of the other
+            pattern = path.parent / f"*{image.suffix}"
+            fix = f"Predict them in two commands with different --out; a pattern takes the images: '{pattern}'"
         lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
         more = [f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else []
         raise UserError("\n  ".join(["images whose results would have the same name:", *lines, *more, fix]))
+
+
+def _num_values(path: Path) -> int:
+    """That differ: a mask has fewer than its image. 0 for a file that cannot be read."""
+    try:
+        found = read_small(path, RGB_8BIT)
+        return 0 if found is None else len(np.unique(found.pixels))
+    except ReadError:
+        return 0
 
 
 def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
@@ -165,3 +197,241 @@ def _data_dir(split_csv: Path) -> Path | None:
         return Path(config.data_dir)
     except UserError:
         return None
+
+
+# Pairs that a model is evaluated on.
+
+SplitName = Literal["train", "val", "test", "all"]
+RUN_CONFIG = "config.yaml"
+LAYOUT_KEYS = ("image_dir", "mask_dir", "mask_suffix", "split_file")
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The settings of the data, and whether they are those of the model's run."""
+
+    config: Config
+    run_folder: Path | None  # of the model
+    is_own: bool  # the data of the run, divided as the run divided it
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.config.data_dir)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Pairs that fit the model, with the facts of their files, in the same order."""
+
+    source: DataSource
+    split: SplitName
+    rule: str  # how they were found
+    pairs: Sequence[Pair]
+    images: Sequence[ImageFacts]
+    masks: Sequence[MaskFacts]
+    coding: MaskCoding
+
+
+def run_folder_of(model_file: Path) -> Path | None:
+    """The run that a model's file lies in, if it does."""
+    return model_file.parent if (model_file.parent / RUN_CONFIG).is_file() else None
+
+
+def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
+    """Of the run that the model's file lies in. `data_dir`: where the data are now, if not where the run had them.
+
+    Raises DataError with the reason if the split or the data are not there.
+    """
+    run = model.parent
+    if not (run / SPLIT_CSV).is_file():
+        raise DataError(f"{run} has no {SPLIT_CSV}, which names them")
+    config_file = run / RUN_CONFIG
+    if data_dir is None and not config_file.is_file():
+        raise DataError(f"{run} has no config.yaml, which says where the data are; data_dir=FOLDER says it too")
+    config = load_config(config_file) if config_file.is_file() else Config(checkpoint_dir=str(run.parent))
+    if data_dir is not None:
+        config = dataclasses.replace(config, data_dir=str(data_dir))
+    data_dir = Path(config.data_dir)
+    stored = find_in_shards(config)
+    if stored is None and not data_dir.is_dir():
+        raise DataError(f"data_dir: {data_dir} does not exist here; data_dir=FOLDER names another place")
+    found = read_split_csv(run / SPLIT_CSV, data_dir, [*stored.pairs, *stored.test] if stored else ())
+    return tuple(pair for pair in found.pairs if pair.part == "val")
+
+
+def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
+    """The settings of the run, or of another folder if data_dir names one. Raises UserError."""
+    folder = run_folder_of(model_file)
+    words = [f"{name}={value}" for name, value in overrides.items()]
+    own = None if folder is None else load_config(folder / RUN_CONFIG)
+    given = overrides.get("data_dir")
+    if given is not None and (own is None or Path(given).resolve() != Path(own.data_dir).resolve()):
+        return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
+    if own is None or folder is None:
+        raise UserError(
+            f"data_dir: {model_file} is not in a run folder, so nothing says what to evaluate it on; "
+            "name the images: data_dir=FOLDER with images/ and masks/"
+        )
+    is_own = not any(name in overrides for name in LAYOUT_KEYS)
+    return DataSource(load_config(folder / RUN_CONFIG, words), folder, is_own)
+
+
+def load_evaluation_data(
+    source: DataSource, spec: SegmenterSpec, overrides: Mapping[str, str], split: SplitName | None, console: Console
+) -> EvaluationData:
+    """Finds the pairs, reads every file, and checks that the model knows such images and masks. Raises UserError."""
+    config = source.config
+    if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
+        console.say(f"Made the demo dataset in {source.data_dir}")
+    found, chosen = find_split(source, split)
+    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console, config.worker_timeout)
+    _refuse_other_kinds(report, spec.image)
+    coding = _choose_coding(report, spec, config, overrides)
+    _refuse_other_masks(report, coding, spec)
+    if report.blocking_message or not report.pairs:
+        raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
+    for notice in report.notices:
+        console.note(notice)
+    return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
+
+
+def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs, SplitName]:
+    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The data of a
+    run are divided as the run divided them; `test` is what neither trained nor validated."""
+    now: FoundPairs | None = None
+    try:
+        now = find_dataset(source.config)
+    except DataError:
+        if not source.is_own or split == "test":
+            raise  # else the table of the run says what is missing
+    found = _own_pairs(source, now) if source.is_own and split != "test" else now
+    assert found is not None
+    test, parts = now.test if now else (), {pair.part for pair in found.pairs}
+    if split is None:
+        split = "val" if source.is_own or "val" in parts else "test" if parts == {"test"} else "all"
+    if split == "all":
+        rule = f"{found.rule} and test of {now.rule}" if source.is_own and now and test else found.rule
+        return dataclasses.replace(found, pairs=found.pairs + test, rule=rule), split
+    if split == "test" and test:
+        return FoundPairs(test, f"test of {found.rule}"), split
+    chosen = tuple(pair for pair in found.pairs if pair.part == split)
+    if not chosen:
+        has = ", ".join(sorted(part for part in parts if part)) or "pairs that are not divided (--split all)"
+        fix = "; need test/images and test/masks there, or rows of test in split_file=FILE.csv" if split == "test" else ""
+        raise UserError(f"--split: {source.data_dir} has no {split} images with masks; it has {has} ({found.rule}){fix}")
+    return dataclasses.replace(found, pairs=chosen), split
+
+
+def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
+    """Of the table that the run wrote. `now`: what is there; masks that are made from other files are found among those."""
+    assert source.run_folder is not None
+    table = source.run_folder / SPLIT_CSV
+    if not table.is_file():
+        raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
+    try:
+        found = read_split_csv(table, source.data_dir, [*now.pairs, *now.test] if now else ())
+    except DataError as error:
+        raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
+    return FoundPairs(found.pairs, str(table))
+
+
+def _scan_cache(source: DataSource) -> ScanCache | None:
+    """Where runs remember what they read; nothing is remembered where there are no runs."""
+    runs = Path(source.config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
+    return open_scan_cache(source.data_dir, runs) if runs.is_dir() else None
+
+
+def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
+    report.notices += describe_reading(report.images, spec.channels, spec.nodata, spec.ignores_nodata, can_be_set=False)
+    report.images = [image.as_read(spec.channels, spec.nodata) for image in report.images]
+    lines = []
+    for pair, image in zip(report.pairs, report.images, strict=True):
+        if depth_of(image) != spec.depth:
+            lines.append(f"{pair.image}: {depth_name(depth_of(image))}; the model was trained on {depth_name(spec.depth)} images")
+        elif image.channels not in (1, spec.channels):
+            lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
+    if lines:
+        fix = "convert them to what the model was trained on"
+        one, many = (f"{images} of a kind that the model does not know" for images in ("image", "images"))
+        report.problems.append(Problem("kind", one, many, tuple(lines), fix))
+
+
+def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
+    """The model's own, unless mask_values or ignore_value say what these masks mean."""
+    if "mask_values" in overrides:
+        if config.mask_values != "auto":
+            return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
+        ignored = given_coding("nonzero", config.ignore_value).ignored
+        chosen = choose_classes(dataclasses.replace(config, num_classes=spec.num_classes), MaskEvidence(report.masks, ignored))
+        if chosen is None:
+            raise UserError("mask_values: auto cannot tell what the values in these masks mean; give the value of each class")
+        return chosen.coding
+    return dataclasses.replace(spec.coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else spec.coding
+
+
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
+    names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
+    order = "mask_values=[...] gives the value of each class of the model in these masks"
+    lines = unknown_value_lines(report, coding)
+    if lines:
+        one, many = (f"{masks} with values that belong to no class of the model ({names})" for masks in ("mask", "masks"))
+        report.problems.append(Problem("values", one, many, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
+        return
+    values, first = sorted(total_counts(report.masks)), spec.id_names[0]
+    if {class_id for mask in report.masks for class_id in class_ids(mask, coding)} - {0, IGNORED, UNKNOWN}:
+        return
+    if len(values) == 1:
+        report.notices.append(f"no mask holds any class but {first}")
+        return
+    shown = first_few((show_value(value) for value in values), 8)
+    by_coding = f"by the model's coding ({names}) none of them is any class but {first}; {order}"
+    report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
+
+
+def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
+    """Those of the pairs whose images the run of this folder was trained on."""
+    return [] if run_folder is None else _listed(data.pairs, run_folder, "train")[0]
+
+
+def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
+    """Raises UserError unless both models can be compared on these images: on their own splits these must be the same."""
+    folder = run_folder_of(other)
+    if not data.source.is_own or folder is None or data.split not in ("train", "val"):
+        return
+    same, num_theirs = _listed(data.pairs, folder, data.split)
+    if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
+        return
+    seen = trained_on(data, folder)
+    leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
+    raise UserError(
+        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, of which "
+        f"{len(same)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
+        f"both with one split: split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
+    )
+
+
+def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
+    """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say. Wherever the
+    files lie now: in a folder, or in shards of it."""
+    table = run_folder / SPLIT_CSV
+    try:
+        images = listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+        contents = listed_contents(table, part)
+    except UserError:
+        return [], None
+    return [pair for pair in pairs if resolved(pair.image) in images or (pair.content and pair.content in contents)], len(images)
+
+
+def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:
+    """Raises UserError unless both models have the same classes and, by their own coding, mean the same by these masks."""
+    if list(this.id_names) != list(other.id_names):
+        raise UserError(f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}")
+    if data.coding != this.coding:  # given by the user for these masks, for both models
+        return
+    meanings = {**dict(enumerate(this.id_names)), IGNORED: "ignored", UNKNOWN: "no class"}
+    values = np.array(sorted(total_counts(data.masks)))
+    for value, mine, theirs in zip(values.tolist(), this.coding.encode(values), other.coding.encode(values), strict=True):
+        if mine != theirs:
+            raise UserError(
+                f"--compare: mask value {show_value(value)} is {meanings[int(mine)]} here and {meanings[int(theirs)]} for {name}"
+            )

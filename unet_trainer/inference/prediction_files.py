@@ -24,9 +24,9 @@ import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import display_range, overlay_rows, to_display
-from unet_trainer.images.image_files import COLOUR, Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
 from unet_trainer.images.mask_shapes import Polygon, find_polygons, joined_rings, signed_area
 from unet_trainer.images.row_writers import (
     MARK,

@@ -16,7 +16,6 @@ import mmap
 import multiprocessing
 import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -26,19 +25,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_files import Pixels, read_mask
+from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.image_decoding import write_image as write_whole_image
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
-from unet_trainer.images.tiling import Size
-from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, ForwardGraphs, host_batch
+from unet_trainer.images.mask_decoding import read_mask
+from unet_trainer.images.tiling import Size, fit_image, resize_mask
+from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, Engine, ForwardGraphs, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.logits import Logits, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.inference.prediction_files import (
     COCO_NAME,
     FULL,
@@ -51,9 +52,10 @@ from unet_trainer.inference.prediction_files import (
     write_image,
 )
 from unet_trainer.inference.predictor import ModelInput, Predictor
+from unet_trainer.inference.tile_blending import Logits, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
-from unet_trainer.system.concurrency import SIGNALS, ReadAhead, WriteBehind, run_as_child
+from unet_trainer.system.concurrency import ReadAhead, WriteBehind, forking, run_as_child
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
@@ -97,12 +99,9 @@ class WriterProcesses:
             self.free.put(slot)
         context = multiprocessing.get_context("fork")
         self.pool = ProcessPoolExecutor(num_processes, context, run_as_child, (_start_process, os.getpid(), self.memory))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the processes ignore them
-        try:
+        with forking():
             for _ in range(num_processes):  # of sleeping ones: some versions of Python fork only where none is idle
                 self.pool.submit(time.sleep, 0.02)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.workers = [*self.pool._processes.values()]
 
     def __enter__(self) -> WriterProcesses:
@@ -168,7 +167,6 @@ def _write_stored(folder: PredictionFolder, images: Sequence[Input], slot: int, 
 def _start_process(memory: list[Pixels]) -> None:
     _memory[:] = memory
     gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
-    cv2.setNumThreads(1)
 
 
 def start_writers(num_images: int, device: str) -> WriterProcesses | None:
@@ -528,3 +526,80 @@ def _batch_pixels(device: torch.device) -> int:
 def _num_bytes(found: Found) -> int:
     pixels = found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
     return 0 if pixels is None else pixels.nbytes
+
+
+# How fast prediction is, beside what bounds it: reading alone, the forward pass alone, and a plain loop.
+
+FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
+PLAIN_SECONDS = 20.0  # after which the plain loop ends
+
+
+class Rates(NamedTuple):
+    """Images per second; None: not measured."""
+
+    reading: float
+    forward: float
+    plain: float | None
+
+
+def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
+    """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of the device
+    is not counted."""
+    sample: list[ModelInput] = []
+    started = time.perf_counter()
+    with one_opencv_thread(), stream.read_ahead(inputs) as ahead:
+        for _, found in ahead:
+            if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
+                sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
+    reading = len(inputs) / (time.perf_counter() - started)
+    if not sample:
+        raise DataError("--time: for images that can be read and go through the network in batches; there is none")
+    predictor = stream.predictor
+    return Rates(reading, _time_forward(predictor, sample), _time_plain_loop(predictor.engine, inputs, folder))
+
+
+def _time_forward(predictor: Predictor, sample: Sequence[ModelInput]) -> float:
+    """The batch lies in page-locked memory, as in the stream."""
+    device = predictor.engine.device
+    batch = host_batch([given.pixels for given in sample], device)
+    for _ in range(3):
+        predictor.logits(batch)
+    _synchronize(device)
+    num_images, started = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - started) < FORWARD_SECONDS:
+        for _ in range(4):
+            predictor.logits(batch)
+            num_images += len(batch)
+        _synchronize(device)
+    return num_images / seconds
+
+
+def _time_plain_loop(engine: Engine, inputs: Sequence[Input], folder: Path) -> float | None:
+    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other. None
+    for an exported file, which is no network of torch."""
+    if not isinstance(engine, TorchEngine):
+        return None
+    spec, segmenter = engine.card.spec, engine.segmenter
+
+    @torch.no_grad()
+    def predict(given: Input) -> None:
+        image = spec.image.decode(read_bytes(given.path)).pixels
+        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
+        ids = segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
+        mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
+        write_whole_image(folder / f"{given.path.stem}.png", mask)
+
+    predict(inputs[0])
+    _synchronize(engine.device)
+    num_images, started = 0, time.perf_counter()
+    for given in inputs:
+        predict(given)
+        num_images += 1
+        if time.perf_counter() - started > PLAIN_SECONDS:
+            break
+    return num_images / (time.perf_counter() - started)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

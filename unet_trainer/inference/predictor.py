@@ -22,12 +22,20 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, SymmetricEngine, host_batch, load_engine
-from unet_trainer.inference.logits import Forward, Logits, TiledLogits, WholeLogits, all_ids, all_probabilities, blended_logits
 from unet_trainer.inference.model_files import ModelCard, find_model
+from unet_trainer.inference.tile_blending import (
+    Forward,
+    Logits,
+    TiledLogits,
+    WholeLogits,
+    all_ids,
+    all_probabilities,
+    blended_logits,
+)
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.console import counted
 
@@ -214,7 +222,7 @@ class LoadedModel:
         return all_probabilities(self._logits(image))
 
     def _logits(self, image: ArrayLike) -> Logits:
-        found = self.predictor.predict_image(_pixels(image))
+        found = self.predictor.predict_image(_pixels(image, self.card.spec.image.channels))
         if (warning := self.predictor.take_scale_warning()) is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(warning, stacklevel=3)
@@ -225,12 +233,16 @@ class LoadedModel:
         return f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, {self.engine.description})"
 
 
-def _pixels(image: ArrayLike) -> Pixels:
-    """Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
+def _pixels(image: ArrayLike, channels: int) -> Pixels:
+    """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are read.
+
+    Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
     mode = getattr(image, "mode", None)
     if mode is not None and mode not in PIL_MODES:
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
-    return np.asarray(image)
+    pixels = np.asarray(image)
+    has_alpha = pixels.ndim == 3 and pixels.dtype.kind == "u" and pixels.shape[2] in (2, 4) and pixels.shape[2] != channels
+    return pixels[:, :, :-1] if has_alpha and pixels.shape[2] - 1 in (1, channels) else pixels
 
 
 def load(

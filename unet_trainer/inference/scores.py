@@ -20,8 +20,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.mask_shapes import thin
 from unet_trainer.model.baselines import overlap_ratios
 

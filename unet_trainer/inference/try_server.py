@@ -35,16 +35,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images import image_headers as headers
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_files import Pixels, decode_image, encode_image, read_mask, refuse_bomb
+from unet_trainer.images.image_decoding import Pixels, decode_image, encode_image, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec, depth_name
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.logits import TiledLogits, band_ids
 from unet_trainer.inference.predictor import Predictor, check_image
 from unet_trainer.inference.scores import confusion_matrix
+from unet_trainer.inference.tile_blending import TiledLogits, band_ids
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
 from unet_trainer.system.local_server import JSON_TYPE, LocalHandler, LocalServer, RequestRefused, content_security_policy

@@ -19,7 +19,7 @@ import numpy as np
 from unet_trainer.config.choices import INTENSITY_JITTER, named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageSpec
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # or the import asks the network for a newer version

@@ -16,9 +16,9 @@ import torch
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, find_member, read_with_stamp, shown_path
-from unet_trainer.images.image_files import Pixels, decode_mask, refuse_bomb
+from unet_trainer.images.image_decoding import Pixels, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import IGNORED, UNKNOWN, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
 from unet_trainer.loading.pixel_cache import ContentDamage, MemoryCache
 

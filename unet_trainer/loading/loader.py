@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
 from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout

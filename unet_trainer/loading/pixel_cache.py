@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.concurrency import ReadAhead
 from unet_trainer.system.input_files import open_handle

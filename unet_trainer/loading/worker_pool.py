@@ -38,11 +38,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
 from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
 
@@ -182,8 +181,7 @@ def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess])
 def _run_worker(worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int]) -> None:
     for file in parent_ends:  # else the pipe would stay open after the training process has ended
         os.close(file)
-    cv2.setNumThreads(0)  # one thread per worker
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as OpenCV has
     with contextlib.suppress(BrokenPipeError):  # the training process has ended
         worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)
 

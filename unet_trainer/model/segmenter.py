@@ -19,7 +19,7 @@ from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding, as_lists, as_tuples
+from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image

@@ -21,8 +21,8 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair, path_in
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError, read_bytes
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.system.console import Console, counted, first_line, silent_console
 from unet_trainer.training.run_folder import BEST
@@ -117,7 +117,7 @@ def make_gallery(
 def load_predictor(model: Path, device: str, data_dir: Path | None) -> tuple[Sequence[Pair], Predictor]:
     """With the validation pairs. Raises UserError."""
     from unet_trainer.inference.engine import load_engine
-    from unet_trainer.inference.evaluation_data import find_validation_pairs
+    from unet_trainer.inference.inputs import find_validation_pairs
     from unet_trainer.inference.predictor import Predictor
 
     return find_validation_pairs(model, data_dir), Predictor(load_engine(model, device))
@@ -159,8 +159,8 @@ def draw_gallery(
 
 def draw_picture(predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
-    from unet_trainer.inference.logits import all_ids
     from unet_trainer.inference.predictor import check_image
+    from unet_trainer.inference.tile_blending import all_ids
     from unet_trainer.inference.try_server import decode_for_page, read_truth
 
     spec = predictor.spec

@@ -57,14 +57,28 @@ def start_process(function: Callable[..., object], *arguments: Any) -> BaseProce
     ends its children. When it is killed itself, Linux kills them."""
     target = partial(run_as_child, function, os.getpid())
     process = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # else this process's handlers could run in the child
+    with forking():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the child keeps:
+    threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for ever."""
+    cv2 = sys.modules.get("cv2")
+    num_threads = cv2.getNumThreads() if cv2 is not None else 0
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        if cv2 is not None:
+            cv2.setNumThreads(1)
         with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            process.start()
+            yield
     finally:
+        if cv2 is not None:
+            cv2.setNumThreads(num_threads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process
 
 
 def run_as_child(function: Callable[..., object], parent: int, *arguments: Any) -> None:

@@ -18,7 +18,7 @@ from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.splits import Split, split_csv_text
-from unet_trainer.images.image_files import Pixels, encode_image
+from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import BackgroundWriter, Job

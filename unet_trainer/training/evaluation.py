@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from unet_trainer.images.drawing import to_display
-from unet_trainer.images.image_files import Pixels
-from unet_trainer.images.mask_coding import IGNORED
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import Tile, Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
 from unet_trainer.loading.loader import Loader

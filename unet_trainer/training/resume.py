@@ -11,7 +11,7 @@ from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
-from unet_trainer.images.mask_coding import given_coding
+from unet_trainer.images.mask_decoding import given_coding
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import Launch
 from unet_trainer.training.errors import CheckpointError

@@ -29,7 +29,7 @@ from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, parsed
 from unet_trainer.config.schema import as_dict
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_coding import MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.console import Console, cause_line

@@ -128,7 +128,7 @@ def _end_seconds(run: Run, val_seconds: float) -> float:
 
 
 def tile_seconds(run: Run) -> float:
-    """That the choice of a tile for `predict` may take at the end; see inference.tile_choice."""
+    """That the choice of a tile for `predict` may take at the end; see inference.evaluate."""
     share = TILE_SHARE * (run.state.seconds if math.isinf(run.budget.seconds) else run.budget.seconds)
     return min(MAX_TILE_SECONDS, max(MIN_TILE_SECONDS, share)) if run.config.fit == "crop" else 0.0
 

@@ -61,7 +61,7 @@ class TensorBoardTracker:
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, epoch)
         if picture is not None:
-            from unet_trainer.images.image_files import read_image
+            from unet_trainer.images.image_decoding import read_image
 
             self.writer.add_image(SAMPLES, read_image(picture), epoch, dataformats="HWC")
         self.writer.flush()

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.predicting import BrightnessEngine, write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference import logits as logits_module
-from unet_trainer.inference.logits import (
+from unet_trainer.inference import tile_blending as logits_module
+from unet_trainer.inference.predictor import load
+from unet_trainer.inference.tile_blending import (
     TiledLogits,
     WholeLogits,
     all_ids,
@@ -23,7 +24,6 @@ from unet_trainer.inference.logits import (
     predicted_ids,
     tile_starts,
 )
-from unet_trainer.inference.predictor import load
 from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)

@@ -1,22 +1,51 @@
-"""What the bytes of a file say before it is decoded: depth, palette, alpha, orientation, size, whether it is complete; and what a
-file is that is no image.
+"""Reads and writes image files, and tells what their bytes say before they are decoded: size, depth, palette, alpha, orientation,
+whether they are complete, and what a file is that is no image. Masks: see mask_decoding.
 
-Decodes no pixels. For a broken header the functions return what they return for a file without the property; decoding it fails.
+Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV
+would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+import cv2
+import numpy as np
 from PIL import Image
 
-from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.tiff_files import ORIENTATION, SIDEWAYS, TIFF_STARTS, TURNS, TiffImage
-from unet_trainer.system.input_files import open_file
+from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
+from unet_trainer.images.tiff_files import (
+    BOMB_PIXELS,
+    BOMB_RATIO,
+    ORIENTATION,
+    SIDEWAYS,
+    TIFF_STARTS,
+    TURNS,
+    Pixels,
+    TiffImage,
+    read_errors,
+    upright,
+    with_channels_last,
+)
+
+IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
+# Factor → OpenCV's flags for grey and for colour. A JPEG decoded at a fraction of its size costs much less time.
+REDUCED = {
+    2: (cv2.IMREAD_REDUCED_GRAYSCALE_2, cv2.IMREAD_REDUCED_COLOR_2),
+    4: (cv2.IMREAD_REDUCED_GRAYSCALE_4, cv2.IMREAD_REDUCED_COLOR_4),
+    8: (cv2.IMREAD_REDUCED_GRAYSCALE_8, cv2.IMREAD_REDUCED_COLOR_8),
+}
+AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
+COLOUR_CHANNELS = 3  # so many values count as one pixel
+
+# The decoders' own messages name no file; the errors raised here are shown with the file's name.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -27,10 +56,146 @@ JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a 
 JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
 MANY_GREYS = 8  # so many in a palette, not in the order of their brightness, were put there by a program that reduced colours
 
-Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; image_files.refuse_bomb replaces that check
+Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
 # What PIL raises for a broken header.
 PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
 Found = TypeVar("Found")
+
+
+def read_image(path: Path, min_side: int | None = None) -> Pixels:
+    """H,W,C in the file's own depth. A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`."""
+    return decode_image(read_bytes(path), min_side)
+
+
+def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
+    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is dropped, unless
+    it is one of the `channels` that are wanted.
+
+    A decompression bomb is refused before it is decoded. Raises ReadError.
+    """
+    refuse_bomb(data)
+    with read_errors():
+        return _decode_image(data, min_side, channels)
+
+
+def _decode_image(data: bytes, min_side: int | None, channels: int | None) -> Pixels:
+    if data.startswith(NPY_START):
+        return np.ascontiguousarray(with_channels_last(decode_array(data)))
+    if data.startswith(TIFF_STARTS):
+        return TiffImage(io.BytesIO(data), channels).read_all()
+    if data.startswith(GIF_START):
+        return decode_with_pil(data, "RGB")
+    keeps_alpha = channels is not None and channels_with_alpha(data) == channels
+    if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
+        wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
+        return np.ascontiguousarray(upright(image[:, :, wanted], orientation_of(data)))
+    _, flags = _reduction(data, min_side)
+    image = decode_with_opencv(data, flags)
+    if image.ndim == 2:
+        return image[:, :, None]
+    if png_colour_type(data) == PNG_GREY_ALPHA:
+        return image[:, :, :1]
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def decode_image_and_size(data: bytes, min_side: int | None, channels: int | None = None) -> tuple[Pixels, tuple[int, int]]:
+    """As decode_image, and height and width at full size."""
+    image = decode_image(data, min_side, channels)
+    factor, _ = _reduction(data, min_side)
+    return image, (image.shape[0] * factor, image.shape[1] * factor)
+
+
+def to_channels(image: Pixels, channels: int) -> Pixels:
+    """Repeats the channel of a grey image; returns any other image as it is."""
+    return np.repeat(image, channels, axis=2) if image.shape[2] == 1 and channels > 1 else image
+
+
+def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
+    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width. The pages
+    and channels of a TIFF are summed."""
+    tiff = tiff_header(data)
+    size = tiff.stored_size if tiff is not None else None if data.startswith(NPY_START) else stored_size(data)
+    if size is None:
+        return  # the decoder says what is wrong
+    height, width = size
+    num_pixels, what = height * width, f"{width}×{height} pixels"
+    if tiff is not None:
+        num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
+        what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
+        expected = expected if num_pixels == height * width else None
+    if num_pixels > max(BOMB_PIXELS, len(data) * BOMB_RATIO) and size != expected:
+        raise ReadError(f"{len(data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+
+
+def write_image(path: Path, pixels: Pixels) -> None:
+    """Writes H,W or H,W,3 RGB in the format that the extension names."""
+    path.write_bytes(encode_image(pixels, path.suffix))
+
+
+def encode_image(pixels: Pixels, extension: str) -> bytes:
+    stored = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels
+    done, buffer = cv2.imencode(extension, stored)
+    assert done, extension
+    return buffer.tobytes()
+
+
+def _reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
+    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags for it.
+
+    The factor must divide both sides: rounded up, the image would be stretched against its mask.
+    """
+    frame = None if min_side is None else jpeg_frame(data)
+    if frame is not None and min_side is not None:
+        height, width, components = frame
+        for factor in sorted(REDUCED, reverse=True):
+            if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
+                return factor, REDUCED[factor][components != 1]
+    return 1, AS_STORED
+
+
+def decode_with_opencv(data: bytes, flags: int) -> Pixels:
+    _refuse_cut_off(data)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    if image is None:
+        raise ReadError(describe_content(data) or "not an image that can be decoded")
+    return image
+
+
+def decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
+    """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
+    _refuse_cut_off(data)
+    with Image.open(io.BytesIO(data)) as picture:
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
+
+
+def _refuse_cut_off(data: bytes) -> None:
+    if is_cut_off(data):
+        raise ReadError("the file is cut off")
+
+
+def decode_array(data: bytes) -> Pixels:
+    try:
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+    except ValueError as error:
+        raise ReadError("cannot be decoded (it holds Python objects)") if "pickle" in str(error) else error from None
+    if array.dtype.kind not in "buif" or array.size == 0:
+        raise ReadError(f"an array of {array.dtype} and shape {array.shape}; need numbers for pixels")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def map_npy(path: Path) -> Pixels:
+    """H,W,C of an array file, mapped into memory: what is not looked at is not read. Raises ReadError."""
+    open_file(path).close()  # a pipe would be waited for
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception:  # of a broken header, anything
+        array = None
+    if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
+        return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
+    return with_channels_last(array)
+
+
+# What the bytes of a file say before it is decoded. For a broken header, what a file without the property says; decoding it fails.
 
 
 def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
@@ -267,5 +432,5 @@ def describe_file(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             return describe_content(file.read(HEAD_BYTES))
-    except OSError:
+    except (ReadError, OSError):
         return None

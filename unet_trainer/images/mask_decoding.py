@@ -1,28 +1,156 @@
-"""What mask values mean: value in the file → class id.
+"""Masks: the file of a mask → its values → class ids.
 
 A value is a whole number as it is in the file. A colour is one number too: a grey one is its brightness, any other is
-COLOUR + 0xRRGGBB. Decides nothing: datasets.mask_reading does.
+COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image, ImageOps
 
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
-from unet_trainer.images.image_files import COLOUR, Pixels
+from unet_trainer.images.file_bytes import ReadError, read_bytes
+from unet_trainer.images.image_decoding import (
+    AS_STORED,
+    GIF_START,
+    NPY_START,
+    Pixels,
+    channels_with_alpha,
+    decode_array,
+    decode_with_opencv,
+    decode_with_pil,
+    has_palette,
+    is_turned,
+    look_with_pil,
+    mask_values_of,
+    palette_colours,
+    png_bits,
+)
+from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
 
+COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
 UNKNOWN = 254  # id of values that belong to no class; never reaches a batch
 
 SAVED = ("values", "threshold", "ignore_value", "merged", "ignores_unknown", "tolerance")  # fields, in checkpoints
 
 Channels = tuple[int, int, int]
+
+
+def read_mask(path: Path) -> Pixels:
+    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour (but see
+    image_mask_values_of); int32 for colours.
+
+    A picture in one colour with a varying alpha channel is a mask in its alpha channel.
+    """
+    return decode_mask(read_bytes(path))
+
+
+class DecodedMask(NamedTuple):
+    """H,W whole numbers, and whether they are those of the alpha channel."""
+
+    values: Pixels
+    is_alpha: bool
+
+
+def decode_mask(data: bytes) -> Pixels:
+    """H,W whole numbers: see read_mask."""
+    return decode_mask_or_alpha(data).values
+
+
+def decode_mask_or_alpha(data: bytes) -> DecodedMask:
+    """The mask, and where it was found: of a picture in one colour with holes in it, the alpha channel is the mask."""
+    with read_errors():
+        tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
+        mask = _decode_mask_values(data) if tiff is None else _tiff_mask_values(tiff)
+        has_alpha = channels_with_alpha(data) > 0 if tiff is None else tiff.has_alpha
+        if has_alpha and (mask == mask.flat[0]).all():
+            alpha = _decode_alpha(data)
+            if alpha is not None and alpha.shape == mask.shape:
+                varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
+                if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
+                    return DecodedMask(alpha, True)
+        return DecodedMask(mask, False)
+
+
+def _tiff_mask_values(tiff: TiffImage) -> Pixels:
+    mask = tiff.read_all()
+    if tiff.palette is None:
+        return _whole_numbers(mask)
+    return _shown_values(mask[:, :, 0], mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()]))
+
+
+def _decode_mask_values(data: bytes) -> Pixels:
+    if data.startswith(NPY_START):
+        return _whole_numbers(np.squeeze(decode_array(data)))
+    if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
+        return np.ascontiguousarray(_join_colours(decode_with_pil(data, "RGB")))
+    if has_palette(data):
+        return _shown_values(decode_with_pil(data), mask_values_of(palette_colours(data)))
+    mask = decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
+    if png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2 ** png_bits(data) - 1))
+    return _whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
+
+
+def _shown_values(indices: Pixels, values: Sequence[int]) -> Pixels:
+    """H,W indices of a palette → the value of each; the indices themselves where two that occur have the same value."""
+    if values == list(range(len(values))) or indices.max() >= len(values):
+        return indices
+    lookup, used = np.array(values, np.uint8), cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0
+    return lookup[indices] if len({*lookup[used].tolist()}) == np.count_nonzero(used) else indices
+
+
+def _whole_numbers(mask: Pixels) -> Pixels:
+    """H,W or H,W,C → H,W uint8, uint16 or, for colours, int32; raises ReadError for anything else."""
+    if mask.dtype == np.bool_:
+        mask = mask.astype(np.uint8)
+    has_colours = False
+    if mask.ndim == 3 and mask.shape[2] in (1, 3):
+        joined = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
+        has_colours, mask = joined.dtype != mask.dtype, joined
+    if mask.ndim != 2 or mask.size == 0:
+        raise ReadError(f"an array of shape {mask.shape}; a mask has one value, or a colour, for each pixel")
+    if mask.dtype == np.uint8 or has_colours:
+        return np.ascontiguousarray(mask)
+    low, high = mask.min().item(), mask.max().item()
+    if not (low >= 0 and high <= 65535 and (np.issubdtype(mask.dtype, np.integer) or (mask == np.floor(mask)).all())):
+        raise ReadError(f"{mask.dtype} values from {low} to {high}; need whole numbers from 0 to 65535")
+    return np.ascontiguousarray(mask.astype(np.uint8 if high <= 255 else np.uint16))
+
+
+def _join_colours(channels: Pixels) -> Pixels:
+    """H,W,3 RGB → H,W: the brightness of grey pixels, COLOUR + 0xRRGGBB for others."""
+    red, green, blue = (channels[:, :, index] for index in range(3))
+    is_grey = (blue == green) & (green == red)
+    if is_grey.all():
+        return blue
+    if channels.dtype != np.uint8:
+        raise ReadError(f"a colour mask of {channels.dtype}; need 8 bit")
+    joined = COLOUR + (red.astype(np.int32) << 16) + (green.astype(np.int32) << 8) + blue
+    return np.where(is_grey, blue, joined).astype(np.int32)
+
+
+def _decode_alpha(data: bytes) -> Pixels | None:
+    """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
+
+    def look(picture: Image.Image) -> Pixels:
+        turned = ImageOps.exif_transpose(picture) if is_turned(data) else picture
+        return np.array(turned.convert("RGBA").getchannel("A"))
+
+    return look_with_pil(data, look, None)
+
+
+# Values → class ids.
 
 
 @dataclass(frozen=True)

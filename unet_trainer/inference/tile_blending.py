@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from unet_trainer.images.image_files import Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.images.tiling import Size, mirrored_to
 from unet_trainer.inference.engine import Engine, host_batch
