@@ -24,13 +24,12 @@ def assert_same(fast, plain, inputs):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("size", [(32, 32), (64, 96)])
-def test_the_stem_equals_a_convolution_of_stride_two(channels, size):
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_stem_equals_a_convolution_of_stride_two(channels):
     plain = torch.nn.Conv2d(channels, 5, 7, 2, 3, bias=channels == 1, dtype=torch.float64)
     fast = copy.deepcopy(plain)
     fast.__class__ = StemConv
-    assert_same(fast, plain, torch.randn(2, channels, *size, dtype=torch.float64))
+    assert_same(fast, plain, torch.randn(2, channels, 32, 48, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [(StemConv, (3, 8, 7, 2, 3)), (HeadConv, (16, 1, 3, 1, 1))], ids=["stem", "head"])

@@ -40,21 +40,6 @@ def test_a_class_that_does_not_occur_has_no_iou_and_is_left_out_of_the_mean():
     assert found.iou == pytest.approx(3 / 5)
 
 
-def test_ignored_pixels_count_nowhere():
-    truth = torch.tensor([[[0, 1], [IGNORED, IGNORED]]])
-    for painted in (0, 1):
-        predicted = torch.tensor([[[0, 1], [painted, painted]]])
-        assert confusion_matrix(predicted, truth, 2).tolist() == [[1, 0], [0, 1]]
-
-
-def test_with_one_class_the_foreground_alone_is_reported():
-    found = compute_scores(torch.tensor([[90, 2], [3, 5]]), num_classes=1)
-    assert found.per_class_iou == [5 / 10]
-    assert found.per_class_dice == [10 / 15]
-    assert found.iou == 5 / 10
-    assert len(compute_scores(torch.tensor([[90, 2], [3, 5]]), num_classes=2).per_class_iou) == 2
-
-
 def test_the_mean_is_nan_when_no_class_occurs():
     found = compute_scores(torch.tensor([[16, 0], [0, 0]]), num_classes=1)
     assert found.per_class_iou == [None]
@@ -183,10 +168,3 @@ def test_counts_are_those_of_every_mask_alone(num_ids, max_elements, monkeypatch
     assert torch.equal(native_confusion_matrices(logits, batch, SIZES), expected)
     assert int(expected.sum()) == sum(int((mask != IGNORED).sum()) for mask in masks)
     assert int(native_confusion_matrices(logits, batch, []).sum()) == 0
-
-
-def test_of_two_equal_logits_the_first_class_is_predicted():
-    """As predicted_ids does."""
-    logits = torch.ones(1, 3, 4, 4)
-    masks = torch.full((1, 8, 8), 2, dtype=torch.uint8)
-    assert native_confusion_matrices(logits, masks, [(8, 8)])[0][2].tolist() == [64, 0, 0]

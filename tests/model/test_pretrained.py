@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 import segmentation_models_pytorch as smp
@@ -85,16 +84,6 @@ def test_weights_in_the_cache_are_found_and_loaded_without_a_network(cache, enco
     fill_cache(cache, encoder, state)
     assert choose(encoder) == ("imagenet", "on this machine", [])
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
-
-
-def test_weights_of_another_server_are_where_torch_keeps_them(tmp_path):
-    (file,) = weight_files("tu-vit_huge_patch14_gap_224", "imagenet")
-    path = tmp_path / "torch" / "hub" / "checkpoints" / "IN1K-vit.h.14-300e.pth.tar"
-    assert file == UrlFile("https://dl.fbaipublicfiles.com/ijepa/IN1K-vit.h.14-300e.pth.tar", str(path))
-    assert not file.is_here()
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert file.is_here()
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"no/such/commit"])
@@ -203,23 +192,3 @@ def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monk
     with hub.silent_server() as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
-
-
-def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
-    script, alive = tmp_path / "waits.py", tmp_path / "alive"
-    script.write_text(f"import pathlib, time; time.sleep(600); pathlib.Path({str(alive)!r}).touch()")
-    monkeypatch.setattr(pretrained, "__file__", str(script))
-    monkeypatch.setattr(pretrained, "_check_connection", lambda url: None)
-    started = []
-    popen = pretrained.subprocess.Popen
-
-    class Interrupted(popen):
-        def communicate(self, *arguments, **options):
-            started.append(self)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(pretrained.subprocess, "Popen", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose()
-    assert started[0].returncode == -15
-    assert not Path(alive).exists()

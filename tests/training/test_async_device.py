@@ -7,7 +7,7 @@ import torch
 
 from helpers.steps import CPU
 from unet_trainer.training import async_device
-from unet_trainer.training.async_device import AsyncReader, CudaGraphCache, HostCopy, WaitMeter
+from unet_trainer.training.async_device import AsyncReader, HostCopy, WaitMeter
 
 
 @pytest.fixture
@@ -72,39 +72,6 @@ def test_tensors_of_another_copy_are_not_copied_again_and_it_does_not_keep_those
     assert last.content()["optimizer"] is last.content()["again"]
     assert best.content()["model"].untyped_storage().nbytes() == 400  # best.pt does not come to hold the optimizer
     assert torch.equal(last.content()["optimizer"], momentum)
-
-
-class Graph:
-    def __init__(self, work):
-        self.work = work
-
-    def replay(self):
-        done.append("replay")
-
-
-@pytest.fixture(autouse=True)
-def graphs_without_a_gpu(monkeypatch):
-    done.clear()
-    monkeypatch.setattr(async_device, "_record", lambda work, pool: (done.append("record"), pools.add(pool), Graph(work))[2])
-    monkeypatch.setattr(async_device, "_synchronize", lambda: done.append("synchronize"))
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (len(pools), 1))
-    pools.clear()
-
-
-done: list[str] = []
-pools: set[tuple[int, int]] = set()
-
-
-def work():
-    done.append("work")
-
-
-def test_work_that_comes_twice_in_a_row_is_recorded_and_replayed_from_then_on():
-    cache = CudaGraphCache()
-    for _ in range(4):
-        cache.run("step", (1, 2), work)
-    assert done == ["work", "record", "replay", "replay", "replay"]
-    assert cache.num_replays == 3
 
 
 CUDA = torch.device("cuda")

@@ -11,9 +11,8 @@ import torch
 from helpers import hub
 from helpers.project import FIXED_RECIPE
 from helpers.small_runs import make_run
-from helpers.steps import CPU, CPU_FACTS, SmallNetwork, everything, make_settings, make_spec, same, small_components
-from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.facts import HardwareFacts
+from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
@@ -21,7 +20,6 @@ from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.distributed import Job, Launch
-from unet_trainer.training import build
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
@@ -32,8 +30,6 @@ from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.evaluation import predict
 from unet_trainer.training.settings import build_settings
-
-A100 = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 
 
 def said(console):
@@ -46,11 +42,6 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
         build_dataset(dataclasses.replace(config, data_dir=str(tmp_path / "an empty folder")), console, None)
     last = str(caught.value).splitlines()[-1]
     assert last == f"To see all of it: python train_unet.py check data_dir='{tmp_path / 'an empty folder'}'"
-
-
-def test_an_encoder_that_does_not_exist_is_told_before_a_file_is_read(config, console):
-    with pytest.raises(ConfigError, match="encoder: got 'resnet35'"):
-        build_dataset(dataclasses.replace(config, encoder="resnet35", data_dir="no/such/folder"), console, None)
 
 
 def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
@@ -102,18 +93,6 @@ def make_components(console, image=RGB_8BIT, resumes=False, **changes):
     return build_components(config, spec, CPU, 4, console, resumes)
 
 
-@pytest.mark.usefixtures("small_network")
-def test_a_resumed_run_downloads_no_weights(console, monkeypatch, tmp_path):
-    asked = []
-    hub.isolate(monkeypatch, tmp_path)
-    monkeypatch.setattr(build, "build_network", lambda spec, weights: (asked.append(weights), SmallNetwork())[1])
-    make_components(console, encoder_weights="imagenet", resumes=True)
-    assert said(console).splitlines()[0].endswith("weights of the checkpoint")
-    make_components(console, encoder_weights="imagenet")
-    assert asked == [None, "imagenet"]
-    assert "Fetching imagenet weights for " in said(console)
-
-
 def found_weights(**changes):
     """Settings in which auto found imagenet weights."""
     return make_settings(find_weights=lambda encoder: ("imagenet", "on this machine"), **changes)
@@ -139,24 +118,6 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     assert same(everything(components), everything(make_components(console)))
     with pytest.raises(UserError, match="in the download cache is damaged"):
         build_with_weights(found_weights(encoder_weights="imagenet"), console)
-
-
-@pytest.mark.usefixtures("small_network")
-def test_an_attempt_is_repeated_in_smaller_parts_until_it_fits(console):
-    settings = make_settings(batch_size=8, on_oom="shrink")
-    components, seen = make_components(console, batch_size=8), []
-
-    def attempt():
-        seen.append(components.train_step.num_parts)
-        if seen[-1] < 4:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    fit_into_memory(attempt, settings, components, console, "nothing was begun")
-    assert seen == [1, 2, 4]
-    assert settings.taken.batch_parts == components.eval_step.num_parts == 4
-    seen.clear()
-    with pytest.raises(RuntimeError, match="shapes"):
-        fit_into_memory(lambda: fail(RuntimeError("shapes do not match")), settings, components, console, "nothing was begun")
 
 
 @pytest.mark.usefixtures("small_network")
@@ -200,22 +161,6 @@ def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, 
     assert build_in_job(console, Launch(is_torchrun=True), sync_batchnorm=True)
     with pytest.raises(UserError, match="sync_batchnorm: torch has it for GPUs only, and the device is cpu"):
         build_in_job(console, Launch(world_size=2, is_torchrun=True), sync_batchnorm=True)
-
-
-def test_memory_that_runs_out_elsewhere_shrinks_the_batch_here_too(console):
-    class Told(Job):
-        answers = iter([["CUDA out of memory", None], [None, None]])
-
-        def all_gather(self, value):
-            assert value is None
-            return next(self.answers)
-
-    settings = make_settings(batch_size=4, on_oom="shrink")
-    components = small_components(settings=settings)
-    attempts = []
-    fit_into_memory(lambda: attempts.append(1), settings, components, console, "nothing was begun", Told())
-    assert len(attempts) == 2
-    assert settings.taken.batch_parts == 2
 
 
 @pytest.fixture

@@ -195,17 +195,6 @@ def test_a_rollback_saves_nothing_of_the_epoch_that_is_rolled_back(checkpointer,
     assert not (tmp_path / "best.pt").exists()
 
 
-def test_best_weights_are_saved_without_a_picture_that_cannot_be_drawn(checkpointer, components, tmp_path):
-    def fail():
-        raise torch.OutOfMemoryError("out of memory")
-
-    end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, fail, lambda: scores)
-    checkpointer.finish()
-    assert names(tmp_path) == ["best.pt", "config.yaml", "last.pt", "metrics.csv", "settings.json", "val_scores.csv"]
-    assert "Warning: no picture of epoch 1: " in said(checkpointer)
-
-
 def test_a_disk_that_stays_full_is_reported_once_a_minute_and_not_at_every_step(checkpointer, settings, monkeypatch):
     attempts, clock = [], [1000.0]
 
@@ -317,15 +306,6 @@ def damage(path):
 
 
 SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
-
-
-def test_a_state_that_is_the_best_one_gives_its_weights_again(run):
-    what = "is missing"
-    path = after(run, [0.25, 0.5]).checkpointer.folder / "best.pt"
-    SPOILED[what](path)
-    assert look(run) is None
-    assert read_checkpoint(path)["epoch"] == 2
-    assert f"Warning: {path} {what}; it is written anew from this state" in said(run)
 
 
 @pytest.mark.parametrize("what", SPOILED)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from unet_trainer.images.image_decoding import read_image
-from unet_trainer.training.curves import INK, INTERRUPTED, MAX_CLASSES, ROLLBACK, STOPPED, write_curves
+from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, write_curves
 from unet_trainer.training.history import EventLog
 
 pytestmark = pytest.mark.real_pictures
@@ -64,18 +64,6 @@ def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch
     monkeypatch.setattr(Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style))
     write_curves(tmp_path)
     assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
-
-
-def test_of_many_classes_the_worst_are_shown_and_one_class_has_no_line_beside_the_mean(log, tmp_path, drawn):
-    names = [f"class {number}" for number in range(20)]
-    add_epochs(log, 0.8, 0.9, names=names)
-    write_curves(tmp_path)
-    title = f"IoU (val IoU of the {MAX_CLASSES} worst of 20 classes)"
-    assert {*names[-MAX_CLASSES:], "val", "train"} <= set(drawn()[title])
-    assert "class 3" not in drawn()[title]
-    add_epochs(log, 0.8, names=["foreground"])
-    write_curves(tmp_path)
-    assert "foreground" not in drawn()["IoU"]
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_one_before(log, tmp_path, monkeypatch):

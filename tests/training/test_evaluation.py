@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from helpers.samples import make_dataset
-from helpers.small_runs import make_run
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter, same, small_components
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
@@ -119,18 +118,6 @@ def test_the_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(dataset):
     assert all(parameter.grad is None for parameter in components.state.segmenter.parameters())
 
 
-def test_each_batch_is_reported_and_the_report_may_end_the_pass(dataset):
-    seen = []
-    evaluate(make_eval_step(plain_segmenter()), loader_of(dataset, 2), lambda metrics: seen.append(metrics.num_images))
-    assert seen == [2, 4, 5]
-
-    def stop(metrics):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(make_eval_step(plain_segmenter()), loader_of(dataset, 2), stop)
-
-
 # Masks at native resolution
 
 
@@ -234,31 +221,3 @@ def test_parts_of_processes_add_up_to_the_set_in_its_order():
     assert whole.loss_sums.tolist() == [15.0]
     assert whole.is_finite
     assert not add_up([part([0], [1]), part([1], [2], is_finite=False)]).is_finite
-
-
-def write_pairs(folder, height, width, count=6, marked=None):
-    """Noise, and masks with a square of 8 pixels in the middle, or at `marked`."""
-    top, left = marked or (height // 2, width // 2)
-    for index in range(count):
-        mask = np.zeros((height, width), np.uint8)
-        mask[top : top + 8, left : left + 8] = 255
-        image = np.random.default_rng(index).integers(0, 256, (height, width, 3), np.uint8)
-        for kind, pixels in (("images", image), ("masks", mask)):
-            (folder / kind).mkdir(parents=True, exist_ok=True)
-            assert cv2.imwrite(str(folder / kind / f"{index}.png"), pixels)
-    return folder
-
-
-def test_of_images_that_validate_in_tiles_the_tile_is_shown_that_holds_most(tmp_path):
-    data = write_pairs(tmp_path / "data", 40, 300, marked=(4, 250))
-    loaders = make_run(data, tmp_path / "run", fit="crop").loaders
-    samples, (pair,) = loaders.samples, loaders.val.dataset.pairs
-    ((rows, columns),), (picture,), (truth,) = samples.areas, samples.pictures, samples.truths
-    assert samples.inputs.shape == (1, 32, 32, 3)
-    assert np.array_equal(picture, samples.inputs[0][rows, columns])
-    assert truth.sum() >= 32  # at least half of the square of 8
-    whole = cv2.imread(str(pair.image))[:, :, ::-1]
-    shape = picture.shape[:2]
-    windows = np.lib.stride_tricks.sliding_window_view(whole, (*shape, 3)).reshape(-1, *shape, 3)
-    assert (windows == picture).all((1, 2, 3)).any()
-    assert samples.shown(np.zeros((1, 32, 32), np.uint8))[0].shape == shape

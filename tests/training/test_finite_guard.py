@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from helpers.bad_numbers import SPOILERS, spoil_loss
 from helpers.steps import (
     CPU,
     everything,
@@ -34,42 +35,8 @@ def batch(seed):
     return make_batch(2, seed, side=32)
 
 
-def spoil_input(components, batch, value):
-    images = batch.images.float()
-    images[0, 3, 4, 1] = value
-    return batch._replace(images=images)
-
-
-def spoil_loss(components, batch, value):
-    """Of the next forward pass alone."""
-    forward = components.train_step.forward
-
-    def spoiled(images, masks, batch_masks):
-        components.train_step.forward = forward
-        loss, counts = forward(images, masks, batch_masks)
-        return loss * value, counts
-
-    components.train_step.forward = spoiled
-    return batch
-
-
-def spoil_gradient(components, batch, value):
-    parameter = components.train_step.parameters[-1]
-    handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * value)[1])
-    return batch
-
-
-def spoil_statistics(components, batch, value):
-    norm = next(module for module in components.state.segmenter.modules() if isinstance(module, torch.nn.BatchNorm2d))
-    handle = norm.register_forward_hook(lambda module, *_: (handle.remove(), module.running_var.data.fill_(value), None)[2])
-    return batch
-
-
-PLACES = {"input": spoil_input, "loss": spoil_loss, "gradient": spoil_gradient, "statistics": spoil_statistics}
-
-
 @pytest.mark.parametrize(
-    ("place", "value"), [*((place, math.nan) for place in PLACES), ("input", math.inf), ("gradient", math.inf)]
+    ("place", "value"), [*((place, math.nan) for place in SPOILERS), ("input", math.inf), ("gradient", math.inf)]
 )
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_bad_step_changes_nothing_wherever_the_number_went_bad(precision, place, value):
@@ -77,7 +44,7 @@ def test_a_bad_step_changes_nothing_wherever_the_number_went_bad(precision, plac
     metrics = EpochMetrics(1, CPU)
     step(components, batch(0), metrics=metrics)
     before = everything(components)
-    step(components, PLACES[place](components, batch(1), value), metrics=metrics)
+    step(components, SPOILERS[place](components, batch(1), value), metrics=metrics)
     assert same(before, everything(components))
     assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, 1)
     step(components, batch(2), metrics=metrics)

@@ -179,16 +179,6 @@ def test_other_batches_restart_the_epoch_and_another_rate_undoes_its_reduction(c
     assert stream.getvalue() == expected
 
 
-def test_the_position_the_changes_and_a_lowered_rate_are_told(state, stream):
-    config = load_config({})
-    say_resumed(config, as_dict(config), state, ["loss: dice → bce"], Console(stream))
-    assert stream.getvalue() == (
-        "Resuming after batch 3 of epoch 3\n"
-        "Note: changed since then: loss: dice → bce\n"
-        "Note: numbers were not finite earlier: the learning rate is 0.1 of what is planned\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("scheduler", "how"),
     [("cosine", "now spans 50 epochs instead of 20"), ("poly", "now spans 50 epochs instead of 20"), ("constant", "stays")],
@@ -198,14 +188,6 @@ def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(sche
     state = small_components(settings=settings).state
     say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
     assert f"Note: the {scheduler} schedule {how}; the learning rate continues at 1.00e-03\n" in stream.getvalue()
-
-
-def test_a_run_that_is_finished_is_answered_with_the_way_to_train_on(state, stream):
-    config = make_settings(num_epochs=2).taken
-    say_already_finished(config, state, "python train_unet.py --resume a", Console(stream))
-    assert stream.getvalue() == (
-        "Note: this run had finished its 2 epochs; to train on: python train_unet.py --resume a num_epochs=4\n"
-    )
 
 
 def test_a_run_that_stopped_early_is_answered_with_the_way_to_train_on(state, stream):

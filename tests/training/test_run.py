@@ -12,7 +12,6 @@ from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
-from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
@@ -103,15 +102,6 @@ def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monk
     assert run.is_finished()
 
 
-def test_the_first_epoch_does_not_tell_the_time_of_the_next_ones(tiny_data, tmp_path, monkeypatch):
-    """It starts the workers, and the device is warming up."""
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch)
-    epochs_of(run, 25.0)
-    assert run.config.num_epochs == 4
-    epochs_of(run, 5.0)  # 70 s are left
-    assert run.config.num_epochs == 16
-
-
 def train_batches(run, num_batches, seconds=1.0):
     """As the loop of an epoch, with steps that take so long; returns the number of batches that were trained."""
     for batch in range(run.state.batch + 1, num_batches + 1):
@@ -182,15 +172,6 @@ def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, t
     assert train_batches(long_epoch, 200) == 200
 
 
-def test_pictures_of_the_report_take_no_more_than_what_is_left(long_epoch):
-    asked = []
-    long_epoch.make_report = lambda folder, *given, **named: asked.append((*given, named))
-    for now, with_pictures, seconds in ((30.0, True, 60.0), (97.0, True, 3.0), (120.0, False, -20.0)):
-        long_epoch.budget.now, long_epoch.has_report = now, False
-        long_epoch.write_report(with_pictures=True)
-        assert asked.pop() == (with_pictures, "cpu", {"max_seconds": seconds, "console": long_epoch.console})
-
-
 OPEN = {"early_stopping_patience": "auto", "warmup_epochs": "auto", "ema_decay": "auto"}
 
 
@@ -235,12 +216,3 @@ def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_p
         "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); "
         "the training process read them instead, which is slower"
     ) in said(run)
-
-
-def test_advice_about_waiting_is_given_once_and_not_after_the_first_epoch(run):
-    """The first epoch starts the workers."""
-    run.times = EpochTimes(images_per_second=10.0, data_wait=0.5, read_seconds=0.01, augment_seconds=0.0, num_workers=0)
-    for epoch in (1, 2, 3):
-        run.state.epoch = epoch
-        run.say_epoch(dict(ROW), improved=False)
-        assert said(run).count("the model waits for data in 50% of the time") == (epoch > 1)

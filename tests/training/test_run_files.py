@@ -19,20 +19,17 @@ import torch
 from helpers.project import ROOT
 from helpers.runs import stop_after
 from helpers.small_runs import ROW
-from helpers.steps import CPU_FACTS, make_settings
+from helpers.steps import make_settings
 from train_unet import train
-from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
 from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.training import history
-from unet_trainer.training.build import build_dataset
 from unet_trainer.training.evaluation import Evaluation
-from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics, write_result
-from unet_trainer.training.run_facts import data_facts, epoch_facts, machine_facts, model_facts, val_scores_csv
+from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics
+from unet_trainer.training.run_facts import epoch_facts, val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
-from unet_trainer.training.settings import build_settings
 from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
 # metrics.csv and result.json
@@ -58,15 +55,6 @@ def test_the_table_has_a_row_an_epoch_with_empty_cells_for_what_an_earlier_versi
     )
     first, second = read_metrics(path)
     assert (set(first), set(second)) == (set(old), set(COLUMNS))
-
-
-def test_the_result_is_json_in_which_what_is_not_finite_is_null(tmp_path):
-    write_result(
-        tmp_path / "result.json", {"best_val_iou": math.nan, "per_class_iou": {"café": math.inf}, "list": [1.5, -math.inf]}
-    )
-    text = (tmp_path / "result.json").read_text(encoding="utf-8")
-    assert json.loads(text) == {"best_val_iou": None, "per_class_iou": {"café": None}, "list": [1.5, None]}
-    assert text.startswith('{\n  "best_val_iou": null,\n')
 
 
 # val_scores.csv
@@ -280,18 +268,6 @@ def test_every_image_has_its_row_and_its_tiles_count_together():
     rows = csv.DictReader(val_scores_csv(SimpleNamespace(pairs=PAIRS, tiling=tiling), counts, Path("data"), config).splitlines())
     assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [(str(2 * num_tiles), str(3 * num_tiles)), ("1", "1")]
     assert num_tiles > 1
-
-
-def test_machine_data_and_model_are_plain_values(tiny_config, console):
-    config = load_config(tiny_config)
-    dataset = build_dataset(config, console, None)
-    taken = build_settings(config, CPU_FACTS, dataset, console).taken
-    machine, data, model = machine_facts(CPU_FACTS), data_facts(taken, dataset), model_facts(taken, torch.nn.Linear(3, 2))
-    assert machine["versions"]["torch"] == torch.__version__
-    assert (data["num_train"], data["num_val"], data["num_test"], data["sizes"]) == (10, 2, 0, "64×64")
-    assert {one["name"]: one["share"] for one in data["classes"]}.keys() == {"background", "foreground"}
-    assert (model["parameters"], model["ids"], model["classes"]) == (8, ["background", "foreground"], ["foreground"])
-    json.dumps([machine, data, model], allow_nan=False)
 
 
 def kept(folder):

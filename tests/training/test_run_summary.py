@@ -9,7 +9,7 @@ import pytest
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.training.history import EventLog, write_result
-from unet_trainer.training.run_summary import Setting, find_runs, is_run, read_run_summary
+from unet_trainer.training.run_summary import find_runs, is_run, read_run_summary
 
 CLASSES = ["sky", "car"]
 
@@ -113,23 +113,6 @@ def test_a_run_that_was_killed_counts_as_interrupted_and_its_resuming_tells_of_i
     assert (summary.state, len(summary.starts), summary.machine) == ("finished", 2, {"device": "cuda:0"})
 
 
-def test_rollbacks_and_warnings_are_kept_with_their_epoch_and_time(log, folder):
-    log.add("epoch", **epoch_facts(1, 0.5))
-    log.add("warning", text="careful")
-    log.add("epoch", **epoch_facts(2, 0.5))
-    log.add("rollback", epoch=1, batch=2, text="NaN in epoch 3")
-    log.add("note", text="a note")
-    summary = read_run_summary(folder)
-    assert happened(folder) == [
-        ("start", 0, ""),
-        ("warning", 1, "careful"),
-        ("rollback", 1, "NaN in epoch 3"),
-        ("note", 1, "a note"),
-    ]
-    assert all(event.time.tzinfo is not None for event in summary.events)
-    assert [epoch.number for epoch in summary.epochs] == [1]
-
-
 def test_a_run_that_holds_its_folder_is_running(log, folder):
     with FolderLock() as lock:
         lock.acquire(folder, pytest.fail)
@@ -137,13 +120,6 @@ def test_a_run_that_holds_its_folder_is_running(log, folder):
         log.add("end", how="failed")  # the lock is released after it
         assert read_run_summary(folder).state == "failed"
     assert read_run_summary(folder).state == "failed"
-
-
-def test_settings_have_value_source_and_reason(folder):
-    write_result(folder / "settings.json", {"batch_size": {"value": 8, "source": "decided", "reason": "memory"}, "odd": 3})
-    summary = read_run_summary(folder)
-    assert summary.settings == {"batch_size": Setting(8, "decided", "memory")}
-    assert (summary.value("batch_size"), summary.value("missing", 4)) == (8, 4)
 
 
 def test_runs_are_the_folders_that_hold_something_of_one_newest_first(tmp_path, log, folder):

@@ -183,13 +183,6 @@ def test_a_bad_value_has_one_finding_with_the_line_to_change(values, fix):
     assert fixes(**{**LONG, **values}) == [fix]
 
 
-def test_a_finding_says_what_auto_would_take_and_why():
-    facts = dataclasses.replace(DATA, measurements=dataclasses.replace(SYMMETRIC, relative_structure=0.5))
-    (finding,) = found(facts=facts, **{**LONG, "image_size": 128})
-    assert finding.detail.startswith("128: thin structures are lost, or images are enlarged for nothing; auto takes [")
-    assert finding.detail.endswith(")")
-
-
 @pytest.mark.parametrize(
     ("transforms", "named"),
     [
@@ -222,12 +215,6 @@ def test_a_step_that_could_not_be_compiled_is_a_warning_and_says_what_training_w
     (finding,) = found(compile_failure="RuntimeError: no compiler", **LONG)
     assert (finding.level, finding.title, finding.fix) == ("warning", "compile_model", "compile_model: false")
     assert finding.detail == "the step cannot be compiled here (RuntimeError: no compiler): training would go on uncompiled"
-
-
-def test_findings_worth_most_come_first():
-    values = {**LONG, "use_amp": False, "cache": "none", "num_epochs": 15, "ema_decay": 0.9999, "deterministic": True}
-    titles = ["use_amp", "num_epochs", "ema_decay", "cache", "deterministic"]
-    assert [finding.title for finding in found(**values)] == titles
 
 
 # In training

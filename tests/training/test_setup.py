@@ -11,12 +11,10 @@ import torch
 
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
-from train_unet import train
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.training import build, compilation, setup, time_budget
-from unet_trainer.training.compilation import Compilation
+from unet_trainer.training import build, setup, time_budget
 from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import set_up
@@ -193,32 +191,6 @@ def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(
     assert "✓ Compiled" not in said
     line = "compile_model: true  # here false: compiling failed (RuntimeError: no working C++ compiler)"
     assert line in (folder / "config.yaml").read_text().splitlines()
-
-
-def test_workers_read_while_the_steps_are_compiled(config, monkeypatch):
-    planned = []
-
-    def compile_steps(*arguments):
-        planned.append(session.console.log is not None)
-        return Compilation(None)
-
-    monkeypatch.setattr(compilation, "compile_steps", compile_steps)
-    with Session() as session:
-        run = set_up(dataclasses.replace(config, compile_model=True, num_workers=1), session)
-        first = [*(batch.key for batch in run.loaders.pool.pending), *run.loaders.pool.planned][0]
-        assert first == (run.loaders.train.number, 0, 0)
-    assert planned == [True]
-    assert run.loaders.pool.backend is None  # closed at the end
-
-
-def test_curves_that_cannot_be_drawn_are_told_once_and_end_no_run(config, folder, monkeypatch, capsys):
-    def fail(path):
-        raise ValueError("no font")
-
-    monkeypatch.setattr("unet_trainer.training.setup.write_curves", fail)
-    train(config, num_epochs=2)
-    assert capsys.readouterr().out.count("curves.png could not be drawn: no font") == 1
-    assert not (folder / "curves.png").exists()
 
 
 def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alone(config, folder, tmp_path, capsys):

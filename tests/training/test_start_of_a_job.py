@@ -14,7 +14,6 @@ from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import Console
 from unet_trainer.system.distributed import Job, Launch, decode, encode
-from unet_trainer.training import setup
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.setup import check_same, config_facts, share_settings
 
@@ -50,17 +49,6 @@ def console():
 
 def said(console):
     return console.stream.getvalue()
-
-
-def test_a_job_says_who_takes_part_and_that_a_restart_would_begin_anew(console, monkeypatch):
-    job = First()
-    job.launch = Launch(world_size=8, local_world_size=4, is_torchrun=True)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    setup._say_job(job, torch.device("cpu"), None, console)
-    assert "8 on 2 machines, gradients averaged by gloo" in said(console)
-    assert "it resumes only with resume=auto" in said(console)
-    setup._say_job(job, torch.device("cpu"), "auto", again := Console(io.StringIO()))
-    assert "Note" not in said(again)
 
 
 def test_other_facts_on_another_machine_are_refused_by_name():

@@ -10,26 +10,7 @@ import pytest
 from helpers.small_runs import stopped_budget
 from helpers.steps import make_settings
 from unet_trainer.config.facts import StepCost
-from unet_trainer.training.time_budget import SampleCost, TimeBudget, forecast, with_loading
-
-
-def test_the_time_since_the_command_and_of_earlier_starts_is_spent():
-    budget = stopped_budget("2m")
-    budget.now = 50.0
-    assert (budget.spent(), budget.left()) == (50.0, 70.0)
-    budget.seconds_before = 100.0
-    assert (budget.spent(), budget.left()) == (150.0, -30.0)
-
-
-def test_a_budget_counts_from_when_it_was_made_unless_told():
-    assert TimeBudget("2m", clock=lambda: 7.0).spent() == 0.0
-    assert TimeBudget("2m", started=3.0, clock=lambda: 7.0).spent() == 4.0
-
-
-def test_training_is_planned_without_what_is_spent_and_the_end_of_the_run():
-    budget = stopped_budget("2m")
-    budget.now = 30.0
-    assert budget.lost_to_training() == 30.0 + 12.0
+from unet_trainer.training.time_budget import SampleCost, forecast, with_loading
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10m", 90.0), ("2m", 18.0), ("1m", 0.0), (None, math.inf)])

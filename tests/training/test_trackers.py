@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from train_unet import train
-from unet_trainer.config.load import load_config
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.training import trackers
 from unet_trainer.training.history import EventLog, read_events
@@ -21,7 +20,6 @@ from unet_trainer.training.trackers import (
     TrackedRun,
     TrackerQueue,
     build_trackers,
-    chosen_trackers,
     scalars_of,
 )
 
@@ -77,11 +75,6 @@ def fake(monkeypatch):
 
 def names(module):
     return [name for name, _, _ in module.calls]
-
-
-def test_trackers_are_off_by_default_and_several_may_be_on():
-    assert chosen_trackers(load_config({})) == []
-    assert chosen_trackers(load_config({"mlflow": True, "tensorboard": True})) == ["tensorboard", "mlflow"]
 
 
 def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, picture):
@@ -240,17 +233,6 @@ def test_epochs_are_logged_in_order_and_the_outcome_at_the_end(folder):
     assert tracker.logged == [(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)]
     assert tracker.finished == [({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)]
     assert ids == ["run-1"]
-
-
-def test_each_new_picture_is_logged_once(folder):
-    tracker = Recorder()
-    queue = make(folder, tracker)
-    (folder / "samples").mkdir()
-    write_image(folder / "samples" / "epoch_0001.png", np.zeros((2, 2, 3), np.uint8))
-    for number in (1, 2):
-        queue.log(epoch(number))
-    queue.finish()
-    assert [picture for _, _, picture in tracker.logged] == [folder / "samples" / "epoch_0001.png", None]
 
 
 @pytest.mark.parametrize(

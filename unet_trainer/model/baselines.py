@@ -32,21 +32,17 @@ class Baseline:
     iou: float
 
 
-def baselines(confusion: Confusion, num_classes: int, names: Sequence[str]) -> list[Baseline]:
-    """IoU of predicting one class everywhere: with one class background and foreground, else the most frequent one.
+def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
+    """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without pixels.
 
-    `names`: one for each class id. Empty if no pixel was counted.
+    `names`: one for each class id.
     """
     in_truth = [sum(row) for row in confusion]
     num_pixels = sum(in_truth)
     if num_pixels == 0:
-        return []
+        return None
     if num_classes == 1:
-        return [Baseline(f"all {names[0]}", 0.0), Baseline(f"all {names[1]}", in_truth[1] / num_pixels)]
+        return Baseline(f"all {names[1 if in_truth[1] else 0]}", in_truth[1] / num_pixels)
     most = max(in_truth)
     num_present = sum(count > 0 for count in in_truth)
-    return [Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)]
-
-
-def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
-    return max(baselines(confusion, num_classes, names), key=lambda baseline: baseline.iou, default=None)
+    return Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)

@@ -80,8 +80,10 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
     for module in network.modules():
         if type(module) is UnetDecoderBlock and module.interpolation_mode == "nearest":
             swap(module, DecoderBlock)
-        elif type(module) is torch.nn.Conv2d and _is_stem(module):
-            swap(module, StemConv)
+        elif type(module) is torch.nn.Conv2d and module.in_channels <= 4:
+            shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode)
+            if shape == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros"):
+                swap(module, StemConv)
     head = getattr(network, "segmentation_head", [None])[0]
     if type(head) is torch.nn.Conv2d and head.out_channels % LANES and head.groups == 1 and head.dilation == (1, 1):
         swap(head, HeadConv)
@@ -91,8 +93,3 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
             module.__class__ = original
 
     return restore
-
-
-def _is_stem(conv: torch.nn.Conv2d) -> bool:
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
-    return shape == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and conv.in_channels <= 4

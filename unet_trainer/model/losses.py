@@ -18,7 +18,6 @@ import torch.nn.functional as F
 
 SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class that is not predicted costs nothing
 FOCAL_GAMMA = 2.0
-TVERSKY_MISSED, TVERSKY_FALSE = 0.7, 0.3  # a missed pixel costs more than a false one
 
 
 class Target:
@@ -131,9 +130,8 @@ TERMS: dict[str, Term] = {
     "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),
     "bce": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),  # with one class they are the same
     "focal": Term(_focal_sums, _mean, is_pixel_mean=True, has_class_sums=False),
-    "tversky": Term(
-        _overlap_sums, _overlap_value(missed=TVERSKY_MISSED, false=TVERSKY_FALSE), is_pixel_mean=False, has_class_sums=True
-    ),
+    # A missed pixel costs more than a false one.
+    "tversky": Term(_overlap_sums, _overlap_value(missed=0.7, false=0.3), is_pixel_mean=False, has_class_sums=True),
     "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_lovasz_eval_sums),
 }
 
@@ -151,6 +149,7 @@ class WeightedLoss(torch.nn.Module):
         per_id = [1.0, *per_id] if len(per_id) == 1 else per_id
         self.register_buffer("class_weights", torch.tensor(per_id), persistent=False)
         self.host_class_weights = tuple(per_id)  # for sums on the host: reading the buffer would wait for the device
+        self.sum_lengths = [3 * len(per_id) if TERMS[name].has_class_sums else 2 for name in self.weights]
 
     def forward(self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None) -> torch.Tensor:
         """N,K,H,W float32 logits of every class id and N,H,W ids → scalar.
@@ -185,17 +184,11 @@ class WeightedLoss(torch.nn.Module):
         return torch.cat([(TERMS[name].eval_sums or TERMS[name].sums)(target).reshape(-1) for name in self.weights])
 
     def num_sums(self) -> int:
-        return sum(self._num_sums(name) for name in self.weights)
-
-    def _num_sums(self, name: str) -> int:
-        return 3 * len(self.host_class_weights) if TERMS[name].has_class_sums else 2
+        return sum(self.sum_lengths)
 
     def from_sums(self, sums: torch.Tensor) -> float:
         """The loss of a set, from its summed row on the host."""
-        total, start = 0.0, 0
         class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)
-        for name, weight in self.weights.items():
-            stop = start + self._num_sums(name)
-            total += weight * float(TERMS[name].value(sums[start:stop], class_weights, self.first_class))
-            start = stop
-        return total
+        terms = zip(self.weights.items(), sums.split(self.sum_lengths), strict=True)
+        values = (weight * float(TERMS[name].value(part, class_weights, self.first_class)) for (name, weight), part in terms)
+        return sum(values, 0.0)

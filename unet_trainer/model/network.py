@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import segmentation_models_pytorch as smp
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.parsers import encoder_name
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.segmenter import AUXILIARY, Segmenter, SegmenterSpec, class_logits
@@ -33,21 +32,21 @@ WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that othe
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
     check_encoder_name(spec.encoder)
-    file = None if encoder_weights is None or not _is_weight_file(encoder_weights) else Path(encoder_weights)
+    path = Path(encoder_weights or "")
+    file = path if path.suffix in WEIGHT_FILES or path.is_file() else None
     options: dict[str, Any] = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
     if spec.decoder_attention != "none":
         options["decoder_attention_type"] = spec.decoder_attention
     named: str | bool | None = None if file is not None else encoder_weights
     if named is not None and spec.encoder.startswith("tu-"):
         if named != "imagenet":
-            need = f"need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
-            raise ConfigError(f"encoder_weights: got {encoder_weights!r}; {need}")
+            raise ConfigError(f"encoder_weights: got {named!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})")
         named = True  # timm encoders name their weights in the encoder's name
     files = [] if named is None or encoder_weights is None else weight_files(spec.encoder, encoder_weights)
     if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
         raise UserError(
             f"encoder_weights: {encoder_weights} for {spec.encoder} could not be downloaded ({failure}); "
-            f"use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors)"
+            f"use encoder_weights: null, or the path of a weights file ({', '.join(WEIGHT_FILES)})"
         )
     try:
         with offline() if files else contextlib.nullcontext():
@@ -70,28 +69,19 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     return network
 
 
-def _is_weight_file(weights: str) -> bool:
-    return Path(weights).suffix in WEIGHT_FILES or Path(weights).is_file()
-
-
 def check_encoder_name(name: str) -> None:
     """Raises ConfigError for a name that does not exist."""
-    known = list(smp.encoders.encoders)
-    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
-        return
-    names = [f"tu-{model}" for model in timm.list_models()] if name.startswith("tu-") else known
-    meant = near_miss(name, names) or near_miss(f"tu-{name}", [f"tu-{model}" for model in timm.list_models()])
-    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
-    raise ConfigError(f"encoder: got {name!r}; {hint}")
+    try:
+        encoder_name(name)
+    except ValueError as error:
+        raise ConfigError(f"encoder: got {name!r}; {error}") from None
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
     """Every tensor of the encoder must be in the file; others in the file (a classifier) are not used."""
     in_file = {_encoder_tensor_name(name): tensor for name, tensor in _read_weights(path).items()}
-    wanted = encoder.state_dict()
-    found = {
-        name: in_file[_encoder_tensor_name(name)] for name in wanted if _encoder_tensor_name(name) in in_file
-    }  # timm encoders' own names begin with model.
+    wanted = encoder.state_dict()  # the names of timm encoders begin with model.
+    found = {name: in_file[bare] for name in wanted if (bare := _encoder_tensor_name(name)) in in_file}
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
     if missing:
         raise UserError(
@@ -114,7 +104,10 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
-        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({_why_unreadable(error)})") from None
+        reason = with_advice(error) if isinstance(error, OSError) else first_line(error)
+        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):  # torch's message says how to load it anyway
+            reason = "it holds more than tensors, which could run when it is loaded; save its state_dict, best as .safetensors"
+        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
@@ -123,13 +116,6 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     if not tensors:
         raise UserError(f"encoder_weights: {path} holds no tensors by name")
     return tensors
-
-
-def _why_unreadable(error: Exception) -> str:
-    """torch's own message goes on to say how the file could be loaded, at the price of running what it holds."""
-    if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
-        return "it holds more than tensors, which could run when it is loaded; save its state_dict alone, best as .safetensors"
-    return with_advice(error) if isinstance(error, OSError) else first_line(error)
 
 
 def _encoder_tensor_name(name: str) -> str:

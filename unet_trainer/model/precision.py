@@ -73,7 +73,8 @@ def inspect_hardware(device: torch.device) -> HardwareFacts:
         has_float16 = (major, minor) >= (5, 3) or torch.version.hip is not None
         return HardwareFacts(str(device), torch.cuda.get_device_name(device), has_bfloat16, has_float16, cores)
     if device.type == "mps":
-        return HardwareFacts("mps", "Apple GPU", has_bfloat16=_mps_release() >= 14, has_float16=True, num_cores=cores)
+        has_bfloat16 = int(platform.mac_ver()[0].split(".")[0] or 0) >= 14
+        return HardwareFacts("mps", "Apple GPU", has_bfloat16, has_float16=True, num_cores=cores)
     name = platform.processor() or platform.machine()
     return HardwareFacts("cpu", name, has_bfloat16=True, has_float16=False, num_cores=cores)
 
@@ -87,17 +88,9 @@ def cpu_computes_bfloat16() -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
 
-def _mps_release() -> int:
-    return int(platform.mac_ver()[0].split(".")[0] or 0)
-
-
 def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for float16; for the other formats it is disabled and passes everything through."""
-    return torch.amp.GradScaler(
-        device.type,
-        init_scale=config.scaler_init_scale,
-        enabled=config.number_format == "float16",
-    )
+    return torch.amp.GradScaler(device.type, init_scale=config.scaler_init_scale, enabled=config.number_format == "float16")
 
 
 def set_backends(allow_tf32: bool, deterministic: bool, search_kernels: bool = False) -> None:

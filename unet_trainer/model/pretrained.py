@@ -81,14 +81,14 @@ def choose_encoder_weights(encoder: str, say: Callable[[str], object], time_limi
     files = weight_files(encoder, "imagenet")
     if not files:
         return None, f"{encoder} has no imagenet weights: random weights"
-    if is_here(encoder, "imagenet"):
+    if all(file.is_here() for file in files):
         return "imagenet", "on this machine"
     if constants.HF_HUB_OFFLINE:
         return None, f"HF_HUB_OFFLINE is set: random weights; {ADVICE}"
     say(f"Fetching imagenet weights for {encoder} (once; at most {time_limit:g} s)")
     started = time.monotonic()
     failure = fetch(files, time_limit)
-    if failure is None and is_here(encoder, "imagenet"):
+    if failure is None and all(file.is_here() for file in files):
         return "imagenet", f"fetched in {time.monotonic() - started:.0f} s"
     return None, f"{failure or 'the download left no file'}: random weights; {ADVICE}"
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from unet_trainer.model.metrics import Scores, compute_scores
-from unet_trainer.model.optimizer import Ema, LearningRate, fill_momentum, parameter_groups
+from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum, parameter_groups
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
 from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.training.async_device import AsyncReader

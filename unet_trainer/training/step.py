@@ -26,7 +26,7 @@ from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
 from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary
-from unet_trainer.model.optimizer import Ema
+from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.distributed import Job, PeerLost

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,45 +39,31 @@ def fill_momentum(sgd: torch.optim.SGD) -> None:
 
 def parameter_groups(network: torch.nn.Module, weight_decay: float, encoder_lr_factor: float = 1.0) -> list[dict[str, Any]]:
     """Weight decay for matrices and kernels; none for biases and normalisation. The encoder apart if its factor is not 1."""
-    if encoder_lr_factor == 1:
-        return _decayed_and_plain(list(network.parameters()), weight_decay)
-    encoder = list(network.get_submodule("encoder").parameters())
-    in_encoder = set(encoder)
-    others = [parameter for parameter in network.parameters() if parameter not in in_encoder]
-    slow = [{**group, "lr_factor": encoder_lr_factor} for group in _decayed_and_plain(encoder, weight_decay)]
-    return [*slow, *_decayed_and_plain(others, weight_decay)]
+    slow = set() if encoder_lr_factor == 1 else set(network.get_submodule("encoder").parameters())
+    groups: list[dict[str, Any]] = []
+    for in_encoder in (True, False) if slow else (False,):
+        own = [parameter for parameter in network.parameters() if (parameter in slow) == in_encoder]
+        factor = {"lr_factor": encoder_lr_factor} if in_encoder else {}
+        groups.append({"params": [parameter for parameter in own if parameter.ndim > 1], "weight_decay": weight_decay, **factor})
+        groups.append({"params": [parameter for parameter in own if parameter.ndim <= 1], "weight_decay": 0.0, **factor})
+    return groups
 
 
-def _decayed_and_plain(parameters: Sequence[torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
-    plain = [parameter for parameter in parameters if parameter.ndim <= 1]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-
-
+@dataclass
 class LearningRate:
-    """The rate at each step: a linear warm-up, then the schedule. Only plateau has state."""
+    """The schedule: the rate at each step, a linear warm-up first. Only plateau has state."""
 
-    def __init__(
-        self,
-        peak: float,
-        scheduler: str,
-        num_epochs: int,
-        steps_per_epoch: int,
-        warmup_epochs: float = 0.0,
-        plateau_patience: int = 5,
-        plateau_factor: float = 0.3,
-    ) -> None:
-        self.peak = peak
-        self.scheduler = scheduler
-        self.steps_per_epoch = steps_per_epoch
-        self.num_epochs = num_epochs
-        self.num_warmup_steps = round(warmup_epochs * steps_per_epoch)
-        self.plateau_patience = plateau_patience
-        self.plateau_factor = plateau_factor
-        self.num_drops = 0
-        self.epochs_since_drop = 0
-        self.factor = 1.0  # lowered after a step with non-finite numbers
-        self.end: int | None = None  # the step before which the time of the run ends, if that is within an epoch
+    peak: float
+    scheduler: str
+    num_epochs: int
+    steps_per_epoch: int
+    num_warmup_steps: int = 0
+    plateau_patience: int = 5
+    plateau_factor: float = 0.3
+    num_drops: int = 0
+    epochs_since_drop: int = 0
+    factor: float = 1.0  # lowered after a step with non-finite numbers
+    end: int | None = None  # the step before which the time of the run ends, if that is within an epoch
 
     @property
     def num_steps(self) -> int:
@@ -108,12 +94,7 @@ class LearningRate:
             self.epochs_since_drop = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "num_drops": self.num_drops,
-            "epochs_since_drop": self.epochs_since_drop,
-            "factor": self.factor,
-            "num_epochs": self.num_epochs,
-        }
+        return {name: getattr(self, name) for name in ("num_drops", "epochs_since_drop", "factor", "num_epochs")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_drops = state["num_drops"]
@@ -123,13 +104,13 @@ class LearningRate:
 
 def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> LearningRate:
     return LearningRate(
-        peak=config.learning_rate,
-        scheduler=config.scheduler,
-        num_epochs=config.num_epochs,
-        steps_per_epoch=steps_per_epoch,
-        warmup_epochs=config.warmup_epochs,
-        plateau_patience=config.plateau_patience,
-        plateau_factor=config.plateau_factor,
+        config.learning_rate,
+        config.scheduler,
+        config.num_epochs,
+        steps_per_epoch,
+        round(config.warmup_epochs * steps_per_epoch),
+        config.plateau_patience,
+        config.plateau_factor,
     )
 
 
