@@ -106,12 +106,12 @@ def test_twenty_terminations_lose_no_step_and_repeat_none(config, tmp_path):
     chooser = random.Random(0)
     process = start(train_until_done, config, log, steps)
     for number in range(20):
-        wait_until(lambda count=number: log.exists() and log.read_text().count("interrupted by SIGTERM") == count)
+        wait_until(lambda count=number: log.exists() and log.read_text().count("Interrupted by SIGTERM") == count)
         seen = steps.stat().st_size
         wait_until(lambda seen=seen: steps.stat().st_size > seen)
         time.sleep(chooser.uniform(0, 0.02))
         os.kill(process.pid, signal.SIGTERM)
     assert finish(process) == 0, log.read_text()
-    assert log.read_text().count("interrupted by SIGTERM") == 20
+    assert log.read_text().count("Interrupted by SIGTERM") == 20
     assert steps.stat().st_size == 16 * 3  # 5 batches an epoch, in windows of 2, 2 and 1
     assert_same(straight.parent / "run", straight)

@@ -189,6 +189,7 @@ def test_a_folder_named_like_a_command_does_not_hide_it(trained, tmp_path, monke
         (["fast"], "no such file; did you mean configs/fast.yaml?"),
         (["bench.yml"], "1 problem in bench.yml:\n  no such file"),
         (["chekc", "data_dir=x"], "chekc: did you mean the command check? It comes first: python train_unet.py check"),
+        (["trian", "data_dir=x"], "trian: did you mean the command train? It comes first: python train_unet.py CONFIG | data_dir="),
         (["batch_size", "8"], "batch_size: settings are given as batch_size=VALUE"),
         (["configs"], "is a folder; need a YAML file (to train on it: data_dir=configs; to go on with a run: --resume configs)"),
         (["doctor", "configs"], "To name the data: python train_unet.py doctor data_dir=configs"),

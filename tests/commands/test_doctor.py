@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import warnings
 from types import SimpleNamespace
@@ -16,10 +17,10 @@ from helpers.runs import words
 from helpers.steps import make_settings
 from train_unet import main
 from unet_trainer.commands import machine
-from unet_trainer.commands.doctor import forecast_findings, try_step
+from unet_trainer.commands.doctor import Page, forecast_findings, try_step
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.system.console import Finding
+from unet_trainer.system.console import Console, Finding
 from unet_trainer.training import step_probe
 from unet_trainer.training.time_budget import Forecast, SampleCost
 
@@ -131,6 +132,9 @@ def test_absent_classes_are_warnings_and_the_config_is_reviewed(tried, tiny_conf
     assert "Warning: no pixel of class 2 in any mask" in out
     assert "⚠ num_workers  50: more processes than cores" in out
     assert "Ready to train, 2 warnings.\n" in out
+    page = Page(Console())
+    page.console.note("no trouble")
+    assert [finding.level for finding in page.all_findings()] == ["ok"]  # and not counted
 
 
 @pytest.mark.parametrize("answer", [None, TOO_LARGE])
@@ -158,7 +162,9 @@ def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(tried, tin
     assert run(file, "--budget", "2m", "--write", written) == 0
     config = load_config(written)
     assert (config.time_budget, config.num_epochs) == ("2m", "auto")
-    assert "✓ Time        about 2 min" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "✓ Time about 2 min, with as many epochs of " in out
+    assert len(set(re.findall(r"(\d+) epochs|num_epochs: (\d+)", out))) == 1
     assert run("--budget", "soon") == 2
     assert "time_budget: got 'soon'" in capsys.readouterr().err
 

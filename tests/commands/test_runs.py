@@ -118,6 +118,18 @@ def test_runs_are_compared_with_the_first(folder, capsys):
     assert "2 runs compared" in Path("page.html").read_text()
 
 
+def test_long_values_show_where_they_differ(folder, capsys):
+    turns = [{"HorizontalFlip": {"p": 0.5}}, {"VerticalFlip": {"p": 0.5}}, {"Affine": {"rotate": [-15, 15]}}]
+    write_run(folder / "plain", augmentation=turns)
+    write_run(folder / "more", augmentation=[*turns[:2], {"Affine": {"rotate": [-45, 15]}}])
+    assert main(["compare", "plain", "more"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("augmentation")]
+    _, first, second = re.split(r"  +", line)
+    assert "15, 15]" in first
+    assert "45, 15]" in second
+    assert max(len(first), len(second)) <= runs.MAX_VALUE
+
+
 def test_what_cannot_be_compared_is_said(folder, capsys):
     assert main(["compare", "cells", "killed"]) == 0
     assert "Not validated on the same images as cells, so not comparable: killed." in capsys.readouterr().out
@@ -130,7 +142,7 @@ def test_what_cannot_be_compared_is_said(folder, capsys):
         (["runs", "a", "b"], "runs takes one folder, got a b"),
         (["runs", "lr=1"], "runs takes one folder, got lr=1"),
         (["compare"], "compare takes two or more runs, got none"),
-        (["compare", "cells", "cells"], "compare takes two or more runs, got cells, cells"),
+        (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html nowhere/x.html: cannot be written"),
         (["watch", "nobody"], "no run nobody; checkpoints holds "),
         (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),

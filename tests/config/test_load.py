@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import segmentation_models_pytorch as smp
 
 from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, check_trackers, check_url, load_config
-from unet_trainer.config.parsers import doubled, near_miss, seconds_of, tile_side
+from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of, tile_side
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
@@ -144,6 +145,21 @@ def test_a_wrong_value_is_answered_with_key_value_and_fix(name, value, needed):
     assert line.startswith(f"{name}: got ")
     assert needed in line
     assert line.isprintable()
+
+
+def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mistakes(tmp_path):
+    lines = problems({"encoder": "resnet35", "data_dir": str(tmp_path / "no"), "lr": 1})
+    assert lines == [
+        "encoder: got 'resnet35'; need the name of an encoder, e.g. resnet34 (did you mean resnet34?)",
+        "lr: unknown key; the name here is learning_rate",
+        f"data_dir: {tmp_path / 'no'} does not exist; need a folder with images/ and masks/",
+    ]
+    for name in ("auto", "tu-convnext_tiny", "mit_b0", *sorted(ENCODERS)):
+        assert load_config({"encoder": name, "data_dir": "elsewhere"}).encoder == name
+    assert set(smp.encoders.encoders) >= {name for name in ENCODERS if not name.startswith("tu-")}
+    assert problems({"encoder": "convnext_tiny"})[0].endswith("(did you mean tu-convnext_tiny?)")
+    for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path)):
+        assert len(problems({"lr": 1, "data_dir": data_dir})) == 1
 
 
 def test_a_long_value_is_cut_in_the_message():

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from helpers.annotated import Folder
-from helpers.image_bytes import cv2_bytes, exif, grey_png, pil_bytes
+from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
-from unet_trainer.datasets.annotations import describe_other_files, kind_of_json
+from unet_trainer.datasets.annotations import kind_of_json
 from unet_trainer.images.file_bytes import DataError
 
 BOX = [[1, 0], [3, 0], [3, 2], [1, 2]]  # of images that are 4 wide and 3 high
@@ -137,13 +137,6 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask):
     assert folder.find().num_classes == 1
 
 
-def test_lines_are_ten_pixels_wide(folder):
-    folder.image("a.png", 14, 3)
-    folder.write("a.json", labelme(shape("road", [[7, 0], [7, 3]], "linestrip"), imageWidth=14))
-    assert folder.masks() == {"a": ["00111111111100"] * 3}
-    assert folder.find().notices == ("1 line drawn 10 pixels wide, as the tool does: in a.png",)
-
-
 @pytest.mark.parametrize(("name", "content"), [
     ("coco.json", coco((1, [FLAT]), (1, [[0, 0, 4, 3]]))),
     ("a.json", labelme(shape("cat", BOX), shape("cat", [[0, 0], [4, 3]]), shape("cat", [[1, 1]], "point"))),
@@ -180,14 +173,6 @@ def test_classes_have_the_order_of_their_format_and_overlaps_are_counted(folder,
     folder.write(name, content)
     assert folder.masks() == {"a": mask}
     assert re.search(rf"\d pixels? in 1 image in objects of several classes; {rule}: a\.png", folder.find().notices[-1])
-
-
-def test_crowds_are_below_all_objects(folder):
-    folder.image("a.png")
-    crowd = {"image_id": 1, "category_id": 2, "segmentation": {"counts": [0, 12], "size": [3, 4]}, "iscrowd": 1}
-    folder.write("coco.json", coco((1, [box(0, 0, 4, 2)]), crowd, (2, [box(0, 0, 1, 1)])))
-    assert folder.masks() == {"a": ["2111", "1111", "2222"]}
-    assert folder.find().notices[0] == "1 crowd region (iscrowd) drawn as part of its class, below all objects: in a.png"
 
 
 def test_classes_without_objects_are_left_out_and_background_is_0(folder):
@@ -304,14 +289,6 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
-def test_subsets_of_cvat_divide_the_data(folder):
-    for part in ("Train", "Validation"):
-        folder.image(f"images/{part}/a.png")
-    more = cvat(polygon(), size='width="4" height="3" subset="Validation"').partition("</meta>")[2].removesuffix("</annotations>")
-    folder.write("annotations.xml", cvat(polygon(), size='width="4" height="3" subset="Train"', more=more))
-    assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
-
-
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
@@ -331,20 +308,6 @@ def test_masks_are_kept_outside_of_the_data_and_drawn_again_when_an_annotation_h
     folder.write("a.json", labelme(shape("cat", WHOLE)))
     assert folder.find().pairs == first.pairs
     assert folder.masks() == {"a.jpg": BOXED, "a.png": ["1111"] * 3}
-
-
-@pytest.mark.parametrize(("data", "reason"), [
-    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs, not the file itself; run git lfs pull"),
-    (grey_png(60000, 60000, 8, b""), "60000×60000 pixels: a decompression bomb"),
-])  # fmt: skip
-def test_an_image_that_cannot_be_read_is_a_problem_of_its_own(folder, data, reason):
-    folder.image("a.png")
-    (folder.path / "b.png").write_bytes(data)
-    folder.write("coco.json", {**coco((1, [FLAT]), names=("a.png",))})
-    folder.write("b.json", {"images": [{"id": 1, "file_name": "b.png"}], "annotations": [], "categories": []})
-    found = folder.find()
-    assert [pair.name for pair in found.pairs] == ["a"]
-    assert reason in found.problems[0].lines[0]
 
 
 # Which files are annotations
@@ -405,28 +368,6 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     with pytest.raises(DataError, match=rf"x\.json is .*{what}.*; "):
         folder.find()
     assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
-
-
-def test_boxes_of_voc_and_json_lines_are_named_and_lose_against_what_is_read(folder):
-    folder.image("a.png")
-    folder.write("Annotations/a.xml", "<annotation><object><bndbox/></object></annotation>")
-    with pytest.raises(DataError, match=r"a\.xml is Pascal VOC's XML, with boxes, and a box is no mask"):
-        folder.find()
-    (folder.path / "Annotations/a.xml").unlink()
-    folder.write("export.ndjson", '{"data_row": {}}\n')
-    with pytest.raises(DataError, match=r"export\.ndjson holds a JSON document in each line, as Labelbox exports"):
-        folder.find()
-    folder.write("a.json", labelme(shape("cat", BOX)))
-    assert folder.find().class_names == ("cat",)
-
-
-def test_files_that_are_no_images_are_counted_by_kind(folder):
-    for name in ("x/1.heic", "x/2.HEIC", "data.zip", "brain.nii.gz", ".hidden.zip", "readme.md"):
-        folder.write(name, "content")
-    (folder.path / "IM0001").write_bytes(bytes(128) + b"DICM")
-    first, *others = describe_other_files(folder.path)
-    assert first.startswith("2 files such as x/1.heic: a photo in Apple's HEIC format; convert")
-    assert len(others) == 2  # not all kinds of a mess
 
 
 # What is wrong

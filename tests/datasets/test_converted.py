@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from unet_trainer.datasets.converted import Conversion, Converter, has_pages, page_types, split_into_pages
+from unet_trainer.datasets.converted import Conversion, Converter, split_into_pages
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image
@@ -22,26 +22,6 @@ def split(tmp_path, images, labels):
         tifffile.imwrite(tmp_path / f"{name}.tif", pages, photometric="rgb" if pages.ndim == 4 else "minisblack")
     stack = Pair("s", tmp_path / "images.tif", tmp_path / "labels.tif")
     return split_into_pages(Converter(tmp_path, tmp_path / "checkpoints"), "train", [stack])
-
-
-@pytest.mark.parametrize(("options", "pages"), [({"bigtiff": True}, 5), ({"byteorder": ">"}, 5), ({"imagej": True}, 5), ({}, 1)])
-def test_files_with_pages_are_known(tmp_path, options, pages):
-    path = tmp_path / "a.tif"
-    tifffile.imwrite(path, volume(pages), photometric="minisblack", **options)
-    assert (has_pages(path), len(page_types(path))) == (pages > 1, pages)
-
-
-def test_a_thumbnail_is_no_page(tmp_path):
-    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
-        writer.write(volume(1)[0], photometric="minisblack")
-        writer.write(volume(1)[0, ::2, ::2], photometric="minisblack", subfiletype=1)
-    assert len(page_types(tmp_path / "a.tif")) == 1
-
-
-@pytest.mark.parametrize("data", [b"", b"II*\0\xff\xff\xff\xff"])
-def test_a_broken_file_has_no_pages(tmp_path, data):
-    (tmp_path / "a.tif").write_bytes(data)
-    assert not has_pages(tmp_path / "a.tif")
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, (3,)), (np.uint16, ()), (np.float32, ()), (np.float32, (3,))])
@@ -104,13 +84,6 @@ def test_a_damaged_index_only_costs_time(tmp_path, damage):
     first, _ = write(tmp_path, ["a"])
     (first[0].path.parent / "index.json").write_text(damage)
     assert write(tmp_path, ["a"]) == (first, ["a"])
-
-
-def test_bad_sources_are_told_and_tried_again(tmp_path):
-    (tmp_path / "source").write_text("a")
-    (bad, good), _ = write(tmp_path, ["a", "b"], fails=["a"])
-    assert (bad.problem, good.problem) == ("a is bad", "")
-    assert write(tmp_path, ["a", "b"])[1] == ["a"]
 
 
 def test_a_missing_source_and_a_folder_that_cannot_be_written_are_told(tmp_path):

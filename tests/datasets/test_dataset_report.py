@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-import shutil
 import textwrap
 
 import cv2
@@ -16,9 +14,9 @@ from PIL import Image
 
 from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, square
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report, find_dataset
+from unet_trainer.datasets.dataset_report import build_dataset_report
 from unet_trainer.datasets.mask_evidence import class_ids
-from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Problem, Question, describe_problems
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, describe_problems
 from unet_trainer.datasets.scan import ImageKind
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import IMAGENET_MEAN
@@ -90,59 +88,6 @@ def test_a_resumed_run_keeps_its_split(data):
     report = build_dataset_report(config, Console(io.StringIO()), FoundPairs(pairs, "as the run began"))
     assert report.blocking_message == ""
     assert [pair.name for pair in report.split.val] == ["0", "1"]
-
-
-class AnnotatedDataset(Dataset):
-    """Six images with a COCO file in place of masks: a square of the class cat in each, a dog in the first three."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        shutil.rmtree(self.folder / "masks")
-        self.write()
-
-    def write(self, names=("cat", "dog")):
-        square, corner = [3, 4, 8, 4, 8, 9, 3, 9], [20, 10, 30, 10, 30, 20, 20, 20]
-        images = [{"id": index, "file_name": f"{index}.png", "width": WIDTH, "height": HEIGHT} for index in range(6)]
-        annotations = [{"id": index, "image_id": index, "category_id": 1, "segmentation": [square]} for index in range(6)]
-        if len(names) > 1:
-            annotations += [{"id": 6 + index, "image_id": index, "category_id": 2, "segmentation": [corner]} for index in range(3)]
-        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
-        content = {"images": images, "annotations": annotations, "categories": categories}
-        (self.folder / "annotations.json").write_text(json.dumps(content))
-
-
-def test_the_classes_of_annotations_are_taken_where_the_config_leaves_them_open(tmp_path):
-    dataset = AnnotatedDataset(tmp_path)
-
-    def settled(**settings):
-        report = dataset.report(**settings)
-        decided = report.decided(load_config(settings))
-        return decided.num_classes, decided.class_names
-
-    names = ("background", "cat", "dog")
-    assert settled() == (3, names)
-    assert settled(num_classes=3) == (3, names)
-    dataset.write(["cat"])
-    assert settled() == (1, ("cat",))
-
-
-def test_what_annotations_leave_out_is_a_notice_and_what_is_wrong_a_problem(tmp_path):
-    dataset = AnnotatedDataset(tmp_path)
-    dataset.image(6, noise(6))
-    dataset.image(5, noise(5)[:10])
-    report = dataset.report()
-    assert "1 image file that no annotation names left out: images/6.png" in report.notices
-    assert "annotations.json, image '5.png': annotated at 30×20, and the file 5.png has 30×10 pixels" in report.blocking_message
-    assert len(report.pairs) == 5
-
-
-def test_an_archive_is_told_to_be_unpacked(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/nuclei.zip").write_bytes(b"PK\x03\x04")
-    with pytest.raises(
-        DataError, match=r"no folder of images .*\n  1 file such as nuclei\.zip: an archive; unpack it, and set data_dir"
-    ):
-        find_dataset(load_config({"data_dir": str(tmp_path / "data")}))
 
 
 def test_a_dataset_with_a_problem_or_a_question_is_not_checked_and_the_error_is_the_whole_message(data):
@@ -261,16 +206,6 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
         }
 
 
-def test_masks_of_void_only_give_a_notice(data):
-    for index in range(6):
-        data.mask(index, square(1))
-    data.mask(3, np.full((HEIGHT, WIDTH), 255, np.uint8))
-    partly = square(1)
-    partly[15:] = 255
-    data.mask(4, partly)  # the rest of it is not ignored
-    assert data.report().notices == [f"1 mask with ignored pixels only: {data.folder / 'masks/3.png'}"]
-
-
 def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     data.image(1, noise(0))
     data.image(3, noise(2))
@@ -286,45 +221,8 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
 # Neighbours, classes and test data
 
 
-def write_video(data, count, first=0, name="frame"):
-    """A window that moves over a scene."""
-    for index in range(6):
-        for folder in ("images", "masks"):
-            (data.folder / folder / f"{index}.png").unlink(missing_ok=True)
-    scene = cv2.resize(noise(0), (WIDTH * 8, HEIGHT), interpolation=cv2.INTER_CUBIC)
-    for index in range(count):
-        assert cv2.imwrite(str(data.folder / f"images/{name}{first + index:03d}.png"), scene[:, 4 * index : 4 * index + WIDTH])
-        assert cv2.imwrite(str(data.folder / f"masks/{name}{first + index:03d}.png"), square())
-
-
-def test_a_video_gives_a_notice_with_a_line_that_ends_it(data):
-    write_video(data, 40)
-    report = data.report()
-    (notice,) = report.notices
-    assert notice.startswith("images are like their neighbours in the numbering (frame020, frame021, frame022): ")
-    assert notice.endswith(":\n  split: blocks")
-    assert report.advised == {"split": "blocks"}
-    mended = data.report(**report.advised)
-    (notice,) = mended.notices
-    assert notice.endswith("pairs between the blocks of train and val left out, as a gap")
-    assert (mended.advised, len(mended.split.val)) == ({}, 8)
-
-
 def settings_of(answered):
     return [dict(answer.settings) for answer in answered.answers]
-
-
-def test_classes_and_split_are_judged_as_if_the_masks_were_resized(data):
-    """Five of six masks are half the size; the values tell what they mean together only."""
-    for index in range(5):
-        data.mask(index, square(255 if index else 0, size=(HEIGHT // 2, WIDTH // 2)))
-    answered = data.answered()
-    assert settings_of(answered) == [{"resize_masks": True}]
-    assert [problem.title for problem in answered.problems] == ["5 masks of another size than their images"]
-    assert (answered.guesses, answered.is_settled) == (answered.answers, True)
-    report = answered.report
-    assert (len(report.split.train), len(report.split.val), report.classes.num_classes) == (5, 1, 1)
-    assert data.report().questions == []  # training says nothing of too few pairs either
 
 
 def test_several_things_are_answered_one_after_the_other(data):
@@ -338,51 +236,7 @@ def test_several_things_are_answered_one_after_the_other(data):
     assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
 
 
-def test_of_several_folders_that_is_taken_in_which_every_image_has_its_mask(data):
-    other = data.folder / "annotations"
-    other.mkdir()
-    for name in ("0.png", "x.png", "y.png"):
-        (other / name).write_bytes((data.folder / "masks/0.png").read_bytes())
-    answered = data.answered()
-    (answer,) = answered.answers
-    assert answer.settings == {"mask_dir": "masks"}
-    assert [choice.settings for choice in answer.others] == [{"mask_dir": "annotations"}]
-    assert answered.is_settled
-    for path in (data.folder / "masks").iterdir():
-        path.rename(path.with_stem(f"{path.stem}0"))  # now 0.png alone is paired, in annotations/
-    assert data.answered().config.mask_dir == "annotations"
-
-
-def test_the_advice_of_a_note_is_taken(tmp_path):
-    """Two frames follow each other in each scene; the others are unlike them."""
-    data = Dataset(tmp_path)
-    for index in range(6):
-        (data.folder / f"images/{index}.png").unlink()
-        (data.folder / f"masks/{index}.png").unlink()
-    for scene in range(12):
-        for frame in range(2):
-            data.image(f"scene{scene:02d}_{frame}", noise(scene) // 2 + frame)
-            data.mask(f"scene{scene:02d}_{frame}", square())
-    answered = data.answered()
-    (answer,) = answered.answers
-    assert list(answer.settings) == ["group_pattern"]
-    assert answered.config.group_pattern == answer.settings["group_pattern"]
-    assert (answered.guesses, answered.is_settled) == ([], True)  # a note, not a question
-    assert any("group_pattern: " in notice for notice in answered.notices)
-    names = [{pair.name[:7] for pair in side} for side in (answered.report.split.train, answered.report.split.val)]
-    assert not names[0] & names[1]
-
-
 ODD = ("odd file", "odd files")
-
-
-def test_ten_lines_are_shown_and_the_others_counted_with_the_place_where_they_are():
-    problem = Problem("odd", *ODD, tuple("abcdefghijkl"), "repair them")
-    text = describe_problems([problem], where=" (elsewhere)")
-    assert (
-        text == "12 odd files:\n  Fix: repair them\n" + "".join(f"  {one}\n" for one in "abcdefghij") + "  … and 2 more (elsewhere)"
-    )
-    assert "more" not in describe_problems([problem], most=12)
 
 
 def test_a_reason_that_several_files_have_stands_once_with_their_number():
@@ -393,12 +247,3 @@ def test_a_reason_that_several_files_have_stands_once_with_their_number():
     assert describe_problems([Problem("odd", *ODD, lines)], most=3) == (
         "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n  b.png: cut off: 3 of 9 bytes\n  … and 2 more"
     )
-
-
-def test_answers_with_a_meaning_have_it_above_their_lines():
-    question = Question("what is 255?", Choice("void", {"ignore_value": 255}), Choice("a class", {"num_classes": 3}))
-    assert str(question) == (
-        "what is 255?\n  One of these goes into the config:\n    # void\n    ignore_value: 255\n\n    # a class\n    num_classes: 3"
-    )
-    assert question.text == "what is 255?"
-    assert "  This goes into the config:\n" in str(Question("?", Choice("void", {"ignore_value": 255})))

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from unet_trainer.datasets.layouts import list_files, resolved, walk
+from unet_trainer.datasets.layouts import resolved, walk
 
 
 def touch(root, *names):
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-
-
-def listed(root, **options):
-    return [path.relative_to(root).as_posix() for path in list_files(root, **options)]
-
-
-def test_files_with_an_image_extension_are_listed_unless_hidden(tmp_path):
-    touch(tmp_path, "b.PNG", "a.jpg", ".c.png", "Thumbs.db", "notes.txt", "sub/d.tif", ".hidden/e.png", "masks/f.png")
-    (tmp_path / "folder.png").mkdir()
-    assert listed(tmp_path, without=[tmp_path / "masks"]) == ["a.jpg", "b.PNG", "sub/d.tif"]
-
-
-def test_a_broken_link_is_listed_and_a_link_to_a_folder_is_not(tmp_path):
-    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
-    (tmp_path / "b.png").symlink_to(tmp_path)
-    assert list_files(tmp_path) == [tmp_path / "a.png"]
 
 
 def test_all_searches_of_a_dataset_leave_out_what_this_program_writes(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.datasets.scan import ImageFacts, ImageKind, build_image_spec, choose_kind, mismatch, pooled_statistics
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, build_image_spec, mismatch, pooled_statistics
 
 
 def facts(image):
@@ -27,19 +27,6 @@ def facts(image):
 
 def plain(dtype="uint8", channels=3, low=0.0, high=255.0):
     return ImageFacts(4, 5, channels, dtype, (100.0,) * channels, (10.0,) * channels, low, high, None, False, "")
-
-
-def test_grey_among_colour_counts_as_colour():
-    assert choose_kind([plain(channels=1)] * 9 + [plain(channels=3)], "auto") == ImageKind(3, "uint8")
-    assert choose_kind([plain(channels=1)] * 9, "auto") == ImageKind(1, "uint8")
-    assert choose_kind([plain(channels=1)] * 9 + [plain(channels=4)], "auto") == ImageKind(1, "uint8")
-
-
-def test_floats_of_any_width_are_one_kind():
-    images = [plain(dtype) for dtype in ("float16", "float32", "float64")]
-    kind = choose_kind(images, "auto")
-    assert kind == ImageKind(3, "float")
-    assert [mismatch(image, kind) for image in images] == [None] * 3
 
 
 def test_a_mismatch_is_described_with_the_kind_of_the_others():
@@ -69,24 +56,7 @@ def test_pooled_statistics_are_those_of_all_pixels_together(dtype):
     assert std == pytest.approx(pixels.std(0), rel=1e-5)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1])
-def test_a_constant_channel_has_a_standard_deviation_of_1(value):
-    """0.1 is no binary number: its computed deviation is tiny but not 0."""
-    images = [facts(np.full((7, 9, 1), value)), facts(np.full((11, 3, 1), value))]
-    mean, std = pooled_statistics(images, 1)
-    assert mean == pytest.approx((value,))
-    assert std == (1.0,)
-
-
 # The spec
-
-
-def test_the_value_range_is_that_of_all_images_and_never_empty():
-    kind = ImageKind(1, "float")
-    spec, _ = build_image_spec(kind, [plain("float32", 1, -4.0, 2.0), plain("float32", 1, 1.0, 9.0)], "auto", "auto")
-    assert (spec.low, spec.high) == (-4.0, 9.0)
-    flat, _ = build_image_spec(kind, [plain("float32", 1, 3.0, 3.0)], "auto", "auto")
-    assert (flat.low, flat.high) == (3.0, 4.0)
 
 
 def test_statistics_for_another_number_of_channels_are_refused_both_at_once():

@@ -74,11 +74,6 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, tra
     assert parts == f"folders {train} and {val}"
 
 
-def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
-    fill(tmp_path, "images", "masks", "val/images", "val/masks")
-    assert found(tmp_path) == (("images", "masks"), ("val/images", "val/masks"), "folders images and val")
-
-
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
@@ -98,12 +93,6 @@ def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
 
 
 # Sequences, and folders around everything
-
-
-def test_sequences_with_two_folders_of_masks_need_mask_dir(tmp_path):
-    fill(tmp_path, *(f"{name}/{kind}" for name in ("a", "b") for kind in ("images", "masks", "labels")))
-    assert error_message(tmp_path).endswith("*/labels/, */masks/; set one of these:\n  mask_dir: labels\n  mask_dir: masks")
-    assert found(tmp_path, None, "labels") == (("*/images", "*/labels"), None, "")
 
 
 def test_our_own_folders_are_never_data(tmp_path):
@@ -147,14 +136,6 @@ def test_folders_may_be_links_also_such_that_lead_in_a_circle(tmp_path):
 def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):
     fill(tmp_path, *there)
     assert found(tmp_path, *settings)[0] == expected
-
-
-@pytest.mark.parametrize("template", ["{}/x", "x/{}"])
-def test_folders_that_are_set_may_be_divided(tmp_path, template):
-    for part in ("train", "val"):
-        fill(tmp_path, template.format(part), template.replace("x", "y").format(part))
-    train, val = ((template.format(part), template.replace("x", "y").format(part)) for part in ("train", "val"))
-    assert found(tmp_path, "x", "y") == (train, val, "folders train and val")
 
 
 # Refusals

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.mask_facts import SIDE, facts_of, objects, stripes, with_border
+from helpers.mask_facts import facts_of
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
@@ -17,7 +17,6 @@ from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedCl
 from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, present_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
 
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
@@ -102,13 +101,6 @@ def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
     assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
 
-def test_a_thin_last_id_may_be_void_and_is_left_to_the_user():
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3)) is None
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), num_classes=4).num_classes == 4
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), ignore_value=3).num_classes == 3
-    assert decide_masks(lambda index: stripes(4, index)).num_classes == 4
-
-
 # Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
@@ -139,47 +131,6 @@ def test_colours_saved_as_jpeg_go_to_the_nearest_one_that_is_given():
     assert (ids == large_discs(1))[counts].mean() > 0.99
 
 
-def test_one_colour_on_black_saved_as_jpeg_is_the_foreground():
-    colours = [[0, 0, 0], [255, 0, 0]]
-    chosen = decide_masks(lambda index: jpeg(colours, (large_discs(index) > 0).astype(int)), is_lossy=True)
-    assert chosen.num_classes == 1
-    assert chosen.coding.mask_values[0] == 0
-    assert chosen.coding.tolerance >= 120
-    ids = chosen.coding.encode(jpeg(colours, (large_discs(1) > 0).astype(int)))
-    assert (ids == (large_discs(1) > 0)).mean() > 0.98
-
-
-def test_many_pixels_close_to_no_class_are_refused_with_their_colours():
-    with pytest.raises(DataError) as raised:
-        decide([0, 100, RED], mask_values=[0, 100], mask_tolerance=20)
-    assert str(raised.value) == (
-        "mask_values: 33.3% of the pixels are within 20 (mask_tolerance) of no class, most of them near [255, 0, 0]; add these to "
-        "mask_values or ignore_value, or save the masks as PNG"
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "is_decided"),
-    [
-        (lambda index: np.array([1, 2, 3], np.uint8)[stripes(3, index)], True),  # each touches both others
-        (lambda index: with_block(index, 40), True),
-        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3), False),
-        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20), True),  # between them, but wide
-    ],
-)
-def test_1_2_and_3_are_classes_unless_3_is_a_thin_border_between_the_others(make, is_decided):
-    chosen = decide_masks(make)
-    assert (chosen is not None) == is_decided
-    assert chosen is None or (chosen.num_classes, chosen.coding.mask_values) == (3, (1, 2, 3))
-
-
-def with_block(index, side):
-    """1 and 2 in two halves, and a solid block of 3 over both."""
-    mask = np.repeat(np.where(np.arange(SIDE) < SIDE // 2, 1, 2)[:, None], SIDE, axis=1).astype(np.uint8)
-    mask[20 : 20 + side, index : index + side] = 3
-    return mask
-
-
 # Class files
 
 
@@ -197,20 +148,6 @@ def test_a_class_file_gives_values_names_and_void_in_its_order():
     assert chosen.coding.ignored == (0,)
     assert chosen.num_classes_reason == "3 classes in label_colors.txt, 1 more occur in no mask"
     assert (chosen.coding.reason, chosen.class_names_reason) == ("by label_colors.txt", "by label_colors.txt")
-
-
-def test_values_beside_those_of_the_class_file_are_left_to_the_user():
-    file = class_file(("Sky", BLUE), ("Road", RED), ("Tree", GREEN))
-    assert decide([BLUE, RED, GREEN, COLOUR + 77], class_file=file) is None
-    assert decide([BLUE, RED, GREEN], num_classes=2, class_file=file) is None
-
-
-def test_void_in_most_pixels_may_be_the_background_and_is_left_to_the_user():
-    file = class_file(("unlabeled", 0), ("Road", RED), ("Tree", GREEN))
-    masks = [MaskFacts(10, 100, {0: 900, RED: 50, GREEN: 50}, "")] * 4
-    assert choose_classes(load_config({}), MaskEvidence(masks), file) is None
-    rare = [MaskFacts(10, 100, {0: 400, RED: 300, GREEN: 300}, "")] * 4
-    assert choose_classes(load_config({}), MaskEvidence(rare), file).coding.ignored == (0,)
 
 
 def test_a_file_of_two_classes_names_the_foreground():
@@ -273,10 +210,6 @@ def check_that_it_trains(choice, masks, settings):
     assert len(present - {IGNORED}) >= 2
 
 
-def settings_of(question):
-    return [dict(choice.settings) for choice in question.choices]
-
-
 def test_the_question_shows_the_values_and_ends_with_the_lines():
     question = ask(masks_of(*[{0: 700, 40: 200, 200: 100}] * 4))
     assert str(question) == (
@@ -305,34 +238,7 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
     )
 
 
-def test_two_codings_of_one_foreground_can_be_merged():
-    question = ask(masks_of({0: 9, 1: 1}, {0: 9, 255: 1}, {0: 9, 1: 1}, {0: 9, 255: 1}))
-    assert settings_of(question)[:2] == [
-        {"num_classes": 1, "mask_values": (0, (1, 255))},
-        {"num_classes": 1, "ignore_value": 255},
-    ]
-    assert "255 occurs only in masks that hold no class but 0" in str(question)
-
-
-def test_what_the_user_ignores_stays_ignored():
-    question = ask(masks_of(*[{0: 700, 40: 200, 200: 100, 9: 50}] * 4), ignore_value=9)
-    assert {"num_classes": 1, "mask_values": (0, 200), "ignore_value": (9, 40)} in settings_of(question)
-    assert "9: " not in str(question)
-
-
 # Class files
-
-
-def test_the_classes_of_a_file_are_offered_where_values_are_beside_them():
-    file = ClassFile(Path("x/label_colors.txt"), tuple(NamedClass(*one, True) for one in (("a", RED), ("b", GREEN), ("c", BLUE))))
-    question = ask(masks_of(*[{RED: 50, GREEN: 30, BLUE: 15, COLOUR + 0x808080 + 1: 5}] * 4), file)
-    assert settings_of(question)[0] == {
-        "num_classes": 3,
-        "class_names": ("a", "b", "c"),
-        "mask_values": ((255, 0, 0), (0, 255, 0), (0, 0, 255)),
-        "unknown_values": "ignore",
-    }
-    assert question.choices[0].meaning == "the classes of label_colors.txt; ignored: other values"
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"

@@ -6,10 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from helpers.shards import pairs_on_a_dead_remote
-from unet_trainer.datasets.measurements import TRANSFORMS, measure_dataset
+from unet_trainer.datasets.measurements import measure_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import MaskCoding
 
 BINARY = MaskCoding((0, 1))
@@ -76,11 +74,6 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_cells_look_alike_whichever_way_they_are_turned(tmp_path, rng):
-    found = measure(tmp_path, [blobs(rng) for _ in range(40)])
-    assert all(found.keeps_labels(name, in_views) for name in TRANSFORMS for in_views in (False, True))
-
-
 def test_streets_have_an_up(tmp_path, rng):
     found = measure(tmp_path, [street(rng) for _ in range(20)])
     assert not found.keeps_labels("vertical_flip", in_views=False)
@@ -109,14 +102,6 @@ def test_left_and_right_are_different_classes(tmp_path, rng):
     assert measure(tmp_path, [lungs(rng) for _ in range(8)], num_ids=3).has_sides
 
 
-def test_a_class_that_fills_the_image_is_as_thick_as_the_image(tmp_path, rng):
-    """It has no edge to measure from. What OpenCV gives then differs between processors."""
-    mask = np.ones((96, 128), np.uint8)
-    found = measure(tmp_path, [(noise(rng, mask.shape), mask)] * 2)
-    assert found.thickness == 128
-    assert found.structure == pytest.approx(np.sqrt(mask.sum()))
-
-
 def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng):
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
@@ -129,13 +114,3 @@ def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng):
     cv2.imwrite(str(pairs[0].mask), np.ones((128, 128), np.uint8))
     assert measure_dataset(pairs, BINARY, 2, 0, 1, lambda: ticks.append(1), cache) != first
     assert len(ticks) == 12
-
-
-def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
-    """Each of them is tried again for half a minute: all together would take hours."""
-    pairs, num_asked = pairs_on_a_dead_remote(tmp_path, [f"frame_{number:03d}" for number in range(40)])
-    with pytest.raises(
-        DataError, match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
-    ):
-        measure_dataset(pairs, BINARY, 2, 0, 1)
-    assert num_asked() == 2

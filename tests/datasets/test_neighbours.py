@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.splits import add_groups, split_pairs
-from unet_trainer.images.file_bytes import DataError
 
 SIZE = 32
 
@@ -110,18 +107,6 @@ def test_unrelated_images_are_no_neighbours_whatever_their_names(dataset, tmp_pa
     assert found(dataset(unrelated(names)), tmp_path) is None
 
 
-def test_kinds_of_objects_that_look_alike_are_no_groups(dataset, tmp_path):
-    """Leaves of a species on paper of one colour, twenty each: whoever splits by species validates on unknown ones."""
-    rng, frames = np.random.default_rng(0), []
-    for kind in range(6):
-        paper = rng.uniform(0, 255, 3)
-        frames += [
-            (f"{chr(97 + kind)}_{chr(97 + number)}", (smooth_noise(rng) * 0.2 + paper * 0.8).astype(np.uint8))
-            for number in range(20)
-        ]
-    assert found(dataset(frames), tmp_path) is None
-
-
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     """No file is read: there is none."""
     pairs = [Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"]
@@ -146,18 +131,3 @@ def test_validation_frames_between_training_frames_are_found(dataset):
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
     note = find_neighbours_across(train, val, Reader())
     assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
-
-
-def test_validation_images_of_other_sequences_are_no_neighbours(dataset):
-    train = dataset(video("a", 30, 0), "train", "train")
-    assert find_neighbours_across(train, dataset(video("b", 10, 1), "val", "val"), Reader()) is None
-
-
-def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
-    """Each of them is tried again for half a minute: all together would take hours."""
-    pairs, num_asked = pairs_on_a_dead_remote(tmp_path, [f"frame_{number:03d}" for number in range(40)])
-    with pytest.raises(
-        DataError, match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
-    ):
-        find_neighbours(pairs, Path(), Reader(), 0.2, None)
-    assert num_asked() == 2

@@ -7,13 +7,11 @@ import io
 import cv2
 import numpy as np
 import pytest
-import tifffile
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Question
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
@@ -107,13 +105,6 @@ def test_one_folder_a_class_becomes_masks_of_class_ids(data, find):
     )
 
 
-def test_class_names_set_the_order_and_thereby_what_wins(data, find):
-    write_whales(data)
-    found = find(class_names=["background", "whale", "sea"], num_classes=3)
-    assert found.class_names == ("background", "whale", "sea")
-    np.testing.assert_array_equal(read_mask(found.pairs[1].mask) == 2, disc(6, 3, 3) > 0)
-
-
 def test_masks_of_several_readers_are_not_merged(data, find):
     write_whales(data)
     (data / "masks/sea").rename(data / "masks/annotator1")
@@ -148,49 +139,6 @@ def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_cla
         "  num_classes: 3\n  class_names: [background, sea, whale]",
     )
     assert find(num_classes=3, class_names=["background", "sea", "whale"]).class_names == ("background", "sea", "whale")
-
-
-def test_files_of_classes_beside_each_image_are_named_by_their_class(data, find):
-    for case in ("p1", "p2"):
-        write(data / case / "images/scan.png", noise(0))
-        write(data / case / "masks/liver.png", disc(6, 6, 5))
-        write(data / case / "masks/tumour.png", disc(6, 6, 1))
-    found = find()
-    assert (found.class_names, [pair.name for pair in found.pairs]) == (("background", "liver", "tumour"), ["p1/scan", "p2/scan"])
-    assert sorted(np.unique(read_mask(found.pairs[0].mask))) == [0, 1, 2]
-
-
-def test_validation_has_the_classes_of_train(data, find):
-    for part, names in (("train", ("sea", "whale")), ("val", ("whale",)), ("test", ("boat", "whale"))):
-        for index in range(2):
-            write(data / part / f"images/{index}.png", noise(index))
-            for number, name in enumerate(names):
-                write(data / part / f"masks/{name}/{index}.png", disc(3 + 5 * number, 4, 2))
-    found = find()
-    assert found.class_names == ("background", "sea", "whale")
-    val = [pair for pair in found.pairs if pair.part == "val"]
-    assert sorted(np.unique(read_mask(val[0].mask))) == [0, 2]  # not 1: whale is the second class
-    assert found.test == ()
-    assert found.notices[-1].startswith("test/images/ cannot be used by evaluate: ")
-    assert "holds classes that the training masks do not have: boat" in found.notices[-1]
-
-
-# Stacks
-
-
-def test_the_pages_of_two_stacks_are_pairs(data, find):
-    data.mkdir()
-    images = np.random.default_rng(0).integers(0, 255, (11, SIDE, SIDE)).astype(np.uint8)
-    labels = np.stack([disc(index, 6) for index in range(11)])
-    tifffile.imwrite(data / "images.tif", images, photometric="minisblack")
-    tifffile.imwrite(data / "labels.tif", labels, photometric="minisblack")
-    found = find()
-    assert found.rule == "image and mask side by side, paired like images ↔ labels, 11 pages of 1 stack"
-    assert [pair.name for pair in found.pairs] == [f"images/{index:02d}" for index in range(11)]
-    third = found.pairs[3]
-    assert (third.shown_image, third.shown_mask) == (f"{data / 'images.tif'}, page 3", f"{data / 'labels.tif'}, page 3")
-    np.testing.assert_array_equal(read_image(third.image)[:, :, 0], images[3])
-    np.testing.assert_array_equal(read_mask(third.mask), labels[3])
 
 
 # Results of predict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-import shutil
 from pathlib import Path
 
 import cv2
@@ -173,14 +172,6 @@ def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp
     assert (again.run_dir, len(again.per_class_iou)) == (result.run_dir, 3)
     with pytest.raises(CheckpointError, match="num_classes: 3 in the checkpoint, 4 now; it decides the classes"):
         train(tiny_config, data_dir=data, num_epochs=3, resume="auto", num_classes=4)
-
-
-def test_names_of_a_class_file_are_written_down(prepare, tmp_path):
-    data = write_dataset(tmp_path / "data", lambda i: colour(rings(i), [(0, 0, 0), (128, 0, 0), (0, 128, 0)]))
-    (data / "class_dict.csv").write_text("name,r,g,b\nrest,0,0,0\nring,128,0,0\ncore,0,128,0\n")
-    written = prepare(data).written
-    assert (written.num_classes, written.mask_values) == (3, (0, (128, 0, 0), (0, 128, 0)))
-    assert written.class_names == ("rest", "ring", "core")
 
 
 # Images
@@ -456,17 +447,6 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(write, c
 
 
 # Sizes, copies and groups
-
-
-def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
-    write_images(tmp_path / "data", grey)
-    for index in range(4):
-        shutil.copy(tmp_path / f"data/images/{index}.png", tmp_path / f"data/images/{index + 4}.png")
-    run = prepare(tmp_path / "data", val_fraction=0.5)
-    val = {int(pair.name) for pair in run.dataset.split.val}
-    assert len(val) == 4
-    assert all((index in val) == (index + 4 in val) for index in range(4))
-    assert "8 images are identical to another one; identical images stay on one side:" in run.printed
 
 
 def test_a_run_cannot_be_resumed_with_another_fold(tiny_config, tmp_path):

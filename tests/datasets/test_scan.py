@@ -10,15 +10,13 @@ import signal
 
 import numpy as np
 import pytest
-import tifffile
 from PIL import Image
 
-from helpers.image_bytes import cv2_bytes, damaged_jpeg, pil_bytes
+from helpers.image_bytes import damaged_jpeg, pil_bytes
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import (
-    AlphaFacts,
     ImageFacts,
     MaskFacts,
     ScanCache,
@@ -58,10 +56,6 @@ def mask_of(*values):
     return np.array([values, values], np.uint8)
 
 
-def state_of(folder):
-    return {path: (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in folder.iterdir()}
-
-
 def forbid_decoding(monkeypatch):
     def refuse(data):
         raise AssertionError("decoded again")
@@ -98,16 +92,6 @@ def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, ch
     assert facts.alpha is None
     assert not facts.is_turned
     assert facts.digest == hashlib.blake2b(pair.image.read_bytes(), digest_size=16).hexdigest()
-
-
-def test_alpha_and_orientation_are_among_the_facts(tmp_path):
-    pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    pair.image.write_bytes(cv2_bytes(".png", np.zeros((2, 2, 4), np.uint8)))
-    facts = scan_pairs([pair], 1)[0].image
-    assert (facts.channels, facts.alpha, facts.is_turned) == (3, AlphaFacts(0.0, 0.0, 0.0, 0.0, is_band=False), False)
-    tifffile.imwrite(pair.image, np.zeros((2, 2), np.uint16), extratags=[(274, 3, 1, 6, True)])
-    facts = scan_pairs([pair], 1)[0].image
-    assert (facts.channels, facts.alpha, facts.is_turned) == (1, None, True)
 
 
 def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
@@ -161,20 +145,6 @@ def test_an_unreadable_file_has_its_reason_and_its_partner_has_its_facts(tmp_pat
         "",
         "not an image that can be decoded",
     ]
-
-
-@pytest.mark.parametrize(("bad", "mark"), [(np.nan, "NaN"), (-1.8e308, "infinite")])
-def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path, bad, mark):
-    """-1.8e308 marks missing pixels in maps; as float32 it is infinite."""
-    image = np.arange(40.0).reshape(4, 5, 2) if bad == -1.8e308 else np.arange(40, dtype=np.float32).reshape(4, 5, 2)
-    image[1, 2, 0] = image[3, 4, 1] = bad
-    facts = scan_pairs([save_array(tmp_path, image)], 1)[0].image
-    held = [np.delete(image[:, :, 0], 7), np.delete(image[:, :, 1], 19)]
-    assert facts.missing == (1, 1)
-    assert facts.marks in ((mark,), ("-1.8e+308",))
-    np.testing.assert_allclose(facts.mean, [values.mean() for values in held])
-    np.testing.assert_allclose(facts.std, [values.std() for values in held])
-    assert (facts.low, facts.high) == (0, 38)
 
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
@@ -268,19 +238,6 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
 
 
 # Cache
-
-
-def test_a_second_scan_decodes_nothing_and_finds_the_same(tmp_path, monkeypatch):
-    pairs = [make_pair(tmp_path, "a", mask_of(0, 0, 255)), make_jpeg(tmp_path, "b")]
-    write_image(pairs[0].mask, np.array([[[255, 0, 0], [0, 0, 0], [9, 9, 9]]] * 2, np.uint8))
-    first = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "deep" / "cache.json"))
-    forbid_decoding(monkeypatch)
-    ticks = []
-    assert scan_pairs(pairs, 2, lambda: ticks.append(1), ScanCache(tmp_path / "deep" / "cache.json")) == first
-    assert len(ticks) == 2
-    assert [type(value) for value in first[0].image.mean] == [float] * 3
-    with pytest.raises(RuntimeError, match="decoded again"):
-        scan_pairs(pairs, 2)  # without the cache
 
 
 @pytest.mark.parametrize(("which", "change"), [("image", "size"), ("mask", "time")])

@@ -172,12 +172,6 @@ def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, mes
             pass
 
 
-def test_all_members_of_archives_that_were_joined_are_found():
-    joined = written()[0] + written({"c.jpg": b"c" * 700})[0]
-    found = {name: joined[offset : offset + length] for name, offset, length in list_members(io.BytesIO(joined))}
-    assert found == {**FILES, "c.jpg": b"c" * 700}
-
-
 # Shards of other tools
 
 
@@ -211,14 +205,6 @@ def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):
         assert (data[member.offset : member.end], member.checksum) == (content, zlib.crc32(content))
         assert member.name == path_in_shard(name)
     assert not unpaired
-
-
-def test_samples_without_one_image_and_one_mask_are_listed(tmp_path):
-    names = ("a.jpg", "b.seg.png", "c.jpg", "c.png", "c.seg.png", "d.json", "e.jpg", "e.png", "images/f.jpg", "masks/f.png")
-    shard, unpaired = indexed(tmp_path, dict.fromkeys(names, b""))
-    assert [sample.name for sample in shard.samples] == ["e"]
-    # Of c it is not clear which is the image; d is no image.
-    assert unpaired == ["a.tar/a", "a.tar/b", "a.tar/c", "a.tar/images/f", "a.tar/masks/f"]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,9 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_store, shards
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.shard_index import INDEX_NAME, Sample, Shard, ShardIndex, index_to_json
-from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore, open_store
+from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore
 from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards
-from unet_trainer.images.file_bytes import DataError, ShardError, find_member, open_stores, read_bytes
+from unet_trainer.images.file_bytes import DataError, ShardError, find_member
 from unet_trainer.system.console import Console
 
 IMAGES = {f"k{number}": (bytes([number]) * 700, bytes([100 + number]) * 300) for number in range(6)}
@@ -220,29 +218,6 @@ def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder,
     assert not cache.keeps("x-001.tar", 10_000)
 
 
-def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folder, config):
-    store = open_shards(config(server.url), Console())
-    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    assert total <= server.num_bytes < total + 2000  # and a list of the folder
-    assert contents(store) == EXPECTED
-    num_bytes = server.num_bytes
-    open_stores.clear()
-    assert names(open_shards(config(f"{server.url}/"))) == list(IMAGES)
-    assert server.num_bytes - num_bytes < 1000
-
-
-def test_remote_places_without_shards_are_told_and_named_shards_need_no_index(server, folder, config):
-    (folder / INDEX_NAME).write_text("<html>not found</html>")
-    assert names(open_shards(config(f"{server.url}/x-{{000..001}}.tar"))) == list(IMAGES)
-    (folder / INDEX_NAME).rename(folder / "unfinished")
-    with pytest.raises(DataError, match="not finished"):
-        open_shards(config(server.url))
-    for path in folder.iterdir():
-        path.unlink()
-    with pytest.raises(DataError, match=r"data_dir: http://.*: no shards.json there, and no .tar files"):
-        open_shards(config(server.url))
-
-
 def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):
     write_index(folder, index)
     server.every = (1, "whole")
@@ -280,15 +255,6 @@ def test_pairs_have_the_names_parts_and_groups_of_the_index(folder, config):
     assert "all 1 samples are of the test part" in find_in_shards(config()).blocking_message
 
 
-def test_a_split_file_divides_shards_by_their_names(tmp_path, folder, config):
-    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE, "b": ONE}),)))
-    table = tmp_path / "split.csv"
-    table.write_text("image,mask,split,name\nimages/b.png,masks/b.png,train,b\nx.tar/a.png,x.tar/a.mask.png,val,\n")
-    found = find_dataset(config(split_file=str(table)))
-    assert [(pair.name, pair.part) for pair in found.pairs] == [("b", "train"), ("x.tar/a", "val")]
-    assert found.pairs[0].image == folder / "x.tar/b.png"
-
-
 def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_two_pairs(folder, config):
     write_tar(folder / "x.tar", {"a.jpg": b"image", "a.png": b"mask", "b.jpg": b"image"})
     write_tar(folder / "y.tar", {"a.jpg": b"image", "a.png": b"mask"})
@@ -314,17 +280,6 @@ def test_archives_of_folders_settings_that_do_not_fit_and_images_beside_shards_a
     (folder / "images/b.png").write_bytes(b"")
     (notice,) = find_in_shards(config()).notices
     assert notice.startswith("1 image file beside the shards in")
-
-
-def test_shards_that_the_webdataset_library_wrote_are_read(folder, config):
-    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
-    folder.mkdir()
-    with webdataset.ShardWriter(str(folder / "cells-%06d.tar"), maxcount=2, verbose=0) as writer:
-        for number in range(5):
-            writer.write({"__key__": f"cell/{number}", "jpg": b"image %d" % number, "seg.png": b"mask", "json": {"id": number}})
-    found = find_in_shards(config())
-    assert [pair.name for pair in found.pairs] == [f"cell/{number}" for number in range(5)]
-    assert [read_bytes(pair.image) for pair in found.pairs] == [b"image %d" % number for number in range(5)]
 
 
 # Files
@@ -409,37 +364,6 @@ def test_a_local_shard_that_has_changed_or_is_gone_is_told(folder, index):
         find(store, "x-001.tar/k4.png").read()
 
 
-def test_threads_and_forked_processes_read_at_once(folder, index, remote):
-    for store in (ShardStore(Files(str(folder)), index), remote):
-        results = []
-        threads = [threading.Thread(target=lambda into, of: into.append(contents(of)), args=(results, store)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        child = os.fork()
-        if not child:
-            os._exit(0 if contents(store) == EXPECTED else 1)
-        for thread in threads:
-            thread.join(60)
-        assert results == [EXPECTED] * 8
-        assert os.waitpid(child, 0)[1] == 0
-
-
-def test_paths_below_a_shard_are_its_files(folder, index, monkeypatch):
-    path = folder / "x-000.tar/k0.png"
-    assert find_member(path) is None
-    for number, key in enumerate("ab"):  # stores of one root with other shards stay open beside each other
-        open_store(ShardStore(Files(str(folder)), ShardIndex(index.shards[number : number + 1])), key)
-    assert find_member(path).read() == IMAGES["k0"][0]
-    assert find_member(path).stamp != find_member(folder / "x-001.tar/k4.png").stamp
-    for other in ("x-000.tar", "x-000.tar/none.png", "c.tar/k0.png", "../k0.png"):
-        assert find_member(folder / other) is None
-    monkeypatch.chdir(folder)
-    open_store(ShardStore(Files("."), index))
-    assert find_member(Path("x-001.tar/k4.png")) is not None
-    open_store(ShardStore(Files("https://host/x"), ShardIndex((dataclasses.replace(index.shards[0], name="x.tar.d/c.tar"),))))
-    assert find_member(Path("https://host/x/x.tar.d/c.tar/k1.png")).shard == "x.tar.d/c.tar"
-
-
 # What is kept of remote shards
 
 
@@ -462,30 +386,6 @@ def test_what_was_fetched_is_found_by_the_next_start_and_damage_fetched_again(fo
     data[index.shards[0].samples[1].mask.offset + 5] ^= 1
     kept.write_bytes(data)
     assert [fetched()[0], fetched()[0]] == [1, 0]
-
-
-def test_the_first_shards_are_kept_up_to_the_limit_and_holes_take_no_room(tmp_path):
-    cache = RangeCache(tmp_path, "s3://one", SHARDS, 12 * PAGE)
-    cache.write("a.tar", 8 * PAGE, b"a")
-    cache.write("x/b.tar", PAGE, b"b")
-    cache.write("x/b.tar", 3 * PAGE, b"c")
-    assert [cache.read("a.tar", 8 * PAGE, 8 * PAGE + 1), cache.read("x/b.tar", PAGE, PAGE + 1)] == [b"a", b"b"]
-    assert cache.read("x/b.tar", 3 * PAGE, 3 * PAGE + 1) is None
-    assert cache.allocated() < 8 * PAGE
-    assert RangeCache(tmp_path, "s3://one", SHARDS, PAGE).allocated() < PAGE  # what was kept with another limit is removed
-
-
-def test_room_is_made_of_what_was_used_longest_ago_and_of_nothing_else(tmp_path):
-    (tmp_path / "of-the-user").mkdir()
-    (tmp_path / "of-the-user/file").write_bytes(os.urandom(100 * PAGE))
-    for url, age in (("s3://old", 2), ("s3://new", 3)):
-        cache = RangeCache(tmp_path, url, SHARDS, 1000 * PAGE)
-        cache.write("a.tar", 0, os.urandom(8 * PAGE))
-        os.utime(cache.folder / SOURCE, (age, age))
-    for limit, expected in ((1000, {"s3://old", "s3://new"}), (35, {"s3://new"}), (20, set())):
-        RangeCache(tmp_path, "s3://now", SHARDS, limit * PAGE)
-        assert {path.read_text().strip() for path in tmp_path.glob(f"*/{SOURCE}")} == {*expected, "s3://now"}
-    assert (tmp_path / "of-the-user/file").is_file()
 
 
 @needs_pipes

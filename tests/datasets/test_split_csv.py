@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 import pytest
 
 from unet_trainer.datasets.pairs import Pair
@@ -64,13 +61,6 @@ def test_a_split_file_may_be_written_in_many_ways(data, text):
     assert (found.rule, found.blocking_message, found.problems, found.is_divided) == ("split.csv", "", (), True)
 
 
-def test_the_images_of_a_part_are_listed_whether_they_are_there_or_not(data):
-    file = data / "split.csv"
-    file.write_text("image,mask,split\nimages/a.png,masks/a.png,train\nno.png,no.png,training\nimages/b.png,masks/b.png,val\n")
-    assert listed_images(file, data, "train") == {data / "images/a.png", data / "no.png"}
-    assert listed_images(file, data / "images/..", "val") == {data / "images/b.png"}
-
-
 # What is refused
 
 
@@ -112,13 +102,6 @@ def test_every_problem_is_named_with_its_line(data):
     ]
 
 
-def test_files_are_found_in_either_form_of_unicode(data):
-    for folder in ("images", "masks"):
-        (data / folder / "a\u0308.png").touch()  # as an archive made on macOS has it
-    found = read(data, "image,mask\nimages/\u00e4.png,masks/\u00e4.png\n")
-    assert found.pairs[0].image == data / "images/a\u0308.png"
-
-
 # Writing
 
 
@@ -143,18 +126,6 @@ def test_any_name_survives_being_written_and_read(data, name):
     pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
     write_text_atomically(data / "mine.csv", split_csv_text(pairs[:1], pairs[1:], data))
     assert read_split_csv(data / "mine.csv", data).pairs == pairs
-
-
-def test_rows_of_converted_files_are_known_by_name(data):
-    """The converted files were deleted, or the project was moved: they are made again, elsewhere."""
-    old = Pair("s/01", Path("/old/.converted/x/01.png"), Path("/old/.converted/y/01.png"), "train")
-    new = Pair("s/01", data / "images/a.png", data / "masks/a.png", None, "", "s.tif, page 1", "labels.tif, page 1")
-    file = data / "mine.csv"
-    file.write_text(split_csv_text([old], [pair(data, "b", "val")], data))
-    found = read_split_csv(file, data, [new])
-    assert found.pairs == (dataclasses.replace(new, part="train"), pair(data, "b", "val"))
-    with pytest.raises(DataError, match=r"line 2: no file /old/\.converted/x/01\.png"):
-        read_split_csv(file, data)
 
 
 # Through the config

@@ -102,22 +102,6 @@ def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_mos
         assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
 
 
-# Identical images
-
-
-def test_identical_images_stay_on_one_side_with_a_notice():
-    digests = [str(index // 2) if index < 4 else str(index) for index in range(12)]
-    for seed in range(20):
-        split = split_of(made_up(12), digests=digests, seed=seed)
-        val = names(split.val)
-        assert ("000" in val) == ("001" in val)
-        assert ("002" in val) == ("003" in val)
-    assert split.notices == (
-        "4 images are identical to another one; identical images stay on one side: "
-        "images/000.png = images/001.png, images/002.png = images/003.png",
-    )
-
-
 # Data that is divided already
 
 
@@ -136,12 +120,6 @@ def test_a_group_in_both_given_parts_is_refused():
     assert (
         error_message(found)
         == "2 groups in train and in val: p1, p2; put each on one side; split_file=FILE.csv divides them as you say"
-    )
-
-
-def test_folds_of_given_parts_are_refused():
-    assert error_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
-        "num_folds: the data is already divided into train and val (images/ + masks/); leave num_folds out"
     )
 
 
@@ -172,40 +150,10 @@ def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed)
     assert split.notices == (f"{len(unused)} pairs between the blocks of train and val left out, as a gap",)
 
 
-def test_a_gap_ends_where_a_sequence_ends():
-    found = FoundPairs(
-        tuple(Pair(f"{name}/{index}", Path(f"{name}{index}.png"), Path("m.png")) for name in "ab" for index in range(10)), ""
-    )
-    for fold in range(2):
-        split = split_of(found, in_blocks=True, num_folds=2, fold=fold)
-        assert {pair.name[0] for pair in split.val} == {"ab"[fold]}
-        assert (len(split.train), split.unused, split.notices) == (10, (), ())
-
-
-def test_blocks_lie_where_their_classes_are_like_those_of_all():
-    """Class 1 is in the first tenth and the last tenth only: one of the two blocks must find some of it."""
-    labels = [{0, 1} if index < 20 or index >= 180 else {0} for index in range(200)]
-    for seed in range(5):
-        split = split_of(made_up(200), labels, in_blocks=True, seed=seed)
-        with_class = sum(1 in labels[position] for position in positions(split.val))
-        assert abs(with_class / len(split.val) - 0.2) <= 0.05
-
-
 def test_every_pair_validates_in_exactly_one_fold_of_blocks():
     splits = [split_of(made_up(23), in_blocks=True, num_folds=4, fold=fold) for fold in range(4)]
     assert sorted(position for split in splits for position in positions(split.val)) == list(range(23))
     assert [len(runs(positions(split.val))) for split in splits] == [1, 1, 1, 1]
-
-
-def test_a_training_image_that_is_identical_to_one_of_a_block_is_left_out():
-    digests = [str(index) for index in range(40)]
-    split = split_of(made_up(40), digests=digests, in_blocks=True)
-    validates, trains = positions(split.val)[0], positions(split.train)[0]
-    digests[trains] = digests[validates]
-    again = split_of(made_up(40), digests=digests, in_blocks=True)
-    assert trains not in positions(again.train)
-    assert trains in positions(again.unused)
-    assert again.notices[0].startswith("1 training image left out, identical to a validation image: images/")
 
 
 def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
@@ -241,3 +189,14 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         grouped("q", "a", "b")
     with pytest.raises(DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"):
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
+
+
+def test_a_training_image_that_is_identical_to_one_of_a_block_is_left_out():
+    digests = [str(index) for index in range(40)]
+    split = split_of(made_up(40), digests=digests, in_blocks=True)
+    validates, trains = positions(split.val)[0], positions(split.train)[0]
+    digests[trains] = digests[validates]
+    again = split_of(made_up(40), digests=digests, in_blocks=True)
+    assert trains not in positions(again.train)
+    assert trains in positions(again.unused)
+    assert again.notices[0].startswith("1 training image left out, identical to a validation image: images/")

@@ -7,9 +7,7 @@ import tarfile
 
 import pytest
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets import shards as module
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, index_from_json, index_to_json
@@ -55,18 +53,6 @@ def test_the_files_are_written_byte_for_byte_with_their_facts(tmp_path, pairs):
     assert len(ticks) == 12
 
 
-def test_shards_are_no_larger_than_asked_for(tmp_path, pairs):
-    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "x", Files(str(tmp_path)), 25_000, lambda: None)
-    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
-    assert len(sizes) > 1
-    assert max(sizes) <= 25_000 + 10_240
-    assert sorted(path.name for path in tmp_path.glob("*.tar"))[:2] == ["x-000000.tar", "x-000001.tar"]
-    names = [name.rpartition("/")[2].partition(".")[0] for name in contents(tmp_path)]
-    assert list(dict.fromkeys(names)) == [pair.name for pair in pairs]
-    write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "y", Files(str(tmp_path)), 1, lambda: None)
-    assert len(list(tmp_path.glob("y-*.tar"))) == 12  # a pair larger than a shard has one of its own
-
-
 def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
     parts = ["train", "train", "val", "test"]
     some = [Pair(pair.name, pair.image, pair.mask, part, f"g{part}") for pair, part in zip(pairs, parts, strict=False)]
@@ -75,15 +61,6 @@ def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
     assert [(sample.part, sample.group) for shard in index.shards for sample in shard.samples] == [
         (part, f"g{part}") for part in parts
     ]
-
-
-def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
-    names = ["a.b", "a_b", "seq.1/c", "a-b"]
-    some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
-    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path)), 10**9, lambda: None)
-    suffix = pairs[0].image.suffix
-    assert [sample.image.name.removesuffix(suffix) for sample in index.shards[0].samples] == ["a_b", "a_b-2", "seq_1/c", "a-b"]
-    assert [sample.name for sample in index.shards[0].samples] == names
 
 
 def test_names_of_any_bytes_survive(tmp_path, pairs):
@@ -130,20 +107,6 @@ def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pai
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt", INDEX_NAME, "x-000000.tar"]
     with pytest.raises(DataError, match=r"--out: there are shards in .* \(shards.json\)|x-000000.tar\)"):
         refuse_other_files(place)
-
-
-def test_a_disk_that_is_too_small_is_told_before(tmp_path, pairs, monkeypatch):
-    monkeypatch.setattr(module, "free_disk", lambda folder: 1000)
-    with pytest.raises(DataError, match=r"needs .* GB, and 1e-06 GB are free there"):
-        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", Files(str(tmp_path)), 10**9, lambda: None)
-
-
-def test_what_cannot_be_written_is_told(tmp_path, pairs):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match=r"--out: .*file.* cannot be written"):
-        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", Files(str(tmp_path / "file/sub")), 10**9, lambda: None)
-    with pytest.raises(UserError, match=r"--out: .*file.* cannot be read"):
-        refuse_other_files(Files(str(tmp_path / "file")))
 
 
 def test_shards_are_uploaded_whole(tmp_path, pairs):

@@ -241,6 +241,22 @@ def test_what_happened_is_told_in_order(tmp_path):
     assert "Warning after epoch 3: the disk is slow" in said
 
 
+def test_what_happened_before_the_run_had_its_folder_comes_first(tmp_path):
+    folder = write_run(tmp_path / "run", ious=(), images=(), end=None)
+    events = [
+        {"kind": "start", "time": "2026-01-01T10:00:05+00:00"},
+        {"kind": "note", "text": "read", "time": "2026-01-01T10:00:01"},
+    ]
+    events += [{"kind": "warning", "text": "no time"}, {"kind": "end", "how": "failed", "time": "2026-01-01T10:00:06+00:00"}]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert re.findall(r"Started|Note|Warning|Failed", words(section(page_of(folder), "events"))) == [
+        "Note",
+        "Warning",
+        "Started",
+        "Failed",
+    ]
+
+
 def test_commands_fit_the_state_of_the_run(tmp_path):
     folder = write_run(tmp_path / "my run")
     said = words(section(page_of(folder), "next"))

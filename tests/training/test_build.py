@@ -12,7 +12,7 @@ from helpers import hub
 from helpers.project import FIXED_RECIPE
 from helpers.small_runs import make_run
 from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same
-from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
@@ -42,11 +42,6 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
         build_dataset(dataclasses.replace(config, data_dir=str(tmp_path / "an empty folder")), console, None)
     last = str(caught.value).splitlines()[-1]
     assert last == f"To see all of it: python train_unet.py check data_dir='{tmp_path / 'an empty folder'}'"
-
-
-def test_an_encoder_that_does_not_exist_is_told_before_a_file_is_read(config, console):
-    with pytest.raises(ConfigError, match="encoder: got 'resnet35'"):
-        build_dataset(dataclasses.replace(config, encoder="resnet35", data_dir="no/such/folder"), console, None)
 
 
 def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):

@@ -41,7 +41,7 @@ def test_the_error_that_ends_a_run_is_in_its_log_and_events_and_is_shown_by_whoe
     is_interruption = isinstance(error, KeyboardInterrupt)
     with pytest.raises(type(error)):
         run_session(tmp_path, error)
-    line = "Interrupted before anything was saved" if is_interruption else f"Error: {text}"
+    line = f"Interrupted{f' by {text}' if text else ''} before anything was saved" if is_interruption else f"Error: {text}"
     assert (tmp_path / "train.log").read_text().splitlines() == [line]
     assert capsys.readouterr().out == (f"{line}\n" if is_interruption else "")
     last = read_events(tmp_path)[-1]
@@ -55,7 +55,8 @@ def test_an_interruption_is_told_with_the_command_to_go_on(error, tmp_path, caps
     (folder / "previous.pt").touch()
     with pytest.raises(KeyboardInterrupt):
         run_session(folder, error)
-    line = f"Interrupted. To go on where the state was saved: python train_unet.py --resume '{folder}'\n"
+    by = f" by {error}" if str(error) else ""
+    line = f"Interrupted{by}. To go on where the state was saved: python train_unet.py --resume '{folder}'\n"
     assert capsys.readouterr().out == line
     assert (folder / "train.log").read_text() == line
 
@@ -74,7 +75,9 @@ def test_an_interruption_after_the_end_says_that_the_run_is_finished_and_what_is
     for error in (with_note, KeyboardInterrupt()):
         with pytest.raises(KeyboardInterrupt):
             end(error)
-    assert capsys.readouterr().out == "Interrupted. The run is finished; its report is missing\nInterrupted. The run is finished\n"
+    assert capsys.readouterr().out == (
+        "Interrupted by SIGTERM. The run is finished; its report is missing\nInterrupted. The run is finished\n"
+    )
 
 
 def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):

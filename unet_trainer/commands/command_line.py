@@ -98,7 +98,8 @@ def exit_codes(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
                 show_error(str(error))
             return error.exit_code
         except Interrupted as interruption:
-            return _end(f"interrupted by {interruption}", 128 + interruption.signal_number)
+            code = 128 + interruption.signal_number
+            return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
         except KeyboardInterrupt:
             return _end("interrupted", EXIT_INTERRUPTED)
         except (OSError, RuntimeError) as error:
@@ -118,10 +119,15 @@ def _end(text: str, exit_code: int) -> int:
 
 def _refuse_command_of_other_tools(name: str, words: Sequence[str]) -> None:
     """Raises UserError with the command that is meant. A folder of that name, alone, is one that a user may mean."""
-    form = next((form for names, form in OTHER_TOOLS_COMMANDS.items() if name in names.split()), None)
+    form = _form_elsewhere().get(name)
     if form is not None and (words or not Path(name).is_dir()):
         setting = f" (the setting is given as {name}=VALUE)" if name in FIELDS else ""
         raise UserError(f"{name}: unknown command; here it is: python train_unet.py {form}{setting}")
+
+
+def _form_elsewhere() -> dict[str, str]:
+    """By what other tools call a command, how it is written here."""
+    return {name: form for names, form in OTHER_TOOLS_COMMANDS.items() for name in names.split()}
 
 
 def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:
@@ -188,8 +194,10 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError("got an empty word; need a config file or key=value (is a variable of the shell not set?)")
         if word in FIELDS:
             raise UserError(f"{word}: settings are given as {word}=VALUE")
-        if Path(word).suffix not in CONFIG_SUFFIXES and (meant := near_miss(word, COMMANDS)) is not None:
-            raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {meant}")
+        meant = None if Path(word).suffix in CONFIG_SUFFIXES else near_miss(word, [*COMMANDS, *_form_elsewhere()])
+        if meant is not None and not Path(word).is_dir():
+            form = _form_elsewhere().get(meant, meant)
+            raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {form}")
     if len(files) > 1:
         raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
     return files, overrides

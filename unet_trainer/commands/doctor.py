@@ -49,7 +49,9 @@ class Page:
     content: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.console.on_message = lambda kind, text: self._keep("messages", [Finding("warning", kind, text)])
+        self.console.on_message = lambda kind, text: self._keep(
+            "messages", [Finding("warning" if kind == "warning" else "ok", kind, text)]
+        )
 
     def heading(self, text: str) -> None:
         self.console.say()
@@ -156,14 +158,11 @@ def _check_data(config: Config, console: Console) -> CheckedDataset:
 
 def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
-    from unet_trainer.model.network import check_encoder_name
     from unet_trainer.training.build import build_datasets
     from unet_trainer.training.settings import build_hardware, build_settings, known_cost, measure, review
     from unet_trainer.training.step_probe import StepProbe
     from unet_trainer.training.time_budget import TimeBudget
 
-    if config.encoder != "auto":
-        check_encoder_name(config.encoder)
     hardware = build_hardware(config, page.console)
     budget = TimeBudget(config.time_budget, started)
     settings = build_settings(config, hardware, dataset, page.console, budget=budget, is_preview=True)
@@ -257,6 +256,8 @@ def forecast_findings(
     taken, rate = settings.taken, settings.taken.batch_size / cost.seconds
     per_epoch = f"{found.seconds_per_epoch:.1f} s" if found.seconds_per_epoch < 10 else describe_seconds(found.seconds_per_epoch)
     detail = f"about {describe_seconds(found.seconds)}: {counted(found.num_epochs, 'epoch')} of {per_epoch}"
+    if settings.replans():  # the number that was planned from the step alone is among the settings
+        detail = f"about {describe_seconds(found.seconds)}, with as many epochs of {per_epoch} as there is time for"
     detail += f", {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
     detail += "; an estimate from the uncompiled step (--fast)" if is_estimate else ""
     detail += "; early stopping may end it sooner" if taken.early_stopping_patience is not None else ""

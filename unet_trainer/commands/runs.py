@@ -102,6 +102,13 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
+def _cut_where_they_differ(values: Sequence[str]) -> list[str]:
+    """Each in at most MAX_VALUE characters; of long values that begin alike, the part in which they differ."""
+    alike = next((place for place, letters in enumerate(zip(*values, strict=False)) if len(set(letters)) > 1), 0)
+    start = max(0, alike - MAX_VALUE // 4) if max(map(len, values)) > MAX_VALUE else 0
+    return [_cut(f"…{value[start + 1 :]}" if start else value, MAX_VALUE) for value in values]
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -231,6 +238,8 @@ def compare(arguments: Sequence[str], script: Script) -> int:
     given = parser.parse_intermixed_args(arguments)
     words = read_run_words(given.words, script, "compare")
     folders = words.folders() if words.names else []
+    if len(folders) < len(words.names) and len(folders) == 1:
+        raise UserError(f"{' and '.join(words.names)} are the same run; name another: python train_unet.py runs lists them")
     if len(folders) < 2:
         raise UserError(
             f"compare takes two or more runs, got {', '.join(words.names) or 'none'}: python train_unet.py compare RUN RUN"
@@ -266,5 +275,5 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines = [*_aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]
-    cells = [[name, *(_cut(value, MAX_VALUE) for value in values)] for name, values in found.settings]
+    cells = [[name, *_cut_where_they_differ(values)] for name, values in found.settings]
     return [*lines, *_aligned([["Settings that differ", *found.names], *cells])]

@@ -30,6 +30,16 @@ COLOUR_LENGTH = 3
 MAX_MASK_VALUE = 65535
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
+    "resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d resnext101_32x16d "
+    "resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn "
+    "vgg19 vgg19_bn senet154 se_resnet50 se_resnet101 se_resnet152 se_resnext50_32x4d se_resnext101_32x4d densenet121 "
+    "densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1 efficientnet-b2 "
+    "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 mit_b1 mit_b2 "
+    "mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4 "
+    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
+)
+ENCODERS = frozenset(_ENCODERS.split())
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
 
 
@@ -239,6 +249,23 @@ def device_name(raw: Any) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", name):
         raise ValueError
     return name
+
+
+def encoder_name(raw: Any) -> str:
+    """auto, or an encoder of segmentation-models-pytorch, which knows those of timm as tu-NAME."""
+    name = _text(raw)
+    if name == "auto" or name in ENCODERS:
+        return name
+    import segmentation_models_pytorch as smp  # seconds
+    import timm
+
+    known = list(smp.encoders.encoders)
+    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
+        return name
+    from_timm = [f"tu-{model}" for model in timm.list_models()]
+    meant = near_miss(name, from_timm if name.startswith("tu-") else known) or near_miss(f"tu-{name}", from_timm)
+    more = f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
+    raise ValueError(f"did you mean {meant}?" if meant else more)
 
 
 def repeats(raw: Any) -> float:

@@ -43,6 +43,7 @@ Duration = Annotated[str, Kind(p.duration, "a time with its unit")]
 Repeats = Annotated[float, Kind(p.repeats, "a whole number up to 100000, or a share below 1")]
 FolderName = Annotated[str, Kind(p.folder_name, "a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)")]
 Device = Annotated[str, Kind(p.device_name, "auto, cpu, cuda, cuda:N or mps")]
+Encoder = Annotated[str, Kind(p.encoder_name, "the name of an encoder")]
 Losses = Annotated[dict[str, float], Kind(p.weighted_losses, f"one of {', '.join(LOSSES)}, or a weighted sum", LOSSES)]
 Transforms = Annotated[tuple[Any, ...], Kind(p.transform_list, "a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]")]
 Values = Annotated[
@@ -159,7 +160,7 @@ class Config:
 
     architecture: Architecture = "unet"
     """one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, deeplabv3plus, pan, upernet, segformer, dpt"""
-    encoder: str = "auto"
+    encoder: Encoder = "auto"
     """any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or a smaller one on a CPU"""
     encoder_weights: str | None = "auto"
     """auto: imagenet if they are on this machine or can be fetched within a minute, else random; null: random; imagenet; or a

@@ -162,8 +162,20 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int, mask_suffix: str
     return [
         Problem(kind, f"{noun} {what}", f"{noun}s {what}", tuple(str(file.path) for file in files), advice, settings)
         for kind, noun, what, files, advice in (
-            ("no_mask", "image", f"without a mask in {parts[0].masks.place} (such as {wanted})", images, fix),
-            ("no_image", "mask", f"without an image in {parts[0].images.place}", masks, "add their images" if images else fix),
+            (
+                "no_mask",
+                "image",
+                f"without a mask in {parts[0].masks.place} (such as {wanted})",
+                images,
+                f"add the masks; or {fix}",
+            ),
+            (
+                "no_image",
+                "mask",
+                f"without an image in {parts[0].images.place}",
+                masks,
+                "add their images" if images else f"add the images; or {fix}",
+            ),
         )
         if files
     ]

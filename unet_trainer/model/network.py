@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import segmentation_models_pytorch as smp
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.parsers import encoder_name
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.segmenter import AUXILIARY, Segmenter, SegmenterSpec, class_logits
@@ -72,13 +71,10 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
 
 def check_encoder_name(name: str) -> None:
     """Raises ConfigError for a name that does not exist."""
-    known = list(smp.encoders.encoders)
-    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
-        return
-    names = [f"tu-{model}" for model in timm.list_models()] if name.startswith("tu-") else known
-    meant = near_miss(name, names) or near_miss(f"tu-{name}", [f"tu-{model}" for model in timm.list_models()])
-    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
-    raise ConfigError(f"encoder: got {name!r}; {hint}")
+    try:
+        encoder_name(name)
+    except ValueError as error:
+        raise ConfigError(f"encoder: got {name!r}; {error}") from None
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:

@@ -23,7 +23,7 @@ from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
-from unet_trainer.training.run_summary import RunSummary, read_run_summary
+from unet_trainer.training.run_summary import Event, RunSummary, read_run_summary
 
 NO_PICTURES = Gallery()
 SHEET_SIDE, SHEET_QUALITY = 1100, 78
@@ -75,7 +75,7 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     epochs = drawn_epochs(run)
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
-    events = [event for event in run.events if event.kind in EVENT_WORDS]
+    events = _in_order_of_time([event for event in run.events if event.kind in EVENT_WORDS])
     class_rows, confusion, stage_rows = _class_rows(run, scores), _confusion(run), _stage_rows(run)
     present = {
         **{"result": True, "curves": epochs, "classes": class_rows, "confusion": confusion},
@@ -112,6 +112,15 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         has_model=(run.folder / BEST).is_file(),
         **_gallery_values(run, gallery),
     )
+
+
+def _in_order_of_time(events: Sequence[Event]) -> list[Event]:
+    """The file has a start before the notes that were made until the run had its folder. Without a time: as the one before it."""
+    keyed: list[tuple[datetime, Event]] = []
+    for event in events:
+        last = keyed[-1][0] if keyed else datetime.min
+        keyed.append((event.time.replace(tzinfo=None) if event.time else last, event))
+    return [event for _, event in sorted(keyed, key=lambda entry: entry[0])]
 
 
 def _baseline(run: RunSummary) -> Baseline | None:

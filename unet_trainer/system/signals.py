@@ -29,6 +29,8 @@ _skips_teardown = False
 class Interrupted(KeyboardInterrupt):
     """Stopped by the signal `signal_number`; the state is saved if there was one."""
 
+    is_told = False  # whether the user has read of it
+
     def __init__(self, signal_number: int, cause: str = "") -> None:
         """`cause`: what it was by, if not the signal, which this process may have sent itself."""
         ended = ended_parent()

@@ -34,7 +34,7 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import add_auxiliary_heads, build_network, check_encoder_name, set_training_mode
+from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import (
     Numerics,
@@ -156,8 +156,6 @@ class Components:
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
-    if config.encoder != "auto":
-        check_encoder_name(config.encoder)  # before minutes are spent on reading
     if is_demo_dir(config.data_dir) and not Path(config.data_dir).exists():
         console.say(f"Making the demo dataset in {config.data_dir} ...")
         ensure_demo(Path(config.data_dir))

@@ -115,13 +115,15 @@ class Session:
             self.events.add("end", how="failed", text=text)
 
     def _say_interrupted(self, error: KeyboardInterrupt, was_finished: bool) -> None:
-        folder = self._folder
+        folder, start = self._folder, "Interrupted"
+        if isinstance(error, Interrupted) and self.processes.is_alone:  # of a job, the process with the cause tells it
+            start, error.is_told = f"Interrupted by {error}", True
         if was_finished:
-            self.console.say("; ".join(["Interrupted. The run is finished", *getattr(error, "__notes__", ())]))
+            self.console.say("; ".join([f"{start}. The run is finished", *getattr(error, "__notes__", ())]))
         elif folder is not None and has_checkpoint(folder):
-            self.console.say(f"Interrupted. To go on where the state was saved: {resume_command(folder)}")
+            self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
         else:
-            self.console.say("Interrupted before anything was saved")
+            self.console.say(f"{start} before anything was saved")
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
