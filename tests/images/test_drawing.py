@@ -12,7 +12,6 @@ from unet_trainer.images.drawing import (
     LINE_HEIGHT,
     SAMPLE_SIDE,
     ErrorKind,
-    bar_chart,
     display_range,
     error_map,
     error_picture,
@@ -121,9 +120,3 @@ def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_whatever_their_s
     assert np.array_equal(panels[2], panels[0])
     assert MISSED in colours_in(panels[3])
     assert sheet.shape[1] == 4 * SAMPLE_SIDE + 5 * GAP
-
-
-def test_bars_are_in_proportion():
-    chart = bar_chart(["one", "$two"], [("speed", [10.0, 40.0]), ("memory", [0.0, 1.5])])
-    short, full = (int((chart == COLOURS[index]).all(2)[: len(chart) // 2].any(0).sum()) for index in range(2))
-    assert short / full == pytest.approx(0.25, abs=0.03)

@@ -23,14 +23,12 @@ from unet_trainer.images.image_decoding import (
     is_lossy,
     is_turned,
     palette_colours,
-    picture_size,
 )
 from unet_trainer.images.mask_decoding import decode_mask
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 GREY = COLOUR[:, :, 0]
 FOUR = np.dstack([COLOUR, GREY])
-FORMATS = ["PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF"]
 
 
 def palette_image():
@@ -85,15 +83,6 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_a_jpeg():
     data = whole[:2] + segment + whole[2:]
     assert not is_cut_off(data)
     assert is_cut_off(data[:-2])
-
-
-def test_the_size_is_read_without_the_pixels():
-    for kind in FORMATS:
-        data = pil_bytes(kind, COLOUR)
-        assert picture_size(data[: len(data) * 3 // 4] if kind in ("PNG", "JPEG") else data) == (20, 30)
-    for data in (b"no image", npy_bytes(COLOUR)):
-        assert picture_size(data) is None
-        assert displayed_size(data) is None
 
 
 # Files that are no images

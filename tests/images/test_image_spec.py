@@ -23,13 +23,6 @@ from unet_trainer.images.image_spec import (
 )
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
-def test_other_depths_become_float32_with_their_values(dtype):
-    spec = ImageSpec(2, np.dtype(dtype).name, (0.0, 0.0), (1.0, 1.0), 0.0, 65535.0)
-    pixels = spec.to_batch(np.array([[[65535, 1]]], dtype))
-    assert (pixels.dtype, pixels.tolist()) == (np.float32, [[[65535.0, 1.0]]])
-
-
 def test_a_spec_goes_through_a_checkpoint():
     for spec in (RGB_8BIT, ImageSpec(2, "float", (0.5, 1.5), (1.0, 2.0), -3.0, 4.0, (-9999.0,), True)):
         content = json.loads(json.dumps(spec.to_dict()))

@@ -6,11 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_decoding import COLOUR
 from unet_trainer.images.mask_shapes import (
     MaskStructure,
     find_polygons,
-    joined_rings,
     measure_structure,
     outline,
     thin,
@@ -70,19 +68,6 @@ def test_polygons_cover_exactly_the_pixels_of_random_masks():
             assert sum(1 for its_class, _ in polygons if its_class == class_id) == num_objects - 1
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools with numpy 2
-def test_joined_rings_have_the_same_inside_for_programs_that_read_coco():
-    coco = pytest.importorskip("pycocotools.mask", reason="compares with the COCO tools")
-    random = np.random.default_rng(2)
-    for _ in range(40):
-        ids = (random.random(random.integers(3, 14, 2)) < 0.75).astype(np.uint8)
-        covered = np.zeros_like(ids)
-        for _, polygon in find_polygons(ids):
-            ring = joined_rings(polygon).ravel().astype(float).tolist()
-            covered |= coco.decode(coco.merge(coco.frPyObjects([ring], *ids.shape)))
-        np.testing.assert_array_equal(covered, ids)
-
-
 # Centre lines
 
 
@@ -133,26 +118,6 @@ def halves(left, right, height=20, width=40, between=()):
     for offset, value in enumerate(between):
         mask[:, width // 2 + offset] = value
     return mask
-
-
-def test_the_edge_of_a_disc_that_was_scaled_down_lies_beside_both_ends():
-    large = np.zeros((400, 400), np.uint8)
-    cv2.circle(large, (200, 200), 120, 255, -1)
-    found = measure(cv2.resize(large, (100, 100), interpolation=cv2.INTER_AREA))
-    assert found.between > 50
-    assert found.beside_both == found.between
-
-
-def test_pieces_of_each_value_are_counted_and_those_that_touch_are_told_apart():
-    mask = np.zeros((30, 30), np.uint8)
-    mask[2:8, 2:8] = 1
-    mask[2:8, 8:14] = 2  # touches 1
-    mask[20:25, 2:8] = 2  # a second piece
-    mask[20:25, 20:25] = 7
-    found = measure(mask)
-    assert (found.num_values, found.num_pieces) == (3, 4)
-    assert measure((mask + np.int32(COLOUR) * (mask > 0)).astype(np.int32)).num_pieces == 4
-    assert measure(mask.astype(np.uint16) * 300).num_pieces == 4
 
 
 def test_pixels_close_to_another_value_are_the_border():

@@ -18,7 +18,6 @@ from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import decode_image, refuse_bomb
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask
-from unet_trainer.images.row_writers import TiffWriter
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
 
 RANDOM = np.random.default_rng(0)
@@ -91,23 +90,6 @@ def test_one_bit_is_read_as_0_and_255(compression, tmp_path):
     np.testing.assert_array_equal(decode_mask(path.read_bytes()), is_white * np.uint8(255))
     with opened(path) as image:
         np.testing.assert_array_equal(image[0:70, 0:90][:, :, 0], is_white * np.uint8(255))
-
-
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning", "ignore:Dataset has no geotransform")
-@pytest.mark.parametrize(
-    "options", [{"compress": "jpeg", "photometric": "ycbcr"}, {"compress": "lzw", "predictor": 2}, {"interleave": "band"}]
-)
-def test_files_of_gdal_are_read_by_blocks_as_gdal_reads_them(options, tmp_path):
-    rasterio = pytest.importorskip("rasterio", reason="writes such files")
-    path = tmp_path / "image.tif"
-    size = {"height": 70, "width": 90, "count": 3, "dtype": "uint8"}
-    with rasterio.open(path, "w", driver="GTiff", tiled=True, blockxsize=32, blockysize=32, **size, **options) as file:
-        file.write(np.moveaxis(COLOUR, 2, 0))
-    with opened(path) as image, rasterio.open(path) as file:
-        np.testing.assert_array_equal(image[0:70, 0:90], decode_image(path.read_bytes()))
-        assert np.abs(image[0:70, 0:90].astype(int) - np.moveaxis(file.read(), 0, 2)).max() <= (
-            3 if "jpeg" in options.values() else 0
-        )
 
 
 def test_only_the_blocks_of_the_part_are_decoded_and_the_last_row_of_them_once(tmp_path, monkeypatch):
@@ -293,26 +275,3 @@ def test_files_without_a_georeference_and_turned_ones_have_none(tmp_path):
         (tmp_path / name).write_bytes(data)
         assert read_georeference(tmp_path / name) is None
     assert read_georeference(tmp_path / "missing.tif") is None
-
-
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of rasterio's own use of affine
-@pytest.mark.parametrize("bigtiff", [False, True])
-def test_gdal_reads_the_same_place_from_the_tags_that_are_carried_on(tmp_path, bigtiff):
-    rasterio = pytest.importorskip("rasterio", reason="compares with GDAL")
-    source, ids = tmp_path / "source.tif", COLOUR[:, :, 0]
-    transform = rasterio.Affine(0.3, 0.01, 500_000.5, -0.02, -0.3, 5_400_000.25)
-    with rasterio.open(
-        source, "w", driver="GTiff", height=70, width=90, count=1, dtype="uint8", crs="EPSG:25832", transform=transform,
-        BIGTIFF="YES" if bigtiff else "NO",
-    ) as file:  # fmt: skip
-        file.write(ids[None])
-    georeference = read_georeference(source)
-    assert georeference.transform == pytest.approx(tuple(transform)[:6])
-    assert georeference.epsg == 25832
-    with (tmp_path / "result.tif").open("w+b") as result:
-        writer = TiffWriter(result, ids.shape, np.uint8, tags=georeference.tags)
-        writer.write(ids)
-        writer.finish()
-    with rasterio.open(source) as before, rasterio.open(tmp_path / "result.tif") as after:
-        assert (after.crs, after.transform, after.bounds) == (before.crs, before.transform, before.bounds)
-        np.testing.assert_array_equal(after.read(1), ids)

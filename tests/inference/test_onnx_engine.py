@@ -6,7 +6,6 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +15,8 @@ pytest.importorskip("onnx", reason="exports need requirements-export.txt")
 import onnx
 from onnx import helper
 
-from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, random_image, small_spec
+from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, small_spec
 from helpers.onnx_models import BIAS, WEIGHT, make_onnx, write_onnx
-from unet_trainer import load
 from unet_trainer.config.errors import UserError
 from unet_trainer.inference import engine as engine_module
 from unet_trainer.inference.engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
@@ -51,13 +49,6 @@ def test_images_of_any_size_and_number_give_logits_of_their_own_size(count, heig
     assert (found.shape, found.dtype) == ((count, 2, height, width), torch.float32)
     assert torch.allclose(found, by_hand(images), rtol=1e-5)
     assert engine.card == make_card(SPEC)
-
-
-def test_a_model_is_loaded_from_python_and_refuses_other_images(path):
-    model, image = load(path), random_image(SPEC, 40, 51)
-    assert np.array_equal(model(image), by_hand(torch.from_numpy(image)[None])[0].argmax(0))
-    with pytest.raises(UserError, match="16-bit values; the model was trained on 8-bit images"):
-        model(np.zeros((8, 8, 3), np.uint16))
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,13 @@ from helpers.try_page import parse_result
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import (
     decode_for_page,
-    display_size,
     predict_for_page,
     predict_pair,
-    read_truth,
 )
-
-FLOAT = ImageSpec(1, "float", (0.0,), (1.0,), 0.0, 1.0)
 
 
 def grey(levels):
@@ -75,25 +70,6 @@ def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):
     assert header["iou"] == pytest.approx(32 / 36)
 
 
-def test_the_tiles_of_a_large_image_are_counted():
-    predictor = bright_predictor()
-    predictor.whole, predictor.tile = 1000, (32, 32)
-    seen = []
-    predict_for_page(predictor, np.zeros((64, 32, 3), np.uint8), on_progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]  # they start at 0, 16 and 32
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [((100, 200), (100, 200)), ((4096, 4096), (2048, 2048)), ((20000, 5000), (4096, 1024)), ((1, 50_000), (1, 8192))],
-)
-def test_what_is_shown_is_bounded(size, shown):
-    height, width = display_size(size)
-    assert (height, width) == pytest.approx(shown, abs=1)
-    assert height * width <= try_server.DISPLAY_PIXELS
-    assert max(height, width) <= try_server.DISPLAY_SIDE
-
-
 # Files
 
 
@@ -124,10 +100,6 @@ def pair(tmp_path):
     write_image(image, grey([[0, 255], [0, 255]]))
     write_image(mask, np.array([[0, 255], [255, 7]], np.uint8))
     return Pair("a", image, mask)
-
-
-def test_values_of_the_mask_that_belong_to_no_class_do_not_count(pair):
-    assert read_truth(pair.mask, MaskCoding((0, 255)), (2, 2)).tolist() == [[0, 1], [1, IGNORED]]
 
 
 def test_a_pair_is_read_and_compared(pair, tmp_path):

@@ -11,7 +11,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageReader, ImageSpec
 from unet_trainer.inference.predictor import Predictor, chosen_tile
-from unet_trainer.inference.tile_blending import TiledLogits, WholeLogits, all_ids
+from unet_trainer.inference.tile_blending import TiledLogits, all_ids
 
 GREY_16BIT = ImageSpec(1, "uint16", (100.0,), (50.0,), 0.0, 1000.0)
 RANDOM = np.random.default_rng(0)
@@ -48,15 +48,6 @@ def test_an_image_that_is_no_larger_than_the_tile_of_its_spec_is_seen_whole(size
     assert engine.shapes == [(*seen, 3)]
 
 
-def test_a_tile_that_is_asked_for_comes_before_that_of_the_spec():
-    engine = BrightnessEngine(make_spec(fit="crop", image_size=(32, 32), tile=(64, 64)))
-    assert [Predictor(engine, tile).describe_tile() for tile in (None, (32, 32), (96, 96))] == [
-        "64×64 (the best on validation images)",
-        "32×32, as trained",
-        "96×96 (--tile)",
-    ]
-
-
 def test_the_side_of_a_tile_is_checked():
     crop, resize = (make_spec(fit=fit, image_size=(32, 64)) for fit in ("crop", "resize"))
     assert chosen_tile(None, resize) is None
@@ -75,15 +66,6 @@ def test_a_resizing_model_sees_its_own_size_and_gives_that_of_the_image():
     assert ids.shape == (100, 70)
     assert ids[:48].all()
     assert not ids[52:].any()
-
-
-def test_a_large_image_is_tiled():
-    found = predictor(tile=(64, 64), whole=100 * 100)
-    pixels = RANDOM.integers(0, 256, (120, 130, 3), np.uint8)
-    logits = found.predict_image(pixels)
-    assert isinstance(logits, TiledLogits)
-    np.testing.assert_array_equal(all_ids(logits), pixels[:, :, 0] > 128)
-    assert isinstance(found.predict_image(pixels[:100, :100]), WholeLogits)
 
 
 def test_wrong_images_are_refused_before_anything_is_computed():

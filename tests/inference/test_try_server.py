@@ -24,7 +24,6 @@ from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
 PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))
-NOT_OURS = "open the address that the command printed, with all that follows the port"
 
 
 @pytest.fixture(scope="module")

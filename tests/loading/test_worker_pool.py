@@ -262,13 +262,6 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
 # Processes: all start or none, ignore signals, end with the training process.
 
 
-def wait_until(is_true):
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline, "waited for 30 s"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
 def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, monkeypatch):
     start, started = multiprocessing.context.ForkProcess.start, []
@@ -344,12 +337,3 @@ def test_the_step_waits_for_the_copy_and_the_memory_is_not_reused_before_it_was_
     tensors = torch.ones(3), torch.zeros(2)
     moved = worker_pool.to_device(tensors, torch.device("cpu"))
     assert [tensor.data_ptr() for tensor in moved] == [tensor.data_ptr() for tensor in tensors]
-
-
-@pytest.mark.parametrize(("code", "is_pinned"), [(0, True), (712, False)])
-def test_memory_is_pinned_or_used_as_it_is(code, is_pinned, monkeypatch):
-    kernels = []
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *given: code))
-    monkeypatch.setattr(torch, "zeros", lambda shape, device: kernels.append(device))
-    assert worker_pool.pin(torch.ones(100, dtype=torch.uint8)) is is_pinned
-    assert kernels == ([] if is_pinned else ["cuda"])  # clears the error: the next kernel of the step would raise it

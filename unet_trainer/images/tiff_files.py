@@ -100,8 +100,8 @@ class TiffImage:
     def read_all(self) -> Pixels:
         """H,W,C of the whole image."""
         with read_errors():
-            ends = (end for page in self.pages if page is not None for end in _block_ends(page))
-            if max(ends, default=0) > self.num_bytes:
+            blocks = (zip(page.dataoffsets, page.databytecounts, strict=True) for page in self.pages if page is not None)
+            if max((offset + length for page in blocks for offset, length in page), default=0) > self.num_bytes:
                 raise ReadError("the file is cut off")
             array = self.series.asarray(maxworkers=1)
             if array.size == 0 or array.dtype.kind not in "buif":
@@ -228,9 +228,8 @@ def read_errors() -> Iterator[None]:
     except OSError as error:
         raise ReadError(error.strerror or f"cannot be decoded ({first_line(error)})") from None
     except Exception as error:
-        raise ReadError(
-            f"cannot be decoded ({getattr(error, 'err', '') or first_line(error)})"
-        ) from None  # err: OpenCV's, in short
+        reason = getattr(error, "err", "") or first_line(error)  # err: OpenCV's, in short
+        raise ReadError(f"cannot be decoded ({reason})") from None
 
 
 @contextlib.contextmanager
@@ -280,10 +279,6 @@ def with_channels_last(array: Pixels) -> Pixels:
     if squeezed.ndim != 3 or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS or squeezed.shape[0] == squeezed.shape[2]:
         raise ReadError(f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last")
     return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.moveaxis(squeezed, 0, 2)
-
-
-def _block_ends(page: Any) -> Iterator[int]:
-    return (offset + length for offset, length in zip(page.dataoffsets, page.databytecounts, strict=True))
 
 
 def _nodata(page: Any) -> float | None:

@@ -9,7 +9,6 @@ file is the SHA-256 digest of every byte before it. A file is checked before onn
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 from collections import Counter
@@ -28,7 +27,7 @@ from unet_trainer.inference.model_files import ILL_FORMED, ONNX_SUFFIX, ModelCar
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
-from unet_trainer.model.segmenter import STRIDE, Segmenter, SegmenterSpec, load_network_weights
+from unet_trainer.model.segmenter import STRIDE, Segmenter, load_network_weights
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.errors import CheckpointError
@@ -130,7 +129,13 @@ class OnnxEngine:
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         content, metadata = read_onnx(path)
-        self.card = _read_card(path, metadata)
+        if CARD_KEY not in metadata:
+            raise CheckpointError(f"{path} is no model of this trainer: its metadata has no entry {CARD_KEY}")
+        try:
+            self.card = ModelCard.from_json(metadata[CARD_KEY])
+        except ILL_FORMED as error:
+            why = reason_of(error)[:200]
+            raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({why})") from None
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
@@ -146,7 +151,14 @@ class OnnxEngine:
         self.provider: str = self.session.get_providers()[0]
         if device.startswith("cuda") and self.provider != CUDA:
             raise UserError(f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu")
-        _check_signature(path, self.session, self.card.spec)
+        channels, num_ids = self.card.spec.image.channels, self.card.spec.num_ids
+        both = (*self.session.get_inputs(), *self.session.get_outputs())
+        if [(value.name, value.type, value.shape[1:2]) for value in both] != [
+            (INPUT, "tensor(float)", [channels]),
+            (OUTPUT, "tensor(float)", [num_ids]),
+        ]:
+            takes = f"take N,{channels},H,W {INPUT} and give N,{num_ids},H,W {OUTPUT}"
+            raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
 
     @property
     def description(self) -> str:
@@ -219,17 +231,6 @@ def import_optional(name: str) -> Any:
         ) from None
 
 
-def _read_card(path: Path, metadata: dict[str, str]) -> ModelCard:
-    if CARD_KEY not in metadata:
-        raise CheckpointError(f"{path} is no model of this trainer: its metadata has no entry {CARD_KEY}")
-    try:
-        return ModelCard.from_json(metadata[CARD_KEY])
-    except ILL_FORMED as error:
-        raise CheckpointError(
-            f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({reason_of(error)[:200]})"
-        ) from None
-
-
 def _choose_providers(device: str, available: list[str]) -> list[Any]:
     """CUDA if onnxruntime has it and the device allows it, else the CPU."""
     if device == "cpu" or (device == "auto" and CUDA not in available):
@@ -240,14 +241,6 @@ def _choose_providers(device: str, available: list[str]) -> list[Any]:
     if CUDA not in available:
         raise UserError(f"device: {device} needs onnxruntime-gpu in place of onnxruntime; use device: cpu or auto")
     return [(CUDA, {"device_id": index or "0"}), CPU]
-
-
-def _check_signature(path: Path, session: Any, spec: SegmenterSpec) -> None:
-    """Raises CheckpointError unless the graph takes and gives what the card says."""
-    found = [(value.name, value.type, value.shape[1:2]) for value in (*session.get_inputs(), *session.get_outputs())]
-    if found != [(INPUT, "tensor(float)", [spec.image.channels]), (OUTPUT, "tensor(float)", [spec.num_ids])]:
-        takes = f"take N,{spec.image.channels},H,W {INPUT} and give N,{spec.num_ids},H,W {OUTPUT}"
-        raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
 
 
 def _reason(error: Exception) -> str:
@@ -270,13 +263,14 @@ class SymmetricEngine:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         if isinstance(self.engine, TorchEngine):
             (images,) = to_device((images,), self.device)  # once, and turned there
-        return functools.reduce(torch.add, (self._logits_of_view(images, *view) for view in self.views)) / len(self.views)
-
-    def _logits_of_view(self, images: torch.Tensor, is_flipped: bool, num_turns: int) -> torch.Tensor:
-        """Turned back."""
-        view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
-        logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
-        return logits.flip(3) if is_flipped else logits
+        total: torch.Tensor | None = None
+        for is_flipped, num_turns in self.views:
+            view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
+            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))  # turned back
+            logits = logits.flip(3) if is_flipped else logits
+            total = logits if total is None else total + logits
+        assert total is not None
+        return total / len(self.views)
 
 
 def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:

@@ -334,7 +334,8 @@ def choose_tile(run: Run) -> None:
             found = measure_tiles(engine, dataset, seconds, bar.tick)
         if isinstance(found, TileScores):
             for path in (best, best.with_name(LAST)):
-                write_tile(path, found.best)
+                content = read_checkpoint(path)
+                write_checkpoint(path, {**content, "spec": {**content["spec"], "tile": list(found.best)}})
     except (CheckpointError, DataError, OSError, RuntimeError, MemoryError) as error:
         found = first_line(error)
     shown = found.describe() if isinstance(found, TileScores) else f"{_shown(run.config.shape)}, as trained ({found})"
@@ -407,9 +408,3 @@ def _fullest_part(image: Pixels, truth: Pixels, size: Size) -> tuple[Pixels, Pix
     places = [(slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
     best = max(places, key=lambda place: int(marked[place].sum()))
     return image[best], truth[best]
-
-
-def write_tile(path: Path, tile: Size) -> None:
-    """Into the spec of a checkpoint. Raises CheckpointError or OSError."""
-    content = read_checkpoint(path)
-    write_checkpoint(path, {**content, "spec": {**content["spec"], "tile": list(tile)}})

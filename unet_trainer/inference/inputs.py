@@ -58,11 +58,11 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
     """The files in the order of the words, each once. Of a folder or pattern, files in `out` inside of it are left out, and results
     of other predictions too, which is told by `note`. Raises UserError.
     """
-    alone = [Path(word) for word in words if _is_single(word)]
+    paths = [Path(word) for word in words]
+    alone = [path for path in paths if path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX]
     base = Path(os.path.commonpath([_absolute(path).parent for path in alone])) if alone else Path()
     found: list[Input] = []
-    for word in words:
-        path = Path(word)
+    for word, path in zip(words, paths, strict=True):
         if path.is_dir():
             found += _from_folder(path, list_files(path), out, f"{word} holds no image", note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
@@ -111,11 +111,6 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
             f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read again. Choose "
             f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
         )
-
-
-def _is_single(word: str) -> bool:
-    path = Path(word)
-    return path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX
 
 
 def _absolute(path: Path) -> Path:

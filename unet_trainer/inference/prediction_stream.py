@@ -209,7 +209,10 @@ class PredictionStream:
         self.batch_size = batch_size
         self.num_images = MAX_BATCH * MIN_BATCHES  # until it is known
         self.device = device = predictor.engine.device
-        self.batch_pixels = _batch_pixels(device)
+        self.batch_pixels = CPU_BATCH_PIXELS
+        if device.type == "cuda":
+            memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+            self.batch_pixels = max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
         self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
@@ -514,13 +517,6 @@ def _use_device(device: torch.device) -> None:
     """In a thread that allocates page-locked memory: else that would start up the first GPU, whichever is used."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-
-
-def _batch_pixels(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_BATCH_PIXELS
-    memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-    return max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
 
 
 def _num_bytes(found: Found) -> int:

@@ -147,17 +147,12 @@ def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None,
     sums: list[list[Floats]] = [[] for _ in counts]
     num_at_once = max(1, MAX_WEIGHTS // num_images)
     for start in range(0, num_draws, num_at_once):
-        weights = _draw_weights(generator, min(num_at_once, num_draws - start), num_images)
+        num = min(num_at_once, num_draws - start)
+        drawn = generator.integers(num_images, size=(num, num_images)) + np.arange(num)[:, None] * num_images
+        weights = np.bincount(drawn.ravel(), minlength=num * num_images).reshape(num, num_images).astype(np.float64)
         for parts, one in zip(sums, flat, strict=True):
             parts.append(weights @ one)
     return [np.concatenate(parts).reshape(num_draws, *one.shape[1:]) for parts, one in zip(sums, counts, strict=True)]
-
-
-def _draw_weights(generator: np.random.Generator, num_draws: int, num_images: int) -> Floats:
-    """draws,N: how often each image comes in a draw; rows are multinomial."""
-    drawn = generator.integers(num_images, size=(num_draws, num_images))
-    drawn += np.arange(num_draws)[:, None] * num_images
-    return np.bincount(drawn.ravel(), minlength=num_draws * num_images).reshape(num_draws, num_images).astype(np.float64)
 
 
 def interval(draws: Floats) -> Floats:

@@ -227,8 +227,16 @@ def predict_for_page(
     started = time.perf_counter()
     logits = predictor.predict_image(image)
     if isinstance(logits, TiledLogits):
-        _report_tiles(logits, on_progress)
-    display, grid = display_size(logits.size), probability_size(logits.size, spec.num_ids)
+        num_done, num_tiles = 0, logits.num_tiles
+
+        def count(num_more: int) -> None:
+            nonlocal num_done
+            num_done += num_more
+            on_progress(num_done, num_tiles)
+
+        logits.on_tiles = count
+    display = display_size(logits.size)
+    grid = _scaled(display, min(1.0, math.sqrt(PROBABILITY_BYTES / (spec.num_ids * math.prod(display)))))
     grid_rows, columns = (_positions(length, new_length) for length, new_length in zip(logits.size, grid, strict=True))
     ids = np.empty(logits.size, np.uint8)
     probabilities = np.empty((spec.num_ids, *grid), np.uint8)  # 255 is 1.0
@@ -262,31 +270,17 @@ def predict_for_page(
         header["iou"] = None if math.isnan(scores.iou) else scores.iou
         header["class_iou"] = scores.per_class_iou
     parts["image"] = encode_image(to_display(fit_image(check_image(image, spec.image), display)), ".png")
-    parts["mask"] = encode_index_png(ids, spec.id_colours)
+    picture, file = Image.fromarray(ids), io.BytesIO()  # its values are the class ids; viewers show the classes' colours
+    picture.putpalette([value for colour in spec.id_colours for value in colour])
+    picture.save(file, "PNG")
+    parts["mask"] = file.getvalue()
     header["parts"] = {name: len(part) for name, part in parts.items()}
     text = json.dumps(header, allow_nan=False).encode()
     return b"".join([struct.pack("<I", len(text)), text, *parts.values()])
 
 
-def _report_tiles(logits: TiledLogits, on_progress: OnProgress) -> None:
-    num_done, num_tiles = 0, logits.num_tiles
-
-    def count(num_more: int) -> None:
-        nonlocal num_done
-        num_done += num_more
-        on_progress(num_done, num_tiles)
-
-    logits.on_tiles = count
-
-
 def display_size(size: Size) -> Size:
     return _scaled(size, min(1.0, math.sqrt(DISPLAY_PIXELS / (size[0] * size[1])), DISPLAY_SIDE / max(size)))
-
-
-def probability_size(size: Size, num_ids: int) -> Size:
-    """That of the displayed image, less where the classes are many."""
-    height, width = display_size(size)
-    return _scaled((height, width), min(1.0, math.sqrt(PROBABILITY_BYTES / (num_ids * height * width))))
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -297,15 +291,6 @@ def _positions(length: int, new_length: int) -> NDArray[np.int64]:
     """The rows, or columns, that stand for all where fewer are shown. Not averaged: ids have no mean, and probabilities are to be
     those of the class that is shown."""
     return ((np.arange(new_length) + 0.5) * length / new_length).astype(np.int64)
-
-
-def encode_index_png(ids: Pixels, colours: Sequence[tuple[int, int, int]]) -> bytes:
-    """A PNG whose values are the class ids, and which viewers show in the classes' colours."""
-    picture = Image.fromarray(ids)
-    picture.putpalette([value for colour in colours for value in colour])
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
 
 
 def decode_for_page(data: bytes, spec: ImageSpec | None = None, min_side: int | None = None) -> Pixels:

@@ -49,11 +49,6 @@ def palette_image(ids):
     return image
 
 
-def palette_png(path, ids):
-    palette_image(ids).save(path)
-    return path
-
-
 def tiff(array, **options):
     """Grey, of one or many channels, unless the options say otherwise."""
     return tiff_bytes(array, **({"photometric": "minisblack"} | options))
