@@ -18,7 +18,7 @@ from helpers.killed_runs import bench_once, start
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from train_unet import main
-from unet_trainer.commands import step_timing
+from unet_trainer.commands import bench as module
 from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, choose_winner, table_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
@@ -194,22 +194,22 @@ def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
 
 
 def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):
-    monkeypatch.setattr(step_timing, "ROUND_SECONDS", 0)
+    monkeypatch.setattr(module, "ROUND_SECONDS", 0)
     console = Console(io.StringIO())
     settings = {"device": "cpu", "image_size": [32, 64], "batch_size": 3, "class_weights": "auto", "data_dir": "no/such/folder"}
-    components, batch = step_timing.build_step(load_config({**TINY_MODEL, **settings}), console)
+    components, batch = module.build_step(load_config({**TINY_MODEL, **settings}), console)
     assert batch.images.shape == (3, 32, 64, 3)
     before = components.state.segmenter.state_dict()["network.segmentation_head.0.bias"].clone()
-    step_timing.time_step(components, batch, console)
+    module.time_step(components, batch, console)
     assert not before.equal(components.state.segmenter.state_dict()["network.segmentation_head.0.bias"])
     assert re.search(r"The step alone: \d+ images/s at batch 3 \(.* ms; \d+ to \d+ in 5 rounds\)\n$", console.stream.getvalue())
 
 
 def test_rounds_are_long_enough_and_the_first_steps_do_not_count():
     taken = []
-    assert step_timing.rounds(lambda count: taken.append(count) or 0.01, 7) == [0.01] * 5
+    assert module.rounds(lambda count: taken.append(count) or 0.01, 7) == [0.01] * 5
     assert taken == [7, 1, 30, 30, 30, 30, 30]  # of 10 ms each
-    assert step_timing.rounds(lambda count: 2.0 * count, 1) == [2.0] * 5
+    assert module.rounds(lambda count: 2.0 * count, 1) == [2.0] * 5
 
 
 def test_out_of_memory_is_one_message_and_quick_does_not_go_with_step(monkeypatch, capsys):

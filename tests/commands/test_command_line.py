@@ -167,7 +167,7 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
 def test_a_folder_named_like_a_command_does_not_hide_it(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "check").mkdir()
-    monkeypatch.setattr("unet_trainer.commands.check.main", lambda arguments, script: len(arguments))
+    monkeypatch.setattr("unet_trainer.commands.doctor.check", lambda arguments, script: len(arguments))
     assert main(["check", "seed=7", "--json", "x"]) == 3
     assert trained == []
 

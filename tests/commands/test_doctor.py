@@ -1,4 +1,4 @@
-"""`python train_unet.py doctor`: its page, its files and its exit codes; and what it finds out about a machine."""
+"""`python train_unet.py doctor`: its page, its files and its exit codes; and what it finds out about a doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from helpers.runs import words
 from helpers.steps import make_settings
 from train_unet import main
-from unet_trainer.commands import machine
+from unet_trainer.commands import doctor
 from unet_trainer.commands.doctor import Page, forecast_findings, try_step
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
@@ -55,7 +55,7 @@ def tried(monkeypatch):
     """A machine without a GPU, and a step of half a second; the folders that were looked at."""
     tried = []
     cpu = [Finding("ok", "GPU", "none")]
-    monkeypatch.setattr(machine, "machine_findings", lambda folder, wants_gpu: tried.append(folder) or cpu)
+    monkeypatch.setattr(doctor, "machine_findings", lambda folder, wants_gpu: tried.append(folder) or cpu)
     monkeypatch.setattr(step_probe, "StepProbe", FakeProbe)
     monkeypatch.setattr(FakeProbe, "asked", [])
     return tried
@@ -223,7 +223,7 @@ def fake_torch(cuda="13.0", hip=None, has_mps=False, **calls):
 
 
 def details(torch):
-    return {finding.title: finding.detail for finding in machine.device_findings(torch, "problem")}
+    return {finding.title: finding.detail for finding in doctor.device_findings(torch, "problem")}
 
 
 def test_gpus_and_what_they_compute_in():
@@ -239,8 +239,8 @@ def test_gpus_and_what_they_compute_in():
 
 @pytest.mark.parametrize("broken", ["is_available", "device_count", "get_device_capability", "mem_get_info", "ones"])
 def test_a_call_of_torch_that_raises_is_a_finding_and_not_a_crash(broken, monkeypatch):
-    monkeypatch.setattr(machine, "nvidia_facts", lambda: "driver 580.95.05")
-    (found,) = machine.device_findings(fake_torch(**{broken: raises("CUDA error: unknown")}), "problem")
+    monkeypatch.setattr(doctor, "nvidia_facts", lambda: "driver 580.95.05")
+    (found,) = doctor.device_findings(fake_torch(**{broken: raises("CUDA error: unknown")}), "problem")
     assert (found.level, found.title) == ("problem", "GPU")
     assert "CUDA error: unknown" in found.detail
     assert found.fix
@@ -251,7 +251,7 @@ def test_a_warning_of_torch_is_kept_and_not_shown():
         warnings.warn("CUDA initialization: unknown error", stacklevel=1)
         return False
 
-    assert machine.guarded(is_available, False) == (False, "CUDA initialization: unknown error")
+    assert doctor.guarded(is_available, False) == (False, "CUDA initialization: unknown error")
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_a_warning_of_torch_is_kept_and_not_shown():
     ],
 )
 def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(cuda, seen, hidden, level, detail, fix, monkeypatch):
-    monkeypatch.setattr(machine, "nvidia_facts", lambda: seen)
+    monkeypatch.setattr(doctor, "nvidia_facts", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    found = machine.no_gpu_finding("torch 2.12.0", cuda, "unknown error", "problem")
+    found = doctor.no_gpu_finding("torch 2.12.0", cuda, "unknown error", "problem")
     assert found.level == level
     assert detail in found.detail
     assert fix in found.fix
@@ -283,7 +283,7 @@ def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(cuda, seen,
 
 def test_an_nvidia_gpu_is_seen_without_torch(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert machine.nvidia_facts(tmp_path) is None
+    assert doctor.nvidia_facts(tmp_path) is None
     for path, text in {
         "sys/bus/pci/devices/0/vendor": "0x10de\n",
         "sys/bus/pci/devices/0/class": "0x030200\n",
@@ -291,9 +291,9 @@ def test_an_nvidia_gpu_is_seen_without_torch(tmp_path, monkeypatch):
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert machine.nvidia_facts(tmp_path) == "there is no nvidia-smi"
+    assert doctor.nvidia_facts(tmp_path) == "there is no nvidia-smi"
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    assert machine.nvidia_facts(tmp_path) == "nvidia-smi: Driver/library version mismatch"
+    assert doctor.nvidia_facts(tmp_path) == "nvidia-smi: Driver/library version mismatch"
 
 
 def test_cores_and_memory_are_those_of_the_container(monkeypatch):
@@ -303,23 +303,23 @@ def test_cores_and_memory_are_those_of_the_container(monkeypatch):
         "total_host_memory": 8 * GIB,
         "memory_of_machine": 64 * GIB,
     }.items():
-        monkeypatch.setattr(machine, name, lambda value=value: value)
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 16)
-    assert machine.cores_finding(0.0, has_gpu=False).detail.startswith("2 cores of the 16 that the machine shows")
-    assert [machine.cores_finding(load, gpu).level for load, gpu in ((0.0, True), (12.0, False))] == ["warning", "warning"]
-    memory = machine.memory_finding()
+        monkeypatch.setattr(doctor, name, lambda value=value: value)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 16)
+    assert doctor.cores_finding(0.0, has_gpu=False).detail.startswith("2 cores of the 16 that the machine shows")
+    assert [doctor.cores_finding(load, gpu).level for load, gpu in ((0.0, True), (12.0, False))] == ["warning", "warning"]
+    memory = doctor.memory_finding()
     assert (memory.level, memory.detail) == ("warning", "1.0 of 8.0 GiB free (the machine shows 64 GiB; a container limits it)")
 
 
 def test_the_disk_is_tried_and_nothing_is_left(tmp_path, monkeypatch):
-    found = machine.disk_finding(tmp_path / "a" / "b")
+    found = doctor.disk_finding(tmp_path / "a" / "b")
     assert found.detail.startswith(f"{tmp_path / 'a' / 'b'}: ")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert machine.disk_finding(tmp_path / "file").level == "problem"
+    assert doctor.disk_finding(tmp_path / "file").level == "problem"
     for free, level in ((GIB // 4, "problem"), (GIB, "warning")):
-        monkeypatch.setattr(machine, "free_disk", lambda folder, free=free: free)
-        assert machine.disk_finding(tmp_path).level == level
+        monkeypatch.setattr(doctor, "free_disk", lambda folder, free=free: free)
+        assert doctor.disk_finding(tmp_path).level == level
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_the_disk_is_tried_and_nothing_is_left(tmp_path, monkeypatch):
     ],
 )
 def test_versions_known_to_be_bad_are_named(versions, title, level):
-    shown, found = machine.version_findings(versions)
+    shown, found = doctor.version_findings(versions)
     assert shown.detail.startswith("Python 3.")
     assert (found.title, found.level, bool(found.fix)) == (title, level, True)
-    assert len(machine.version_findings({"torch": "2.12.0", "albumentations": "2.0.8"})) == 1
+    assert len(doctor.version_findings({"torch": "2.12.0", "albumentations": "2.0.8"})) == 1

@@ -1,7 +1,7 @@
 """python train_unet.py COMMAND: module and function of each, imported when it is used and called with (arguments, script)."""
 
 COMMANDS = {
-    "check": "unet_trainer.commands.check:main",
+    "check": "unet_trainer.commands.doctor:check",
     "bench": "unet_trainer.commands.bench:main",
     "doctor": "unet_trainer.commands.doctor:main",
     "evaluate": "unet_trainer.commands.evaluate:main",
