@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,7 +13,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from helpers.image_bytes import exif, png_chunk
+from helpers.image_bytes import exif
 from helpers.mask_files import (
     NUM_PAIRS,
     SIDE,
@@ -25,7 +24,6 @@ from helpers.mask_files import (
     palette,
     rings,
     soft,
-    with_last_ignored,
     with_void,
     write_dataset,
 )
@@ -77,7 +75,6 @@ def white_on_black(index):
 
 # Name → (mask file, extension, settings, mask_values and ignore_value in config.yaml, class ids of each pixel)
 MASK_KINDS = {
-    "0 and 255": (lambda i: blob(i) * 255, "png", {}, (0, 255), None, blob),
     "ids and void, found": (lambda i: with_void(rings(i)), "png", {}, (0, 1, 2), 255, lambda i: with_void(rings(i))),
     "two values, given": (lambda i: blob(i) * 100 + 38, "png", {"mask_values": [138, 38]}, (138, 38), None, lambda i: 1 - blob(i)),
     "ids of which two are one class and two are ignored": (
@@ -88,31 +85,7 @@ MASK_KINDS = {
         (10, 11),
         lambda i: np.array([0, 1, 1, 2, 3, 4, 5, 6, 7, 8, IGNORED, IGNORED], np.uint8)[bands(i)],
     ),
-    "values of no class that count nowhere": (
-        rings,
-        "png",
-        {"mask_values": [0, 1], "unknown_values": "ignore"},
-        (0, 1),
-        None,
-        lambda i: with_last_ignored(rings(i), 2),
-    ),
-    "palette by index": (
-        lambda i: palette(rings(i), [(9, 9, 9), (200, 0, 0), (0, 90, 0)]),
-        "png",
-        {"num_classes": 3},
-        (0, 1, 2),
-        None,
-        rings,
-    ),
     "white first in the palette, as quantize writes it": (lambda i: white_on_black(i).quantize(2), "png", {}, (0, 1), None, blob),
-    "white and black first in the palettes of different files": (
-        lambda i: palette(blob(i) ^ i % 2, [(0, 0, 0), (255, 255, 255)][:: -1 if i % 2 else 1]),
-        "png",
-        {},
-        (0, 1),
-        None,
-        blob,
-    ),
     "white is 0 and black 255 among other colours of a palette": (
         lambda i: palette((1 - blob(i)) * 255, [(255, 255, 255), *[(9, 120, 30)] * 254, (0, 0, 0)]),
         "png",
@@ -121,7 +94,6 @@ MASK_KINDS = {
         None,
         blob,
     ),
-    "one colour on black": (lambda i: colour(blob(i), [(0, 0, 0), (255, 0, 0)]), "png", {}, (0, (255, 0, 0)), None, blob),
     "colours of which two are one class": (
         lambda i: colour(bands(i) % 4, [(0, 0, 0), (64, 0, 128), (64, 0, 192), (9, 9, 9)]),
         "png",
@@ -238,15 +210,6 @@ def near_infrared(index, path):
     return pixels
 
 
-def wide_near_infrared(index, path):
-    """A 16-bit PNG, turned by its EXIF orientation, as no camera writes it."""
-    pixels = (photograph(index, 4) * 60000).astype(np.uint16)
-    stored = np.ascontiguousarray(np.rot90(pixels)[:, :, [2, 1, 0, 3]])
-    data, content = cv2.imencode(".png", stored)[1].tobytes(), exif(6).tobytes()
-    Path(f"{path}.png").write_bytes(data[:33] + png_chunk(b"eXIf", content.removeprefix(b"Exif\0\0")) + data[33:])
-    return pixels
-
-
 def rotated(index, path):
     """Stored rotated; the array is the image as it is shown."""
     pixels = (photograph(index) * 255).astype(np.uint8)
@@ -260,7 +223,6 @@ IMAGE_KINDS = {
     "five channels": (five_channels, "8-bit 5 channels"),
     "alpha": (with_alpha, "8-bit RGB"),
     "a band that is tagged as alpha": (near_infrared, "8-bit 4 channels"),
-    "a 16-bit band in place of alpha": (wide_near_infrared, "16-bit 4 channels"),
     "rotated by EXIF": (rotated, "8-bit RGB"),
 }
 

@@ -122,31 +122,6 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
 # Files that cannot be used
 
 
-def test_an_unreadable_file_has_its_reason_and_its_partner_has_its_facts(tmp_path):
-    pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in ("cut", "empty", "fine", "text", "gone")]
-    cut, empty, _, text, gone = pairs
-    cut.image.write_bytes(cut.image.read_bytes()[:40])
-    empty.mask.write_bytes(b"")
-    text.image.write_text("hello")
-    gone.image.unlink()
-    gone.mask.write_text("hello")
-    found = scan_pairs(pairs, 2)
-    assert [facts.image if isinstance(facts.image, str) else "" for facts in found] == [
-        "the file is cut off",
-        "",
-        "",
-        "not an image that can be decoded",
-        "No such file or directory",
-    ]
-    assert [facts.mask if isinstance(facts.mask, str) else "" for facts in found] == [
-        "",
-        "the file is empty",
-        "",
-        "",
-        "not an image that can be decoded",
-    ]
-
-
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
     """With a limit of ten thousand pixels, so that the test is fast."""
     monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_PIXELS", 10_000)

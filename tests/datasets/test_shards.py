@@ -261,7 +261,7 @@ def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_
     (folder / "images").mkdir()
     found = find_in_shards(config())
     assert "1 sample without one image and one mask, e.g. x.tar/b" in found.blocking_message
-    assert found.suggested == {"unpaired": "skip"}
+    assert found.problems[0].settings == {"unpaired": "skip"}
     skipped = find_in_shards(config(unpaired="skip"))
     assert [pair.name for pair in skipped.pairs] == ["x/a", "y/a"]
     assert not skipped.blocking_message

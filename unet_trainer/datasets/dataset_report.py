@@ -6,9 +6,8 @@ split. Training and `check` both use this report: a dataset that passes check ca
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.parsers import split_values
 from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.folder_pairs import find_in_folders
@@ -53,7 +51,7 @@ from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import Split, add_groups, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, as_number, given_coding, show_value
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -351,7 +349,8 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if unknown := unknown_value_lines(report, chosen.coding):
         classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
         one, many = (f"{masks} with values that belong to no class (the classes are {classes})" for masks in ("mask", "masks"))
-        report.problems.append(Problem("values", one, many, tuple(unknown), *_unknown_fix(config, evidence)))
+        fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
+        report.problems.append(Problem("values", one, many, tuple(unknown), fix, {"unknown_values": "ignore"}))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
@@ -406,18 +405,6 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
     return lines
 
 
-def _unknown_fix(config: Config, evidence: MaskEvidence) -> tuple[str, dict[str, str]]:
-    """How to settle values of no class, and the settings for it; three values that were written as a colour are named."""
-    entries = [] if isinstance(config.mask_values, str) else list(config.mask_values)
-    entries += [] if config.ignore_value is None else [config.ignore_value]
-    for colour in (value for entry in entries for value in split_values(entry) if isinstance(value, tuple)):
-        if as_number(colour) not in evidence.counts and set(colour) <= set(evidence.seen) and len(set(colour)) == len(colour):
-            apart = [[channel] for channel in colour]
-            return f"{list(colour)} is a colour, and no mask has it; three values that are one class are written {apart}", {}
-    fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
-    return fix, {"unknown_values": "ignore"}
-
-
 # Notices
 
 
@@ -427,12 +414,7 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
         return
 
-    @contextlib.contextmanager
-    def show_bar(total: int) -> Iterator[Callable[[], object]]:
-        with console.bar("Comparing neighbours by name:", total, keep=False) as bar:
-            yield bar.tick
-
-    reader = Reader(count_cores(), show_bar, Path(config.checkpoint_dir) / ".cache")
+    reader = Reader(console, Path(config.checkpoint_dir) / ".cache")
     if report.found.is_divided:
         across = find_neighbours_across(split.train, split.val, reader)
         report.notices += [across] if across else []
@@ -465,8 +447,11 @@ def _add_notices(report: DatasetReport) -> None:
     same_images = [" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing]
     notices = [
         (in_alpha, f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere"),
-        (turned, f"{some(turned, images, 'image')} {_is(turned)} rotated by the EXIF orientation"),
-        (grey, f"{some(grey, images, 'image')} {_is(grey)} grey; each gets {kind and kind.channels} equal channels"),
+        (turned, f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation"),
+        (
+            grey,
+            f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey; each gets {kind and kind.channels} equal channels",
+        ),
         (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
         (
             len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1,
@@ -477,10 +462,6 @@ def _add_notices(report: DatasetReport) -> None:
         (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
     ]
     report.notices += [text for holds, text in notices if holds]
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 # Finding the pairs
@@ -501,9 +482,11 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     if config.split_file is None:
         found = stored or _find_masks_or_annotations(config, data_dir, console)
     else:
-        found = read_split_csv(
-            _find_split_file(config.split_file, data_dir), data_dir, [*stored.pairs, *stored.test] if stored else ()
-        )
+        places = list(dict.fromkeys([Path(config.split_file), data_dir / config.split_file]))
+        table = next((place for place in places if place.is_file()), None)
+        if table is None:
+            raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
+        found = read_split_csv(table, data_dir, [*stored.pairs, *stored.test] if stored else ())
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
@@ -529,11 +512,3 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
         raise DataError("\n  ".join([str(error), *others])) from None
     others = describe_other_files(data_dir) if found.blocking_message else []
     return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
-
-
-def _find_split_file(split_file: str, data_dir: Path) -> Path:
-    places = list(dict.fromkeys([Path(split_file), data_dir / split_file]))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
-    return found

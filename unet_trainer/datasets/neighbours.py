@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,9 @@ from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.concurrency import ReadStderr, forked_map
+from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_known, write_known
+from unet_trainer.system.resources import count_cores
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 MIN_IN_RUNS = 0.5  # share of the names that form sequences
@@ -60,7 +62,6 @@ LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
 LEFT_OR_RIGHT = r"(?i)(L|R|left|right|OD|OS)\.[^./]+$"
 
 Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
-ShowBar = Callable[[int], AbstractContextManager[Callable[[], object]]]  # number of steps → what to call after each
 
 
 class Likeness(NamedTuple):
@@ -81,10 +82,9 @@ class Likeness(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """How files are read: in so many processes, with a progress bar, and only if the cache does not know what they gave."""
+    """How files are read: with a progress bar if there is a console, and only if the cache does not know what they gave."""
 
-    num_workers: int = 1
-    show_bar: ShowBar = lambda total: contextlib.nullcontext(lambda: None)
+    console: Console | None = None
     cache_folder: Path | None = None
 
 
@@ -249,16 +249,17 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
         return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float64).ravel()
 
     views: dict[int, Pixels] = {}
+    console = reader.console or Console(io.StringIO())  # silent without one
     with (
-        reader.show_bar(len(every)) as tick,
-        contextlib.closing(forked_map(view, every, reader.num_workers)) as outcomes,
+        console.bar("Comparing neighbours by name:", len(every), keep=False) as bar,
+        contextlib.closing(forked_map(view, every, count_cores())) as outcomes,
     ):
         for index, outcome in outcomes:
             if isinstance(outcome, str):
                 raise DataError(outcome)
             if isinstance(outcome, np.ndarray):
                 views[index] = outcome
-            tick()
+            bar.tick()
     if len(views) < len(every):
         return None
     images = np.stack([views[index] for index in range(len(every))])

@@ -157,11 +157,6 @@ class FoundPairs:
     class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, where shards hold it
 
     @property
-    def suggested(self) -> dict[str, Any]:
-        """Settings that solve its problems."""
-        return {name: value for problem in self.problems for name, value in problem.settings.items()}
-
-    @property
     def is_divided(self) -> bool:
         """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
