@@ -6,7 +6,6 @@ What is found here gets a fast test of its own, where the code is that was wrong
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -15,7 +14,6 @@ import resource
 import shutil
 import signal
 import stat
-import struct
 import sys
 import tempfile
 import time
@@ -28,10 +26,12 @@ import numpy as np
 import pytest
 
 import train_unet
+from helpers import layouts
 from helpers.checkpoints import save_model, small_segmenter, small_spec
 from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.mutations import image_files, mutated, mutated_fields, mutated_json
 from helpers.no_files import spoil
+from helpers.ordinary_user import give_up_powers
 from helpers.project import ROOT, TINY_MODEL
 from helpers.report_runs import write_run
 from helpers.runs import timeless_rows, weights_digest, words
@@ -207,24 +207,8 @@ WORDS = [
     "\udce4", "a\nb", "--tta", "--overlay", "1e999", "nan", "a" * 5000, "--threshold=2", "../..", "/", "~", "--tile", "$HOME", "'", '"',
 ]  # fmt: skip
 SETTING_VALUES = [
-    "",
-    "1",
-    "-1",
-    "nan",
-    "1e999",
-    "null",
-    "auto",
-    "[]",
-    "[1,",
-    "{a: 1}",
-    "true",
-    "9" * 400,
-    "x",
-    "\x1b",
-    "é",
-    "- 1",
-    "*a",
-]
+    "", "1", "-1", "nan", "1e999", "null", "auto", "[]", "[1,", "{a: 1}", "true", "9" * 400, "x", "\x1b", "é", "- 1", "*a",
+]  # fmt: skip
 
 
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):
@@ -361,62 +345,19 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
 
 # Pipes, devices and links in the place of files
 
-COCO = {
-    "images": [{"id": number, "file_name": f"cells_{number:03d}.jpg", "width": 32, "height": 32} for number in range(6)],
-    "annotations": [
-        {"id": number, "image_id": number, "category_id": 1, "segmentation": [[4, 4, 20, 4, 20, 20]], "iscrowd": 0}
-        for number in range(6)
-    ],
-    "categories": [{"id": 1, "name": "cell"}],
-}
-OUTLINE = "0 0.1 0.1 0.9 0.1 0.9 0.9"
-
-
-def write_annotations(folder, kind):
-    """In place of the masks of the demo, in a format of some tool."""
-    shutil.rmtree(folder / "masks")
-    names = sorted(path.name for path in (folder / "images").iterdir())
-    if kind == "coco":
-        (folder / "coco.json").write_text(json.dumps(COCO))
-    elif kind == "labelme":
-        shape = {"label": "cell", "points": [[4, 4], [20, 4], [20, 20]], "shape_type": "polygon"}
-        for name in names:
-            content = {"version": "5.0", "shapes": [shape], "imagePath": name, "imageHeight": 32, "imageWidth": 32}
-            (folder / "images" / name).with_suffix(".json").write_text(json.dumps(content))
-    elif kind == "yolo":
-        (folder / "labels").mkdir()
-        (folder / "data.yaml").write_text("names: [cell]\n")
-        for name in names:
-            (folder / "labels" / name).with_suffix(".txt").write_text(f"{OUTLINE}\n")
-    else:
-        box = '<box label="cell" xtl="4" ytl="4" xbr="20" ybr="20"/>'
-        images = "".join(f'<image id="0" name="{name}" width="32" height="32">{box}</image>' for name in names)
-        (folder / "annotations.xml").write_text(f"<annotations>{images}</annotations>")
+KINDS = [layouts.plain, layouts.plain, layouts.voc, layouts.coco, layouts.labelme, layouts.yolo, layouts.cvat, layouts.shards]
 
 
 def write_dataset(base, chooser):
     """A small dataset of some kind; returns its data_dir."""
-    kind = chooser.choice(["folders", "folders", "split file", "coco", "labelme", "yolo", "cvat", "shards", "tars"])
-    data = base / "data"
-    write_demo(data, num_images=6, side=32)
-    if kind in ("coco", "labelme", "yolo", "cvat"):
-        write_annotations(data, kind)
-    elif kind in ("shards", "tars"):
-        assert (
-            run_quietly(
-                ["shard", f"data_dir={data}", f"checkpoint_dir={base / 'ck'}", "--out", str(base / "out"), "--shard-mb", "0.01"]
-            )[0]
-            == 0
-        )
-        if kind == "tars":
-            (base / "out/shards.json").unlink()
-        return base / "out"
-    elif kind == "split file":
-        names = sorted(path.stem for path in (data / "images").iterdir())
-        rows = [f"images/{name}.jpg,masks/{name}.png,{'val' if name.endswith('0') else 'train'}" for name in names]
-        (data / "split.csv").write_text("\n".join(["image,mask,split", *rows]) + "\n")
-        (data / "class_dict.csv").write_text("name,r,g,b\nbackground,0,0,0\ncell,255,255,255\n")
-    return data
+    write = chooser.choice(KINDS)
+    (base / "data").mkdir()
+    write(base / "data")
+    if write is not layouts.plain or chooser.random() < 0.7:
+        return base / "data"
+    places = [f"data_dir={base / 'data'}", f"checkpoint_dir={base / 'ck'}", "--out", str(base / "out")]
+    assert run_quietly(["shard", *places, "--shard-mb", "0.01"])[0] == 0
+    return base / "out"
 
 
 def run_quietly(arguments):
@@ -434,13 +375,9 @@ def test_pipes_devices_and_links_in_the_place_of_files_end_in_a_sentence(tmp_pat
         base = tmp_path / str(number)
         base.mkdir()
         data = write_dataset(base, chooser)
-        split = [f"split_file={data / 'split.csv'}"] if (data / "split.csv").is_file() else []
         settings = {**TINY_MODEL, "data_dir": str(data), "checkpoint_dir": str(base / "ck"), "run_name": "run", "image_size": 32}
         settings |= {"batch_size": 2, "num_epochs": 1, "device": "cpu", "num_workers": 0, "cache": chooser.choice(("none", "disk"))}
-        train, check = (
-            [*words(settings), *split],
-            ["check", *words({"data_dir": str(data), "checkpoint_dir": str(base / "ck")}), *split],
-        )
+        train, check = words(settings), ["check", *words({"data_dir": str(data), "checkpoint_dir": str(base / "ck")})]
         commands = [check]
         if chooser.random() < 0.5:  # then there are caches and files of a run
             run = str(base / "ck/run")
@@ -496,13 +433,6 @@ MODES = (0o000, 0o111, 0o444, 0o555)
 FILE_SIZES = (0, 100, 5_000, 60_000, 400_000)
 
 
-def give_up_privileges():
-    """As root: without its capabilities it is a user like others, and still the owner of its files."""
-    version, this_process = 0x20080522, 0
-    header = struct.pack("Ii", version, this_process)
-    assert ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)) == 0, os.strerror(ctypes.get_errno())
-
-
 def run_deprived(arguments, log, largest, cwd):
     """As a user without rights, and with files of at most so many bytes: what a full disk does at another number of bytes."""
     from train_unet import main
@@ -510,7 +440,7 @@ def run_deprived(arguments, log, largest, cwd):
     sys.stdout = sys.stderr = said = io.StringIO()  # the log would be a file like others
     os.chdir(cwd)
     if os.getuid() == 0:
-        give_up_privileges()
+        give_up_powers()
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if largest is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import cv2
 import numpy as np
-import torch
 
 from helpers.project import TINY_MODEL
-from helpers.steps import make_spec
 from train_unet import train
 from unet_trainer.datasets.demo import draw_sample
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.inference.model_files import ModelCard
-
-
-class BrightnessEngine:
-    """The red channel against 127.5: foreground where it is brighter, surer the farther it is from it."""
-
-    def __init__(self, fit="crop", image_size=(32, 32), symmetries=(), **others):
-        spec = dataclasses.replace(make_spec(fit=fit, image_size=image_size, **others), coding=MaskCoding((0, 255)))
-        self.card = ModelCard(spec, symmetries, "bright", 1, None)
-        self.device = torch.device("cpu")
-        self.description = "cpu, by hand"
-        self.shapes = []  # of the batches
-
-    def logits(self, images):
-        self.shapes.append(tuple(images.shape))
-        red = images[..., 0].float()
-        return torch.stack([torch.zeros_like(red), (red - 127.5) / 25.5], 1)
 
 
 def write_pairs(folder, images_and_masks):

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from helpers.steps import make_spec
-from unet_trainer.inference.model_files import ModelCard
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
@@ -35,22 +34,6 @@ def write_model(path, augmentation="default", seed=0, **spec):
     }
     write_checkpoint(path, content)
     return path
-
-
-class BrightnessEngine:
-    """Two ids: the foreground's logit is the first channel minus 128. What each pixel becomes is known without a network."""
-
-    description = "a test's engine"
-
-    def __init__(self, spec, symmetries=()):
-        self.card = ModelCard(spec, symmetries, "run", 1, 0.5)
-        self.device = torch.device("cpu")
-        self.shapes = []  # of the batches
-
-    def logits(self, images):
-        self.shapes.append(tuple(images.shape))
-        foreground = images[..., 0].float() - 128
-        return torch.stack([torch.zeros_like(foreground), foreground], 1)
 
 
 def force_processes(patch, num_processes=2):

@@ -7,7 +7,8 @@ import weakref
 import numpy as np
 import pytest
 
-from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
+from helpers.brightness_engine import BrightnessEngine
+from helpers.evaluated_models import bright, write_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding

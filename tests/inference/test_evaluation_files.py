@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.evaluated_models import BrightnessEngine, bright, write_pairs
+from helpers.brightness_engine import BrightnessEngine
+from helpers.evaluated_models import bright, write_pairs
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config

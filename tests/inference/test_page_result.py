@@ -35,12 +35,12 @@ def shown(parts, name, header):
 
 
 def test_ids_shares_and_probabilities_are_those_of_the_model():
-    image = grey([[0, 255, 130, 120], [10, 20, 250, 128]])
+    image = grey([[0, 255, 130, 120], [10, 20, 250, 129]])
     header, parts = parse_result(predict_for_page(bright_predictor(), image))
     assert shown(parts, "ids", header).tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
     assert (header["height"], header["width"], header["shares"]) == (2, 4, [0.5, 0.5])
-    # Level 130: logits -13 and -12.5, so the foreground has the probability 1 / (1 + exp(-0.5)) = 0.62246, which is 158.7 / 255.
-    assert shown(parts, "probabilities", header)[:, 0, [2, 0]].tolist() == [[96, 255], [159, 0]]
+    # Level 130: logits 0 and 2, so the foreground has the probability 1 / (1 + exp(-2)) = 0.88080, which is 224.6 / 255.
+    assert shown(parts, "probabilities", header)[:, 0, [2, 0]].tolist() == [[30, 255], [225, 0]]
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["image"]))), image)
     assert (header["iou"], header["device"], "truth" in parts) == (None, "cpu, float32", False)
 

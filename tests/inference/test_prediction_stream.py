@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers.brightness_engine import BrightnessEngine
 from helpers.image_bytes import cv2_bytes, tiff_bytes
-from helpers.predicting import BrightnessEngine, write_model
+from helpers.predicting import write_model
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_spec

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.predicting import BrightnessEngine, write_model
+from helpers.brightness_engine import BrightnessEngine
+from helpers.predicting import write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.inference import tile_blending as logits_module

@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from helpers.evaluated_models import BrightnessEngine, bright, train_tiny, write_cells, write_pairs
+from helpers.brightness_engine import BrightnessEngine
+from helpers.evaluated_models import bright, train_tiny, write_cells, write_pairs
 from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.images.image_decoding import read_image

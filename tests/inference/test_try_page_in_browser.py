@@ -175,7 +175,7 @@ def test_a_file_is_uploaded_and_has_no_truth(page, tmp_path):
     assert not page.find("#truth").is_displayed()
     assert not page.find("[value=errors]").is_enabled()
     page.point_at(45, 20)
-    assert (page.row(0)[-1], page.row(1)[-1]) == ("38 %", "62 %")
+    assert (page.row(0)[-1], page.row(1)[-1]) == ("12 %", "88 %")
     assert page.driver.find_elements("css selector", "[name=validation]:checked") == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shlex
@@ -16,7 +15,7 @@ from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.result import build_result, judge_model, report, say_result
+from unet_trainer.training.result import build_result, judge_model, report
 
 SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 
@@ -116,15 +115,6 @@ def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(ru
     assert "Next: python train_unet.py evaluate" in said(run)
     assert run.events.has_ended
     assert json.loads((run.checkpointer.folder / "result.json").read_text())["epochs"] == 3
-
-
-def test_weights_that_could_not_be_written_are_not_promised(run):
-    say_result(run, dataclasses.replace(build_result(run), unwritten=["best.pt", "last.pt"]))
-    folder = run.checkpointer.folder
-    assert said(run).splitlines()[-1] == (
-        f"Warning: {folder / 'best.pt'} and {folder / 'last.pt'} could not be written: "
-        "what was trained since is lost, unless an older file there is of use"
-    )
 
 
 # 30% foreground. Rows truth, columns prediction.
