@@ -244,16 +244,6 @@ def test_resume_auto_starts_and_then_goes_on_with_the_run_of_that_name(tiny_conf
     assert sorted(path.name for path in result.run_dir.parent.iterdir()) == [".scan", "job"]
 
 
-def test_resume_alone_takes_the_newest_run(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where checkpoints/ is
-    config = {**tiny_config, "checkpoint_dir": "checkpoints", "num_epochs": 1}
-    old, new = train(config), train(config)
-    os.utime(old.run_dir / "last.pt", (1, 1))
-    assert main(["--resume", "num_epochs=2"]) == 0
-    assert json.loads((tmp_path / new.run_dir / "result.json").read_text())["epochs"] == 2
-    assert json.loads((tmp_path / old.run_dir / "result.json").read_text())["epochs"] == 1
-
-
 def test_an_interrupted_run_exits_130_and_can_be_resumed(tiny_config, monkeypatch, capsys):
     real = train_unet.train_one_epoch
 
@@ -388,19 +378,6 @@ def test_every_preset_trains(preset, tiny_config, monkeypatch):
     assert math.isfinite(result.best_val_iou)
 
 
-def test_resume_looks_where_the_named_config_writes(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    train(tiny_config, checkpoint_dir="checkpoints", run_name="other", num_epochs=1)
-    mine = train(tiny_config, checkpoint_dir="mine", run_name="job", num_epochs=1)
-    os.utime(tmp_path / mine.run_dir / "last.pt", (1, 1))  # the other one is newer
-    file = tmp_path / "mine.yaml"
-    settings = {**tiny_config, "checkpoint_dir": "mine", "run_name": "job"}
-    file.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in settings.items()))
-    assert main([str(file), "--resume"]) == 0
-    assert json.loads((tmp_path / "mine/job/result.json").read_text())["epochs"] == 2
-    assert json.loads((tmp_path / "checkpoints/other/result.json").read_text())["epochs"] == 1
-
-
 def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, capsys):
     for part, value in (("train", 1), ("val", 255)):
         for kind in ("images", "masks"):
@@ -481,15 +458,6 @@ def test_a_resumed_run_names_the_files_that_are_gone(tiny_config, tiny_data, tmp
     error = capsys.readouterr().err
     assert f"no file {data / 'masks/cells_004.png'}" in error
     assert str(run.run_dir / "split.csv") in error
-
-
-def test_a_fold_is_trained_and_resumed(tiny_config, capsys):
-    run = train(tiny_config, num_epochs=1, num_folds=3, fold=2)
-    assert "8 train, 4 val (images/ + masks/, same names; fold 2 of 3, seed 42)" in capsys.readouterr().out
-    before = parts_of(run.run_dir)
-    assert main(["--resume", str(run.run_dir), "num_epochs=2"]) == 0
-    assert json.loads((run.run_dir / "result.json").read_text())["epochs"] == 2
-    assert parts_of(run.run_dir) == before
 
 
 # Crops in training, native resolution in validation

@@ -168,13 +168,6 @@ def test_a_row_that_did_not_run_as_asked_has_no_figures(change, failure, tiny_co
     assert f"Fastest at the same IoU: {'baseline' if failure else 'fast'}." in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_with_its_key(tiny_config, stub, tmp_path):
-    (tmp_path / "file").touch()
-    config = load_config({**tiny_config, "checkpoint_dir": str(tmp_path / "file" / "runs")})
-    with pytest.raises(UserError, match=r"checkpoint_dir: .* cannot be written \("):
-        bench(config, [Trial("plain", {})], stub(), True, Console())
-
-
 def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
     (tmp_path / "sleep.py").write_text(SLEEP)
     process = start(bench_once, tiny_config, tmp_path / "sleep.py", tmp_path / "log")
@@ -203,13 +196,6 @@ def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):
     module.time_step(components, batch, console)
     assert not before.equal(components.state.segmenter.state_dict()["network.segmentation_head.0.bias"])
     assert re.search(r"The step alone: \d+ images/s at batch 3 \(.* ms; \d+ to \d+ in 5 rounds\)\n$", console.stream.getvalue())
-
-
-def test_rounds_are_long_enough_and_the_first_steps_do_not_count():
-    taken = []
-    assert module.rounds(lambda count: taken.append(count) or 0.01, 7) == [0.01] * 5
-    assert taken == [7, 1, 30, 30, 30, 30, 30]  # of 10 ms each
-    assert module.rounds(lambda count: 2.0 * count, 1) == [2.0] * 5
 
 
 def test_out_of_memory_is_one_message_and_quick_does_not_go_with_step(monkeypatch, capsys):

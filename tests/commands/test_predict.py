@@ -229,7 +229,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_leaves_whole_files_and_no_process(here, number):
     """SIGINT as from a terminal: to the processes that write too."""
     pixels = (here / "images/a.png").read_bytes()

@@ -20,16 +20,6 @@ def stripes(*values):
     return np.repeat(np.array(values, np.uint8), HEIGHT // len(values))[:, None].repeat(WIDTH, 1)
 
 
-def test_what_was_set_and_is_no_default_is_in_the_block_but_for_resume(data):
-    lines = block_lines(data.answered(batch_size=4, image_mean=[1, 2, 3], learning_rate=1e-3, val_fraction=0.2, resume="auto"))
-    assert [line for line in lines if line.split(":")[0] in ("batch_size", "image_mean", "learning_rate")] == [
-        "image_mean: [1.0, 2.0, 3.0]",
-        "batch_size: 4",
-        "learning_rate: 0.001",
-    ]
-    assert not any(line.startswith(("resume", "val_fraction")) for line in lines)
-
-
 def test_the_other_answers_stand_as_comments_below_the_likely_one(data):
     for index in range(6):
         data.mask(index, stripes(3, 9))

@@ -68,10 +68,6 @@ def test_an_empty_file_is_the_defaults(load_text, text):
     assert load_text(text) == Config()
 
 
-def test_a_byte_order_mark_is_not_part_of_the_first_key(load_text):
-    assert load_text("\ufeffbatch_size: 3\r\nseed: 1\r\n") == Config(batch_size=3, seed=1)
-
-
 def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     config = load_config(
         {

@@ -20,18 +20,8 @@ from helpers.resolving import (
 )
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
-from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig
+from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS
 from unet_trainer.config.schema import Config, as_dict, explanations
-
-
-def test_a_change_is_taken_with_its_reason():
-    settings = settings_of(batch_size=8)
-    settings.change("out of memory", batch_parts=2, on_oom="shrink")
-    assert (settings.taken.batch_parts, settings.taken.on_oom) == (2, "shrink")
-    assert (settings.taken.batch_size, settings.asked.batch_parts) == (8, 1)
-    assert settings.decisions["batch_parts"] == settings.decisions["on_oom"] == Decision("decided", "out of memory")
-    assert settings.decisions["batch_size"] == Decision("config")
-    assert isinstance(settings.taken, ResolvedConfig)
 
 
 def test_the_repeatable_config_has_what_was_taken_but_of_the_machine_what_was_asked_for():

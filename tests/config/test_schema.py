@@ -16,10 +16,7 @@ from unet_trainer.config.schema import (
     FIELDS,
     Config,
     as_dict,
-    as_shape,
-    class_names,
     explanations,
-    id_names,
     is_demo_dir,
     to_yaml,
 )
@@ -54,15 +51,6 @@ def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatc
     for spelling in ("data/demo", "data/demo/", "./data/demo", "data//demo", Path("data/demo"), tmp_path / "data" / "demo"):
         assert is_demo_dir(spelling)
     assert not any(is_demo_dir(path) for path in ("data", "data/demo2", "data/demo/images", "/data/demo", ""))
-
-
-def test_shapes_and_names_of_classes():
-    assert (as_shape(64), as_shape((64, 96))) == ((64, 64), (64, 96))
-    one, named = Config(num_classes=1), Config(num_classes=1, class_names=("road",))
-    assert (class_names(one), id_names(one)) == (["foreground"], ["background", "foreground"])
-    assert (class_names(named), id_names(named)) == (["road"], ["background", "road"])
-    three = Config(num_classes=3)
-    assert class_names(three) == id_names(three) == ["class 0", "class 1", "class 2"]
 
 
 # YAML

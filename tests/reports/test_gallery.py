@@ -12,11 +12,10 @@ from PIL import Image
 from helpers.brightness_engine import bright_predictor
 from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.drawing import ErrorKind
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.reports import gallery
-from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, error_layer, make_gallery
+from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, make_gallery
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import image_score, worst_first
 
@@ -83,11 +82,6 @@ def test_many_classes_share_a_palette_and_ignored_pixels_are_grey():
     shown = rgba(class_layer(ids, [(0, 0, 0), *[(index, 1, 2) for index in range(1, 200)]]))
     assert (shown[0, 0, 3], tuple(shown[0, 1])) == (0, (199, 1, 2, 92))
     assert tuple(shown[1, 1, :3]) == (128, 128, 128)
-
-
-def test_every_kind_of_error_has_its_colour():
-    shown = rgba(error_layer(np.array([[0, *ErrorKind]], np.uint8)))
-    assert len({tuple(pixel) for pixel in shown[0]}) == 6
 
 
 def test_files_that_are_gone_or_broken_are_counted_and_the_first_is_named(tmp_path):

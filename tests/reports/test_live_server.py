@@ -65,16 +65,6 @@ def test_the_end_of_a_process_changes_the_page(tmp_path):
         assert 'class="pill interrupted"' in get(server, "")
 
 
-def test_the_policy_lets_the_page_ask_its_server_alone(tmp_path):
-    with watching(write_run(tmp_path / "run"), with_pictures=False) as server:
-        _, headers, _ = ask(server, "GET", "")
-        policy = headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "connect-src 'self'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert headers["Cache-Control"] == "no-store"
-
-
 def test_several_runs_are_compared_and_each_has_its_report(tmp_path):
     folders = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     with watching(*folders, with_pictures=False) as server:
@@ -83,10 +73,10 @@ def test_several_runs_are_compared_and_each_has_its_report(tmp_path):
         assert get(server, "run/1/version") != get(server, "version")
 
 
-@pytest.mark.parametrize("path", ["run/0/", "run/7/", "events.jsonl", "../run", "run/0/../../settings.json", "version/x"])
-def test_other_paths_lead_nowhere(tmp_path, path):
+def test_other_paths_lead_nowhere(tmp_path):
     with watching(write_run(tmp_path / "run"), with_pictures=False) as server:
-        assert refusal(ask(server, "GET", path)) == (404, "nothing here")
+        for path in ("run/0/", "run/7/", "events.jsonl", "../run", "run/0/../../settings.json", "version/x"):
+            assert refusal(ask(server, "GET", path)) == (404, "nothing here")
         assert ask(server, "GET", "/wrong-key/")[0] == 403
         assert ask(server, "GET", "", Host="evil.example")[0] == 421
 

@@ -42,11 +42,10 @@ def assert_only(file, content):
     assert list(file.parent.iterdir()) == [file], "a temporary file was left behind"
 
 
-@pytest.mark.parametrize("written", [b"n" * 1_000_000])
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
-def test_old_content_survives_a_writer_that_fails(written, error, file):
+def test_old_content_survives_a_writer_that_fails(error, file):
     def write(draft):
-        draft.write(written)
+        draft.write(b"n" * 1_000_000)
         raise error
 
     with pytest.raises(type(error)):
@@ -84,15 +83,6 @@ def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
     assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
 
 
-def test_a_draft_that_fails_verification_replaces_nothing(file):
-    def verify(draft):
-        raise ValueError("bad")
-
-    with pytest.raises(ValueError, match="bad"):
-        write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=file.with_name("previous.pt"))
-    assert_only(file, b"old")
-
-
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     """A name that only looks like one is somebody else's, and so is a folder or a link."""
     ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123.tmp", ".epoch_0001.png.00000000.tmp")
@@ -106,25 +96,15 @@ def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     assert sorted(path.name for path in file.parent.iterdir()) == kept
 
 
-def test_a_draft_gets_its_name_when_it_is_kept(file):
-    draft = Draft(file)
-    draft.file.write(b"new")
-    assert file.read_bytes() == b"old"
-    draft.keep()
-    draft.discard()  # too late to matter
-    assert_only(file, b"new")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC])
 @pytest.mark.parametrize("step", ["open", "fsync", "replace"])
-def test_an_error_names_the_file_and_never_its_draft(step, number, file, monkeypatch):
+def test_an_error_names_the_file_and_never_its_draft(step, file, monkeypatch):
     def refuse(*arguments, **options):
-        raise OSError(number, os.strerror(number), str(file.parent / ".last.pt.k2j3_a9b.tmp"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.parent / ".last.pt.k2j3_a9b.tmp"))
 
     monkeypatch.setattr(os if step == "fsync" else Path, step, refuse)
     with pytest.raises(OSError, match=re.escape(str(file))) as caught:
         write_text_atomically(file, "new")
-    assert (caught.value.errno, caught.value.filename, caught.value.filename2) == (number, str(file), None)
+    assert (caught.value.errno, caught.value.filename, caught.value.filename2) == (errno.ENOSPC, str(file), None)
     assert ".tmp" not in str(caught.value)
     monkeypatch.undo()
     assert_only(file, b"old")

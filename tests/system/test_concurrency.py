@@ -372,10 +372,3 @@ def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
     task.request()
     task.finish()
     assert len(calls) == 3
-
-
-def test_ending_does_not_wait_for_work_that_hangs(monkeypatch, never):
-    monkeypatch.setattr(concurrency, "JOIN_SECONDS", 0.05)
-    task = ThrottledTask("work", never)
-    task.request()
-    task.finish()

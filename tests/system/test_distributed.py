@@ -13,14 +13,12 @@ import torch
 from helpers.ports import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import (
-    ALONE,
     Failure,
     Launch,
     PeerLost,
     TorchrunJob,
     cause_of,
     choose_backend,
-    current,
     decode,
     encode,
     read_launch,
@@ -37,10 +35,6 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
-
-
-def test_torchrun_tells_each_process_its_place():
-    assert read_launch(TORCHRUN) == Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, is_torchrun=True)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
@@ -62,21 +56,6 @@ def test_a_process_that_torchrun_has_not_started_is_alone(missing):
 )
 def test_a_process_knows_how_it_was_started(launch, command):
     assert start_command(launch) == command
-
-
-def test_one_process_agrees_with_itself_and_connects_nothing():
-    tensor, own = torch.ones(2), Failure(0, "user", "a reason", 2)
-    ALONE.start(Signals())
-    ALONE.all_reduce_mean(tensor)
-    ALONE.connect(torch.device("cpu"), 1)
-    with ALONE.main_process_first():
-        assert ALONE.broadcast_made(lambda: 3) == 3
-    assert (ALONE.is_main, ALONE.is_alone, ALONE.speaks, ALONE.launch.world_size) == (True, True, True, 1)
-    assert (ALONE.any_rank(), ALONE.any_rank(True)) == (False, True)
-    assert (ALONE.all_gather(1), ALONE.broadcast(3), ALONE.agree(own, was_told=False)) == ([1], 3, [own])
-    assert tensor.tolist() == [1, 1]
-    assert not torch.distributed.is_initialized()
-    assert current() is ALONE
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.try_page import ask, refusal
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused, content_security_policy, digest, is_loopback
+from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused, content_security_policy, digest
 
 
 class Handler(LocalHandler):
@@ -75,10 +75,3 @@ def test_a_policy_names_style_and_script_by_their_digests():
     policy = content_security_policy("<style>a</style><script>b</script>")
     assert f"script-src '{digest('b')}'; style-src '{digest('a')}'" in policy
     assert digest("") == "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
-
-
-@pytest.mark.parametrize(
-    ("address", "answer"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)]
-)
-def test_loopback_is_this_machine_alone(address, answer):
-    assert is_loopback(address) is answer

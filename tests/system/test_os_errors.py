@@ -48,13 +48,6 @@ def test_a_limit_is_named_with_its_value(number, limit, command, monkeypatch):
     assert " is " not in sentence(made(number))
 
 
-def test_a_thread_that_cannot_be_started_is_told_like_a_process():
-    error = RuntimeError("can't start new thread")
-    assert is_of_the_machine(error)
-    assert sentence(error).startswith("no more processes or threads may be started")
-    assert "; allow more with ulimit -u" in sentence(error)
-
-
 def test_a_machine_without_temporary_folders_is_told_how_to_name_one():
     error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
     assert is_of_the_machine(error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS, OTHER_TOOLS_COMMANDS
@@ -54,7 +54,6 @@ class Script:
 
 
 Command = Callable[[Sequence[str], Script], int]
-Parameters = ParamSpec("Parameters")
 
 
 def find_command(words: Sequence[str]) -> Command | None:
@@ -71,11 +70,11 @@ def find_command(words: Sequence[str]) -> Command | None:
     return command
 
 
-def exit_codes(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
+def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
     """Makes a message and an exit code of each error that `main` raises."""
 
     @wraps(main)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
+    def run(*args: Any, **kwargs: Any) -> int:
         open_closed_streams()
         is_torchrun = current().launch.is_torchrun
         if is_torchrun:

@@ -46,8 +46,15 @@ from unet_trainer.system.console import (
     first_line,
     has_problem,
 )
-from unet_trainer.system.input_files import read_text
-from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, memory_of_machine, total_host_memory
+from unet_trainer.system.resources import (
+    ROOT,
+    count_cores,
+    free_disk,
+    free_host_memory,
+    memory_of_machine,
+    read_if_there,
+    total_host_memory,
+)
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
@@ -413,7 +420,7 @@ def nvidia_facts(root: Path = ROOT) -> str | None:
         line = next((line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()), "no output")
         return f"driver {line}" if done.returncode == 0 and line[:1].isdigit() else f"nvidia-smi: {line}"
     for device in (root / "sys/bus/pci/devices").glob("*"):
-        if _read(device / "vendor").strip() == "0x10de" and _read(device / "class").startswith("0x03"):
+        if read_if_there(device / "vendor").strip() == "0x10de" and read_if_there(device / "class").startswith("0x03"):
             return "there is no nvidia-smi"
     return None
 
@@ -484,10 +491,3 @@ def version_findings(versions: Mapping[str, str]) -> list[Finding]:
         detail = f"{albumentations}; this trainer is tested with {ALBUMENTATIONS}, the last version under the MIT licence"
         found.append(Finding("warning", "albumentations", detail, f"python -m pip install albumentations=={ALBUMENTATIONS}"))
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path, errors="replace")
-    except OSError:
-        return ""

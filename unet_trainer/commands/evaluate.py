@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,11 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
-    say_what(predictor, file, data, given, console)
+    card, data_dir = predictor.engine.card, data.source.config.data_dir
+    console.say(f"Evaluating {file}")
+    console.fact("Model", f"{spec.architecture}, {spec.encoder}{card.describe()}; {predictor.engine.description}")
+    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data_dir}: {data.split}, by {data.rule}")
+    console.fact("Scored", scoring(predictor, given))
     say_training_images(data, file, other_file, console)
     options = Options(given.threshold, given.cldice, given.tile == AS_TRAINED)
     evaluated = evaluate_model(predictor, data, options, console)
@@ -174,14 +178,6 @@ def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options,
     if (warning := predictor.take_scale_warning()) is not None:
         console.warn(warning)
     return found
-
-
-def say_what(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace, console: Console) -> None:
-    engine, spec = predictor.engine, predictor.spec
-    console.say(f"Evaluating {file}")
-    console.fact("Model", f"{spec.architecture}, {spec.encoder}{engine.card.describe()}; {engine.description}")
-    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data.source.config.data_dir}: {data.split}, by {data.rule}")
-    console.fact("Scored", scoring(predictor, given))
 
 
 def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
@@ -351,11 +347,8 @@ def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = 
     widths = [max(map(len, column)) for column in list(zip(*shown, strict=True))[1:]]
     names = [_cut(row[0], min(max_name, WIDTH - 2 - sum(2 + width for width in widths))) for row in shown]
     longest = max(map(len, names))
-    return [f"  {name:<{longest}}{_right(row[1:], widths)}".rstrip() for name, row in zip(names, shown, strict=True)]
-
-
-def _right(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    cells = ["".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True)) for row in shown]
+    return [f"  {name:<{longest}}{right}".rstrip() for name, right in zip(names, cells, strict=True)]
 
 
 def _cut(name: str, most: int) -> str:

@@ -75,27 +75,23 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
     """
     refuse_bomb(data)
     with read_errors():
-        return _decode_image(data, min_side, channels)
-
-
-def _decode_image(data: bytes, min_side: int | None, channels: int | None) -> Pixels:
-    if data.startswith(NPY_START):
-        return np.ascontiguousarray(with_channels_last(decode_array(data)))
-    if data.startswith(TIFF_STARTS):
-        return TiffImage(io.BytesIO(data), channels).read_all()
-    if data.startswith(GIF_START):
-        return decode_with_pil(data, "RGB")
-    keeps_alpha = channels is not None and channels_with_alpha(data) == channels
-    if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
-        wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
-        return np.ascontiguousarray(upright(image[:, :, wanted], orientation_of(data)))
-    _, flags = _reduction(data, min_side)
-    image = decode_with_opencv(data, flags)
-    if image.ndim == 2:
-        return image[:, :, None]
-    if png_colour_type(data) == PNG_GREY_ALPHA:
-        return image[:, :, :1]
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        if data.startswith(NPY_START):
+            return np.ascontiguousarray(with_channels_last(decode_array(data)))
+        if data.startswith(TIFF_STARTS):
+            return TiffImage(io.BytesIO(data), channels).read_all()
+        if data.startswith(GIF_START):
+            return decode_with_pil(data, "RGB")
+        keeps_alpha = channels is not None and channels_with_alpha(data) == channels
+        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
+            wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
+            return np.ascontiguousarray(upright(image[:, :, wanted], orientation_of(data)))
+        _, flags = _reduction(data, min_side)
+        image = decode_with_opencv(data, flags)
+        if image.ndim == 2:
+            return image[:, :, None]
+        if png_colour_type(data) == PNG_GREY_ALPHA:
+            return image[:, :, :1]
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def decode_image_and_size(data: bytes, min_side: int | None, channels: int | None = None) -> tuple[Pixels, tuple[int, int]]:

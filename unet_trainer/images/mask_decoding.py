@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -55,20 +55,13 @@ def read_mask(path: Path) -> Pixels:
     return decode_mask(read_bytes(path))
 
 
-class DecodedMask(NamedTuple):
-    """H,W whole numbers, and whether they are those of the alpha channel."""
-
-    values: Pixels
-    is_alpha: bool
-
-
 def decode_mask(data: bytes) -> Pixels:
     """H,W whole numbers: see read_mask."""
-    return decode_mask_or_alpha(data).values
+    return decode_mask_or_alpha(data)[0]
 
 
-def decode_mask_or_alpha(data: bytes) -> DecodedMask:
-    """The mask, and where it was found: of a picture in one colour with holes in it, the alpha channel is the mask."""
+def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
+    """The mask, and whether it is the alpha channel: of a picture in one colour with holes in it, the alpha channel is the mask."""
     with read_errors():
         tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
         mask = _decode_mask_values(data) if tiff is None else _tiff_mask_values(tiff)
@@ -78,8 +71,8 @@ def decode_mask_or_alpha(data: bytes) -> DecodedMask:
             if alpha is not None and alpha.shape == mask.shape:
                 varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
                 if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
-                    return DecodedMask(alpha, True)
-        return DecodedMask(mask, False)
+                    return alpha, True
+        return mask, False
 
 
 def _tiff_mask_values(tiff: TiffImage) -> Pixels:

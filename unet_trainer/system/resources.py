@@ -50,14 +50,17 @@ def free_disk(folder: Path) -> int:
 
 def _meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
-    return {name: 1024 * int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", _read(root / "proc/meminfo"))}
+    return {name: 1024 * int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(root / "proc/meminfo"))}
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
     """Of the cgroup and those above it, in cores."""
     for folder in _cgroup_folders(root, "cpu"):
         # v2: "150000 100000" or "max 100000"; v1: a file for each of them, and -1 without a quota
-        for text in (_read(folder / "cpu.max"), _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")):
+        for text in (
+            read_if_there(folder / "cpu.max"),
+            read_if_there(folder / "cpu.cfs_quota_us") + read_if_there(folder / "cpu.cfs_period_us"),
+        ):
             if found := re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text):
                 yield int(found[1]) / int(found[2])
 
@@ -66,17 +69,17 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, used) of the cgroup and those above it. Page cache that can be dropped does not count as used."""
     for folder in _cgroup_folders(root, "memory"):
         for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            limit, used = _read(folder / limit_file).strip(), _read(folder / usage_file).strip()
+            limit, used = read_if_there(folder / limit_file).strip(), read_if_there(folder / usage_file).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < UNLIMITED_V1:
                 # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as usage_in_bytes does.
-                droppable = dict(re.findall(r"^(total_)?inactive_file (\d+)$", _read(folder / "memory.stat"), re.MULTILINE))
+                droppable = dict(re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE))
                 yield int(limit), max(0, int(used) - int(droppable.get("total_") or droppable.get("", 0)))
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group as /."""
     folders = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_if_there(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / (controller if controllers else "")
@@ -85,8 +88,8 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def _read(path: Path) -> str:
+def read_if_there(path: Path) -> str:
     """Empty where there is no such file."""
     with contextlib.suppress(OSError):
-        return read_text(path)
+        return read_text(path, errors="replace")
     return ""
