@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import shutil
 import textwrap
 
 import cv2
@@ -14,7 +16,7 @@ from PIL import Image
 
 from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, square
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.dataset_report import build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, describe_problems
 from unet_trainer.datasets.scan import ImageKind
@@ -247,3 +249,58 @@ def test_a_reason_that_several_files_have_stands_once_with_their_number():
     assert describe_problems([Problem("odd", *ODD, lines)], most=3) == (
         "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n  b.png: cut off: 3 of 9 bytes\n  … and 2 more"
     )
+
+
+# Where the pairs of data_dir come from: folders first, then annotations, or the rows of a CSV
+
+
+def find(data_dir, tmp_path, **settings):
+    return find_dataset(load_config({"data_dir": str(data_dir), "checkpoint_dir": str(tmp_path / "runs"), **settings}))
+
+
+@pytest.fixture
+def own_copy(tiny_data, tmp_path):
+    return shutil.copytree(tiny_data, tmp_path / "mine")
+
+
+def annotate(own_copy):
+    """One square in each image, as COCO."""
+    names = sorted(path.name for path in (own_copy / "images").iterdir())
+    images = [{"id": number, "file_name": name, "width": 64, "height": 64} for number, name in enumerate(names)]
+    square = [4, 4, 12, 4, 12, 12, 4, 12]
+    annotations = [{"id": n, "image_id": n, "category_id": 1, "segmentation": [square]} for n in range(len(names))]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+    (own_copy / "annotations.json").write_text(json.dumps(content))
+
+
+def test_a_data_dir_that_is_missing_or_a_file_is_said(tmp_path):
+    with pytest.raises(DataError, match=r"^data_dir: .*nowhere does not exist; need a folder with images/ and masks/$"):
+        find(tmp_path / "nowhere", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"^data_dir: .*file is not a folder"):
+        find(tmp_path / "file", tmp_path)
+
+
+def test_masks_win_over_annotations_and_annotations_over_nothing(own_copy, tmp_path):
+    annotate(own_copy)
+    found = find(own_copy, tmp_path)
+    assert found.num_classes is None
+    assert found.pairs[0].mask.is_relative_to(own_copy / "masks")
+    shutil.rmtree(own_copy / "masks")
+    drawn = find(own_copy, tmp_path)
+    assert (drawn.num_classes, drawn.class_names) == (1, ("cat",))
+    assert [pair.image for pair in drawn.pairs] == [pair.image for pair in found.pairs]
+    assert drawn.pairs[0].mask.is_relative_to(tmp_path / "runs")
+
+
+def test_a_split_file_is_looked_for_here_and_in_data_dir(own_copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^split_file: no file rows\.csv or .*mine/rows\.csv$"):
+        find(own_copy, tmp_path, split_file="rows.csv")
+    pair = find(own_copy, tmp_path).pairs[0]
+    rows = f"image,mask,split\nimages/{pair.image.name},masks/{pair.mask.name},train\n"
+    (own_copy / "rows.csv").write_text(rows)
+    assert [found.part for found in find(own_copy, tmp_path, split_file="rows.csv").pairs] == ["train"]
+    (own_copy / "rows.csv").write_text(rows.replace("split", "split,group").replace("train", "train,a"))
+    with pytest.raises(DataError, match=r"^group_pattern: rows\.csv has groups of its own"):
+        find(own_copy, tmp_path, split_file="rows.csv", group_pattern=r"(\d+)")

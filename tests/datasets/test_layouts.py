@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.datasets.layouts import find_layout
+from unet_trainer.datasets.layouts import find_layout, resolved, walk
 from unet_trainer.images.file_bytes import DataError
 
 
@@ -171,3 +171,35 @@ def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path)
     message = error_message(tmp_path)
     assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
     assert found(tmp_path, "before", "after")[0] == ("before", "after")
+
+
+# Which files and folders are searched: no hidden ones, and none of our own
+
+
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_all_searches_of_a_dataset_leave_out_what_this_program_writes(tmp_path):
+    """Images, annotations and files of unknown kinds are found by the same walk."""
+    ours = (
+        "checkpoints/.scan/0.json",
+        "checkpoints/run/evaluation/evaluation.json",
+        "old/config.yaml",
+        "old/split.csv",
+        "old/x.json",
+    )
+    touch(tmp_path, "a.png", "notes.json", ".hidden/b.json", "sub/c.dcm", "sub/.d.png", *ours)
+    assert [(here.relative_to(tmp_path).as_posix(), names) for here, names in walk(tmp_path)] == [
+        (".", ["a.png", "notes.json"]),
+        ("sub", ["c.dcm"]),
+    ]
+
+
+def test_a_path_is_resolved_whatever_it_is(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to("file")
+    names = {"loop": "loop", "link": "file", "none": "none", "a\0b": "a\0b"}
+    assert {name: resolved(tmp_path / name).name for name in names} == names

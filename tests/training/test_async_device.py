@@ -144,10 +144,3 @@ def test_a_gap_counts_for_no_longer_than_the_host_waited(timeline):
     meter = WaitMeter(CUDA, new_event=timeline.event)
     take_steps(meter, timeline, 5, loading=0.125, computing=0.25, other=2.0)
     assert finish(meter, timeline) == 5 * 0.125
-
-
-def test_on_a_cpu_the_host_is_the_device(timeline):
-    meter = WaitMeter(CPU)
-    take_steps(meter, timeline, 4, loading=0.5, computing=1.0)
-    assert meter.seconds == 4 * 0.5
-    assert meter.finish() == 4 * 0.5

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from helpers import hub
 from helpers.project import FIXED_RECIPE
-from helpers.small_runs import make_run
 from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.distributed import Launch
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
@@ -28,7 +25,6 @@ from unet_trainer.training.build import (
 )
 from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.errors import TrainingFailed
-from unet_trainer.training.evaluation import predict
 from unet_trainer.training.settings import build_settings
 
 
@@ -136,22 +132,6 @@ def fail(error):
 # The processes of a job
 
 
-class Second(Job):
-    launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
-    is_alone = is_main = False
-
-
-def test_processes_of_a_machine_divide_its_workers_and_the_samples(config, console):
-    dataset = build_dataset(config, console, None)
-    taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, num_workers=5)
-    loaders = build_loaders(taken, dataset, CPU, console, Second())
-    assert loaders.pool.num_workers == 2
-    assert len(loaders.train) == 1  # 10 images, 2 processes, batches of 4
-    assert len(loaders.val.batches.own) == 1
-    one = build_loaders(dataclasses.replace(taken, num_workers=1), dataset, CPU, console, Second())
-    assert one.pool.num_workers == 1
-
-
 def build_in_job(console, launch, **changes):
     settings = make_settings(**changes)
     return build_components(settings.taken, make_spec(), CPU, 4, console, launch=launch)
@@ -161,28 +141,3 @@ def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, 
     assert build_in_job(console, Launch(is_torchrun=True), sync_batchnorm=True)
     with pytest.raises(UserError, match="sync_batchnorm: torch has it for GPUs only, and the device is cpu"):
         build_in_job(console, Launch(world_size=2, is_torchrun=True), sync_batchnorm=True)
-
-
-@pytest.fixture
-def run(tiny_data, tmp_path):
-    """10 images train and 2 validate; the encoder is frozen in the first two epochs."""
-    return make_run(tiny_data, tmp_path / "run", freeze_encoder_epochs=2)
-
-
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_samples_are_predicted_at_once_in_batches_that_fit_and_drawn_later(num_parts, run):
-    components, loaders = run.components, run.loaders
-    samples = loaders.samples
-    assert len(samples.inputs) == 2
-    ids = predict(components.state.eval_segmenter, torch.from_numpy(samples.inputs), components.numerics)
-    predicted = list(ids.to(torch.uint8).numpy())
-    expected = sample_sheet(samples.pictures, samples.truths, predicted, ("background", "foreground"), True)
-    sizes = []
-    components.state.eval_segmenter.network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    components.set_num_parts(num_parts)
-    draw = components.draw_samples(loaders)
-    assert sizes == ([2] if num_parts == 1 else [1, 1])
-    with torch.no_grad():
-        for parameter in components.state.segmenter.parameters():  # training continues meanwhile
-            parameter.zero_()
-    assert np.array_equal(draw(), expected)

@@ -66,10 +66,6 @@ def end_epoch(components, epoch):
     components.state.history = [{**ROW, "epoch": number + 1} for number in range(epoch)]
 
 
-def saved_weights(folder, name="last.pt"):
-    return list(read_checkpoint(folder / name)["model"].values())
-
-
 def weights(components):
     return [value.clone() for value in components.state.segmenter.network.state_dict().values()]
 
@@ -100,15 +96,6 @@ def test_an_epoch_writes_state_metrics_and_settings_and_the_best_weights_if_it_w
     assert names(tmp_path / "samples") == ["epoch_0002.png"]
     assert [row["epoch"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 2]
     assert (saved_epoch(tmp_path), read_last(tmp_path / "previous.pt")["epoch"]) == (2, 1)
-
-
-def test_a_state_that_is_not_whole_is_not_saved_but_the_initial_one_is(checkpointer, components, tmp_path):
-    before = weights(components)
-    step(components)
-    checkpointer.save_on_failure(state_is_whole=False)
-    assert same(before, saved_weights(tmp_path))
-    checkpointer.save_on_failure(state_is_whole=True)
-    assert same(weights(components), saved_weights(tmp_path))
 
 
 @pytest.fixture

@@ -89,14 +89,13 @@ def with_scaler(components):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("num_times", [3])
-def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimizer, num_times):
+def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimizer):
     components = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     untouched = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     before = complete_state(components)
     with restoring(components):
         torch.rand(5)  # as dropout does
-        try_steps(components, BATCH, BATCH, num_times)
+        try_steps(components, BATCH, BATCH, 3)
         inside = complete_state(components)
         assert components.state.segmenter.network.encoder[1].running_mean.any()
     assert (int(components.state.ema.num_updates), inside["scaler"] == before["scaler"]) == (0, False)
@@ -131,10 +130,9 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no working compiler"), torch.OutOfMemoryError("CUDA out of memory")])
-@pytest.mark.parametrize("ema_decay", [0.9])
-def test_after_a_failed_compile_the_original_layers_are_back(error, ema_decay, monkeypatch):
+def test_after_a_failed_compile_the_original_layers_are_back(error, monkeypatch):
     """On CUDA the layers get their faster forms before they are compiled."""
-    components = tiny_components(ema_decay=ema_decay)
+    components = tiny_components(ema_decay=0.9)
     networks = {id(network): network for network in (components.state.segmenter.network, components.state.eval_segmenter.network)}
     before = [type(module) for network in networks.values() for module in network.modules()]
     assert UnetDecoderBlock in before
@@ -196,10 +194,8 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
-        (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("DefaultCPUAllocator"), False),
     ],

@@ -77,24 +77,21 @@ def test_numbers_are_those_computed_by_hand_from_the_predictions(dataset):
     assert found.first_bad_batch is None
 
 
-@pytest.mark.parametrize("num_parts", [2])
-@pytest.mark.parametrize("batch_size", [3])
 @pytest.mark.parametrize("loss", [*ALL_LOSSES, ALL_LOSSES], ids=[*ALL_LOSSES, "all"])
-def test_the_loss_does_not_depend_on_the_batch_size(loss, batch_size, num_parts, dataset):
+def test_the_loss_does_not_depend_on_the_batch_size(loss, dataset):
     """Nor on parts of a batch, nor on the padding of the last one."""
     segmenter = plain_segmenter()
     whole = evaluate(make_eval_step(segmenter, loss), loader_of(dataset, 5))
-    found = evaluate(make_eval_step(segmenter, loss, num_parts=num_parts), loader_of(dataset, batch_size))
+    found = evaluate(make_eval_step(segmenter, loss, num_parts=2), loader_of(dataset, 3))
     assert found.loss == pytest.approx(whole.loss, rel=1e-5)
     assert found.scores == whole.scores
 
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (3, 1)])
-@pytest.mark.parametrize("num_parts", [2])
-def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, num_parts, dataset):
+def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, dataset):
     """Images 3 and 4 of five are bad."""
     segmenter = plain_segmenter()
-    step = make_eval_step(segmenter, num_parts=num_parts)
+    step = make_eval_step(segmenter, num_parts=2)
     forward, num_seen = step.forward, 0
 
     def spoiled(*arguments):
@@ -192,10 +189,9 @@ def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype
     assert 0 < found.scores.iou < 1
 
 
-@pytest.mark.parametrize("batch_size", [2])
-def test_each_image_is_counted_whatever_the_batches(batch_size, dataset):
+def test_each_image_is_counted_whatever_the_batches(dataset):
     segmenter = plain_segmenter()
-    found = evaluate(make_eval_step(segmenter, num_parts=min(2, batch_size)), loader_of(dataset, batch_size))
+    found = evaluate(make_eval_step(segmenter, num_parts=2), loader_of(dataset, 2))
     batch = read_all(dataset)
     ids, truth = predict(segmenter, batch.images, FLOAT32), batch.masks.long()
     for image in range(5):

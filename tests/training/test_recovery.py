@@ -15,14 +15,12 @@ from helpers.steps import everything, make_batch, same, small_components, take_s
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.worker_pool import WorkerError
-from unet_trainer.model import losses
 from unet_trainer.system.distributed import Failure, Job, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
 from unet_trainer.training.compilation import is_out_of_memory
 from unet_trainer.training.errors import NonFinite, TrainingFailed
-from unet_trainer.training.history import read_events
 from unet_trainer.training.recovery import Recovery, agree_on_failure
 
 
@@ -86,22 +84,9 @@ def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks
     assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start: nothing else was saved
 
 
-def test_the_files_and_the_layer_are_named(run):
-    with torch.no_grad():
-        run.state.segmenter.network.encoder[0].weight[0, 0, 0, 0] = math.nan
-    recover(run, bad_steps(1))
-    names = ", ".join(str(file) for file in run.loaders.train.files(0, 1))
-    assert (
-        "8 steps in a row were not finite from step 2 on (epoch 1, batch 2 of 5): the weights encoder.0.weight are not finite; "
-        "the first layer whose output is not finite is encoder.0; "
-    ) in said(run)
-    assert f"(images of the batch: {names})" in said(run)
-
-
-@pytest.mark.parametrize("error", [out_of_memory(), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_with_less_memory_it_goes_on_in_smaller_parts_from_where_it_is(error, run):
+def test_with_less_memory_it_goes_on_in_smaller_parts_from_where_it_is(run):
     before = everything(run.components)
-    recover(run, error)
+    recover(run, MemoryError())
     step = run.components.train_step
     assert run.config.batch_parts == step.num_parts == run.components.eval_step.num_parts == 2
     assert same(everything(run.components), before)
@@ -129,8 +114,7 @@ def test_with_on_oom_stop_the_state_is_saved_and_training_ends(run):
     assert same_weights(run, saved(run))
 
 
-@pytest.mark.parametrize("is_chained", [True])
-def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(is_chained, run, monkeypatch):
+def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(run, monkeypatch):
     """Local variables of its frames, also of an error that was raised while another was handled."""
     alive, was_alive = [], []
 
@@ -145,9 +129,7 @@ def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(is_chai
         try:
             allocate()
         except torch.OutOfMemoryError as error:
-            if is_chained:
-                raise RuntimeError("CUDA error: out of memory") from error
-            raise
+            raise RuntimeError("CUDA error: out of memory") from error
 
     shrink = recovery.shrink
     monkeypatch.setattr(
@@ -186,19 +168,6 @@ def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
         recover(run, error)
     assert saved(run)["batch"] == 0  # that of the start
     assert saved(run)["totals"]["num_images"] == 0
-
-
-def test_what_was_undone_is_among_the_events_with_the_state_that_it_goes_on_from(run):
-    folder = run.checkpointer.folder
-    run.events.open(folder)
-    run.checkpointer.save_state()
-    recover(run, bad_steps())
-    recover(run, out_of_memory())
-    rollback, shrink = [event for event in read_events(folder) if event["kind"] in ("rollback", "shrink")]
-    assert (rollback["epoch"], rollback["batch"]) == (0, 3)
-    assert rollback["text"].startswith("8 steps in a row were not finite from step 5 on")
-    assert (shrink["epoch"], shrink["batch"], shrink["batch_parts"]) == (0, 3, 2)
-    assert shrink["text"] == "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 class Meeting(Job):
@@ -285,14 +254,3 @@ def test_a_pixel_is_named_by_its_file(explained):
         "images/b.tif holds pixels that are NaN or infinite; the first layer whose output is not finite is encoder.0; "
         "the loss term bce, dice is not finite"
     )
-
-
-def replace_dice(monkeypatch, value):
-    """`value` of the logits in place of the Dice loss."""
-    term = losses.TERMS["dice"]._replace(sums=lambda target: target.logits, value=lambda logits, *more: value(logits))
-    monkeypatch.setitem(losses.TERMS, "dice", term)
-
-
-def test_a_term_of_the_loss_is_named(monkeypatch, explained):
-    replace_dice(monkeypatch, lambda logits: logits.sum() * math.nan)
-    assert explain(explained) == "the loss term dice is not finite"

@@ -97,15 +97,6 @@ def test_the_last_lines_name_what_is_there_and_the_next_command(run):
     )
 
 
-def test_the_result_is_said_after_the_report_is_made_and_what_was_open_is_closed(run):
-    closed = []
-    result = report(run, close=lambda: closed.append(said(run)))
-    assert result.epochs == 3
-    assert (run.checkpointer.folder / "report.html").is_file()
-    assert closed[0].endswith("Making the report ...\n")
-    assert "Best epoch:" not in closed[0]
-
-
 def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(run):
     run.signals.received = signal.SIGTERM
     with pytest.raises(Interrupted):

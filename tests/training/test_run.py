@@ -53,16 +53,6 @@ def test_a_group_is_finished_without_the_workers_after_a_signal(run):
         next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 2)
 
 
-def test_between_steps_a_save_that_is_due_is_made(run):
-    run.between_steps()
-    assert not (run.checkpointer.folder / "last.pt").exists()
-    run.settings.change("a test", checkpoint_minutes=1e-9)
-    run.state.batch = 2
-    run.between_steps()
-    run.checkpointer.finish()
-    assert read_last(run.checkpointer.folder / "last.pt")["batch"] == 2
-
-
 def test_after_an_epoch_the_state_is_complete(run):
     run.state.batch, run.state.train_seconds = 5, 3.0
     assert run.judge({**ROW, "val_iou": 0.25, "seconds": 4.0}, SCORES)
@@ -172,18 +162,6 @@ def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, t
     assert train_batches(long_epoch, 200) == 200
 
 
-OPEN = {"early_stopping_patience": "auto", "warmup_epochs": "auto", "ema_decay": "auto"}
-
-
-def test_what_is_open_follows_another_plan(tiny_data, tmp_path, monkeypatch):
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, **OPEN)
-    assert (run.config.early_stopping_patience, run.config.warmup_epochs, run.config.ema_decay) == (6, 0.6, 0.9)
-    epochs_of(run, 10.0)  # 10 epochs of 5 steps
-    assert (run.config.early_stopping_patience, run.config.warmup_epochs, run.config.ema_decay) == (5, 0.3, 0.8)
-    assert (run.state.ema.decay, run.state.learning_rate.num_warmup_steps) == (0.8, 2)
-    assert "\nema_decay: 0.8  # decided: " in (run.checkpointer.folder / "config.yaml").read_text()
-
-
 @pytest.mark.parametrize("improved", [False, True])
 def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
@@ -202,17 +180,3 @@ def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_d
         list(read_last(folder / "last.pt")["model"].values()),
         everything(run.components)[: len(list(run.state.segmenter.network.state_dict()))],
     )
-
-
-def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", num_workers=1, num_epochs=3)
-    run.say_epoch(dict(ROW), improved=True)
-    assert "Epoch 1/3  train loss 1.0000" in said(run)
-    assert "GPU memory" not in said(run)
-    assert "could not fill" not in said(run)
-    run.loaders.pool.failures.num_pieces, run.loaders.pool.failures.reason = 1, "MemoryError"
-    run.say_epoch(dict(ROW), improved=True)
-    assert (
-        "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); "
-        "the training process read them instead, which is slower"
-    ) in said(run)

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 from helpers.project import ROOT
 from helpers.runs import stop_after
-from helpers.small_runs import ROW
-from helpers.steps import make_settings
 from train_unet import train
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.tiling import WholeImages, tile_images
-from unet_trainer.loading.loader import EpochTimes
-from unet_trainer.model.metrics import compute_scores
 from unet_trainer.training import history
-from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics
-from unet_trainer.training.run_facts import epoch_facts, val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
@@ -234,40 +221,6 @@ def test_a_restored_state_undoes_the_epochs_after_it(undoing):
 
 
 # What is in them
-
-PAIRS = [Pair(name, Path(f"data/images/{name}.png"), Path(f"data/masks/{name}.png")) for name in ("a", "b")]
-TIMES = EpochTimes(images_per_second=10.0, data_wait=0.0, read_seconds=0.25, augment_seconds=0.5, num_workers=1)
-
-
-def evaluation(matrix):
-    return Evaluation(0.5, compute_scores(torch.tensor(matrix), 1), None, torch.zeros(1, 2, 3, dtype=torch.int64), seconds=1.5)
-
-
-def test_an_epoch_has_its_row_its_classes_its_matrix_and_its_stages():
-    config = make_settings().taken
-    facts = epoch_facts({**ROW, "seconds": 4.0}, evaluation([[5, 1], [3, 2]]), True, TIMES, config)
-    assert facts["classes"] == {"foreground": {"iou": 2 / 6, "dice": 4 / 8, "precision": 2 / 3, "recall": 2 / 5}}
-    assert (facts["epoch"], facts["val_iou"], facts["best"], facts["confusion"]) == (1, 0.5, True, [[5, 1], [3, 2]])
-    assert list(facts["stages"].values()) == [2.5, 1.5, 0.25, 0.5]
-    facts = epoch_facts(ROW, evaluation([[8, 0], [0, 0]]), False, None, config)
-    assert facts["classes"] == {"foreground": dict.fromkeys(("iou", "dice", "precision", "recall"))}
-
-
-def test_every_image_has_its_row_and_its_tiles_count_together():
-    config = make_settings().taken
-    dataset = SimpleNamespace(pairs=PAIRS, tiling=WholeImages((4, 4), 2))
-    counts = np.array([[[10, 12, 11], [3, 4, 5]], [[14, 16, 14], [0, 0, 2]]])
-    rows = list(csv.DictReader(val_scores_csv(dataset, counts, Path("data"), config).splitlines()))
-    assert [(row["image"], row["mask"], row["iou"]) for row in rows] == [
-        ("images/b.png", "masks/b.png", "0.000000"),
-        ("images/a.png", "masks/a.png", "0.500000"),
-    ]
-    tiling = tile_images([(4, 8), (4, 4)], (4, 4))
-    num_tiles = [tile.pair for tile in tiling.tiles].count(0)
-    counts = np.array([[[1, 1, 1], [2, 3, 4]]] * num_tiles + [[[9, 9, 9], [1, 1, 1]]])
-    rows = csv.DictReader(val_scores_csv(SimpleNamespace(pairs=PAIRS, tiling=tiling), counts, Path("data"), config).splitlines())
-    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [(str(2 * num_tiles), str(3 * num_tiles)), ("1", "1")]
-    assert num_tiles > 1
 
 
 def kept(folder):

@@ -61,25 +61,6 @@ def test_an_interruption_is_told_with_the_command_to_go_on(error, tmp_path, caps
     assert (folder / "train.log").read_text() == line
 
 
-def test_an_interruption_after_the_end_says_that_the_run_is_finished_and_what_is_missing(tmp_path, capsys):
-    (tmp_path / "last.pt").touch()
-
-    def end(error):
-        with Session() as session:
-            session.console.log_to(tmp_path / "train.log")
-            session.events.add("end", how="finished")
-            raise error
-
-    with_note = Interrupted(signal.SIGTERM)
-    with_note.add_note("its report is missing")
-    for error in (with_note, KeyboardInterrupt()):
-        with pytest.raises(KeyboardInterrupt):
-            end(error)
-    assert capsys.readouterr().out == (
-        "Interrupted by SIGTERM. The run is finished; its report is missing\nInterrupted. The run is finished\n"
-    )
-
-
 def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the_run_came(tmp_path):
     """Exit code 2 before the run has its folder, 3 afterwards."""
     error = OSError(24, "Too many open files", "/data/a.png")

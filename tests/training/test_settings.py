@@ -50,28 +50,12 @@ def said(console):
             "float32 instead)\n",
         ),
         (
-            GPU,
-            {"allow_tf32": False},
-            "Mixed Precision Training: off, float32 (use_amp is false)\n",
-        ),
-        (CPU_FACTS, {}, "Mixed Precision Training: off, float32 (use_amp is false)\n"),
-        (
-            GPU,
-            {"use_amp": "auto"},
-            "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16: NVIDIA A100 takes it; no loss scaling needed\n",
-        ),
-        (
-            TESLA_K80,
-            {"use_amp": "auto"},
-            "Mixed Precision Training: off, float32 with TF32 matrix products (Tesla K80 has no 16-bit arithmetic)\n",
-        ),
-        (
             CPU_FACTS,
             {"use_amp": "auto"},
             "Mixed Precision Training: off, float32 (float32 is the fastest on most CPUs)\n",
         ),
     ],
-    ids=["bfloat16", "no bfloat16", "neither", "float32 on a GPU", "CPU", "auto", "auto with neither", "auto on a CPU"],
+    ids=["bfloat16", "no bfloat16", "neither", "auto on a CPU"],
 )
 def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(hardware, changes, expected, config, console):
     dataset = build_dataset(config, Console(io.StringIO()), None)

@@ -91,24 +91,6 @@ def test_a_resumed_run_goes_on_with_its_state_in_its_folder(config, folder, caps
     assert "Resuming after epoch 1; best val_iou so far 0.5000 (epoch 1)\n" in capsys.readouterr().out
 
 
-def test_a_run_that_found_its_weights_keeps_them_and_looks_for_nothing_when_resumed(config, folder, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: ("imagenet", "on this machine")
-    )
-    config = dataclasses.replace(config, encoder_weights="auto")
-    train_and_save(config)
-    written = (folder / "config.yaml").read_text()
-    assert "\nencoder_weights: imagenet  # decided: on this machine\n" in written
-    assert "\nencoder_lr_factor: 0.2  # decided: pretrained weights: they change less than those of the decoder\n" in written
-    monkeypatch.setattr(
-        "unet_trainer.training.settings.choose_encoder_weights", lambda encoder, say, limit: pytest.fail("looked for weights")
-    )
-    run = start(config, resume="run")
-    assert (run.config.encoder_weights, run.config.encoder_lr_factor) == ("imagenet", 0.2)
-    assert len(run.state.optimizer.param_groups) == 4
-    assert "changed since then" not in capsys.readouterr().out
-
-
 @pytest.fixture
 def budgeted(config, monkeypatch):
     """10 steps of a second in each epoch, of which 8 were planned; the clock stands still between epochs, and the report takes no

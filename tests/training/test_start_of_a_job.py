@@ -6,16 +6,14 @@ import dataclasses
 import io
 
 import pytest
-import torch
 
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import Console
 from unet_trainer.system.distributed import Job, Launch, decode, encode
 from unet_trainer.training.resume import adapt_to_world_size
-from unet_trainer.training.setup import check_same, config_facts, share_settings
+from unet_trainer.training.setup import check_same, config_facts
 
 
 class Told(Job):
@@ -66,15 +64,6 @@ def test_what_may_differ_between_machines_is_left_out_and_packages_are_not():
     assert {"torch", "timm"} <= set(one)
 
 
-def test_settings_are_those_of_rank_0_with_the_own_device():
-    settings = make_settings()
-    taken = share_settings(Told(settings.to_dict()), lambda: None, torch.device("cuda", 1))
-    assert taken.taken == dataclasses.replace(settings.taken, device="cuda:1")
-    assert taken.asked == settings.asked
-    assert taken.decisions == {**settings.decisions, "device": Decision("decided", "this process's")}
-    assert share_settings(Job(), lambda: settings, torch.device("cpu")) is settings
-
-
 def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
     """Or they would disagree on which epoch is the best, and when patience runs out."""
     first, second = small_components().state, small_components().state
@@ -103,12 +92,3 @@ def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, e
     assert components.state.batch == expected
     assert f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays" in said(console)
     assert "The order of the samples stays that of the seed" in said(console)
-
-
-def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
-    components = small_components()
-    components.state.batch = 3
-    config = dataclasses.replace(make_settings().taken, batch_size=2)
-    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
-    assert components.state.batch == 0
-    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in said(console)

@@ -20,7 +20,6 @@ from unet_trainer.training.trackers import (
     TrackedRun,
     TrackerQueue,
     build_trackers,
-    scalars_of,
 )
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
@@ -99,17 +98,6 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, p
     assert finish == ("finish", (), {"exit_code": 1})
 
 
-@pytest.mark.parametrize(
-    ("key", "mode", "taken"), [("secret", None, "online"), ("secret", "disabled", "disabled"), (None, "online", "online")]
-)
-def test_wandb_is_online_where_the_user_set_it_up(key, mode, taken, fake, run, monkeypatch):
-    module = fake("wandb", login=lambda prompt: bool(key))
-    if mode is not None:
-        monkeypatch.setenv("WANDB_MODE", mode)
-    TRACKERS["wandb"]().init(run)
-    assert module.calls[0][2]["mode"] == taken
-
-
 def test_a_resumed_run_goes_on_under_its_id(fake, run):
     again = TrackedRun(run.folder, SETTINGS, first_epoch=5, earlier_id="before")
     wandb, mlflow = fake("wandb"), fake("mlflow")
@@ -156,19 +144,6 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
     assert [(event.step, event.value) for event in found.Scalars("iou/val")] == [(1, 0.25), (2, 0.875)]
     assert found.Images("samples")[0].width == 6
     assert "_hparams_/experiment" in found.PluginTagToContent("hparams")
-
-
-def test_scalars_are_grouped_and_leave_out_what_is_undefined():
-    classes = {"car": {"iou": 0.5, "dice": 0.6, "precision": 0.7, "recall": 0.8}, "sky": {"iou": None, "recall": 0.0}}
-    epoch = EpochRecord(1, {"train_loss": 1.5, "val_iou": float("nan"), "epoch": 1}, classes)
-    assert scalars_of(epoch) == {
-        "loss/train": 1.5,
-        "iou of classes/car": 0.5,
-        "dice of classes/car": 0.6,
-        "precision of classes/car": 0.7,
-        "recall of classes/car": 0.8,
-        "recall of classes/sky": 0.0,
-    }
 
 
 # In a thread of its own

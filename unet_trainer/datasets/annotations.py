@@ -68,13 +68,8 @@ KINDS_OF_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
         ("annotations images", "COCO without categories (captions?), so that its classes are not known; use the instances file"),
         ("image_id category_id", "COCO results (predictions), without the images; use the annotation file"),
         ("data annotations", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
-        ("data completions", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
         ("data_row projects", f"Labelbox's own JSON, which is not read; {EXPORT}"),
         ("items categories", f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)"),
-        ("dataset image annotations", f"Darwin JSON of V7, which is not read; {EXPORT}"),
-        ("item annotations", f"Darwin JSON of V7, which is not read; {EXPORT}"),
-        ("image annotations", f"CreateML's JSON with boxes, and a box is no mask; {EXPORT}"),
-        ("metadata instances", f"SuperAnnotate's own JSON, which is not read; {EXPORT}"),
         ("type features", "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)"),
         ("imgHeight imgWidth objects", "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them"),
     )

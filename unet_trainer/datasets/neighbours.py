@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
-from unet_trainer.datasets.splits import MIN_RUN, Place, add_groups, in_order, places_of, split_pairs
+from unet_trainer.datasets.splits import MIN_RUN, add_groups, in_order, places_of, split_pairs
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
@@ -106,7 +106,9 @@ def find_neighbours(
     why = dict.fromkeys(groupings, "images of one number are of the same subject by their names ({})")
     if not groupings:
         groupings = find_groupings(paths)
-        if share_in_runs(places) < MIN_IN_RUNS and not groupings:
+        lengths = Counter(place.sequence for place in places)
+        num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
+        if num_in_runs < MIN_IN_RUNS * len(places) and not groupings:
             return None
         sampled = np.arange(len(order))
         if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
@@ -273,12 +275,6 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
 
 
 # What names say
-
-
-def share_in_runs(places: Sequence[Place]) -> float:
-    """Share of the images in sequences of MIN_RUN or more."""
-    counts = Counter(place.sequence for place in places)
-    return sum(count for count in counts.values() if count >= MIN_RUN) / max(1, len(places))
 
 
 def find_groupings(paths: Sequence[str]) -> Groupings:
