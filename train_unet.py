@@ -98,6 +98,7 @@ def train(
             from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.recovery import Recovery
             from unet_trainer.training.result import report
+            from unet_trainer.training.second_chance import begin_again_if_stuck
             from unet_trainer.training.setup import set_up
 
         run = set_up(config, session, write_report)
@@ -109,6 +110,7 @@ def train(
                     improved = run.judge(row, found.scores)
                     run.save_epoch(row, found, improved)
                     run.say_epoch(row, improved)
+                    begin_again_if_stuck(run)
                     if on_epoch is not None or run.is_finished():
                         run.checkpointer.finish()
                     if on_epoch is not None and run.processes.is_main:

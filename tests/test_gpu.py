@@ -24,11 +24,14 @@ from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import cut_boxes, paste_pieces
+from unet_trainer.model.baselines import Baseline
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
 from unet_trainer.system.signals import Interrupted
+from unet_trainer.training import second_chance
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.history import read_events
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
 
@@ -379,6 +382,21 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     resumed = train(config, run_name="broken", resume="auto")
     assert weights_digest(resumed.run_dir) == weights_digest(straight.run_dir)
     torch.use_deterministic_algorithms(False)
+
+
+def test_a_run_that_begins_again_with_recorded_kernels_is_one_that_began_so(tiny_config, monkeypatch):
+    for name, value in (("MIN_STEPS", 1), ("NUM_EPOCHS", 1)):
+        monkeypatch.setattr(second_chance, name, value)
+    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
+    baselines = iter([1.0, 1.0, 2.0])  # the third epoch, when the kernels are recorded
+    monkeypatch.setattr(second_chance, "best_baseline", lambda *_: Baseline("all", next(baselines, 1.0) - 1))
+    config = {**tiny_config, **PRECISIONS["bfloat16"], "device": "cuda", "deterministic": True, "compile_model": True}
+    config |= {"num_epochs": 8, "batch_size": 2, "ema_decay": 0.9}
+    again = train(config, run_name="again", learning_rate="auto")
+    assert [event["kind"] for event in read_events(again.run_dir)].count("rollback") == 1
+    fresh = train(config, run_name="fresh", learning_rate=0.01)
+    torch.use_deterministic_algorithms(False)
+    assert weights_digest(again.run_dir) == weights_digest(fresh.run_dir)
 
 
 def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):

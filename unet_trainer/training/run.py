@@ -55,6 +55,7 @@ class Run:
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
     curves: ThrottledTask | None = None  # draws curves.png
+    has_given_up: bool = False  # see second_chance
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
     make_report: Callable[..., object] | None = None  # writes the page of the run; None: there is none, or this is not rank 0
@@ -69,9 +70,10 @@ class Run:
         return self.components.state
 
     def is_finished(self) -> bool:
-        """All epochs are done, or patience has run out."""
+        """All epochs are done, patience has run out, or the run does not learn."""
         patience = self.config.early_stopping_patience
-        return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.is_out_of_patience(patience)
+        is_stopped = self.has_given_up or self.state.early_stopping.is_out_of_patience(patience)
+        return is_stopped or self.state.epoch >= self.config.num_epochs
 
     def begin_step(self) -> None:
         """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0

@@ -27,7 +27,7 @@ RankState = dict[str, Any]
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
 MAX_COUNT = 2**53  # more is no count of anything
-COUNTS = ("epoch", "batch", "num_rollbacks")
+COUNTS = ("epoch", "batch", "num_rollbacks", "num_restarts")
 SECONDS = ("seconds", "train_seconds", "wait_seconds")
 TABLES = ("history", "per_class_iou", "confusion")
 SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the same on all
@@ -203,6 +203,7 @@ class TrainState:
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
+    num_restarts: int = 0  # with a gentler recipe: see second_chance
     launch: Launch = ALONE.launch  # the place of this process in a torchrun job
     ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
@@ -254,6 +255,7 @@ class TrainState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, which names what is missing or does not fit this model."""
+        state = {"num_restarts": 0, **state}  # earlier versions had none
         self._check(state)
         self.load_common(state)
         ranks = state.get("ranks")
