@@ -20,7 +20,7 @@ from PIL import Image
 from helpers.project import ROOT, TINY_MODEL
 from train_unet import main
 from unet_trainer import load
-from unet_trainer.commands import COMMANDS, bench, runs, try_model
+from unet_trainer.commands import COMMANDS, bench, runs
 from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
@@ -105,8 +105,7 @@ def used_model(tiny_data, trained_run, tmp_path_factory):
 def test_every_command_that_uses_a_model_runs(used_model, monkeypatch, capsys):
     """As they stand there."""
     monkeypatch.chdir(used_model)
-    for command in (try_model, runs):
-        monkeypatch.setattr(command, "serve", lambda server, console: server.server_close() or 0)  # would wait for Ctrl-C
+    monkeypatch.setattr(runs, "serve", lambda server, console: server.server_close() or 0)  # would wait for Ctrl-C
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     for words in ALL_WORDS:
         if words[0] in USE_A_MODEL and (has_onnx or "onnx" not in " ".join(words)):

@@ -23,7 +23,7 @@ from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.try_page import parse_result
 from train_unet import main
-from unet_trainer.commands import try_model
+from unet_trainer.commands import runs
 
 # Runs the script as `python train_unet.py` does, and reports every file that is opened for writing once the address was printed.
 WATCH_WRITING = """
@@ -63,7 +63,7 @@ def served(place, monkeypatch):
         server.server_close()
         return 0
 
-    monkeypatch.setattr(try_model, "serve", run)
+    monkeypatch.setattr(runs, "serve", run)
     monkeypatch.setattr(webbrowser, "get", lambda: pytest.fail("a browser was opened"))
     return servers
 

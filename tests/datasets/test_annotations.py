@@ -441,3 +441,11 @@ def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_
     replace_by(kind, folder.path / name)
     with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
         folder.find()
+
+
+def test_crowds_are_below_all_objects(folder):
+    folder.image("a.png")
+    crowd = {"image_id": 1, "category_id": 2, "segmentation": {"counts": [0, 12], "size": [3, 4]}, "iscrowd": 1}
+    folder.write("coco.json", coco((1, [box(0, 0, 4, 2)]), crowd, (2, [box(0, 0, 1, 1)])))
+    assert folder.masks() == {"a": ["2111", "1111", "2222"]}
+    assert folder.find().notices[0] == "1 crowd region (iscrowd) drawn as part of its class, below all objects: in a.png"

@@ -120,3 +120,14 @@ def test_two_starts_at_the_same_time_write_one_dataset(tmp_path, three_images, m
     assert len(theirs) == 6
     assert digests(folder) == theirs
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_draft_that_another_process_is_filling_is_left_alone(tmp_path, three_images):
+    pytest.importorskip("fcntl")
+    for name in (".demo-dead", ".demo-alive"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / demo.LOCK).touch()
+    with (tmp_path / ".demo-alive" / demo.LOCK).open() as file:
+        demo.lock_shared(file.fileno())
+        assert ensure_demo(tmp_path / "demo")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".demo-alive", "demo"]

@@ -199,3 +199,10 @@ def test_results_beside_images_without_masks_are_no_masks_unless_that_is_said(da
     found = find(mask_suffix=".png")
     assert names_of(found) == [(f"{name}.jpg", f"{name}.png") for name in "abc"]
     assert len(found.notices) == 1
+
+
+def test_class_names_set_the_order_and_thereby_what_wins(data, find):
+    write_whales(data)
+    found = find(class_names=["background", "whale", "sea"], num_classes=3)
+    assert found.class_names == ("background", "whale", "sea")
+    np.testing.assert_array_equal(read_mask(found.pairs[1].mask) == 2, disc(6, 3, 3) > 0)

@@ -219,3 +219,9 @@ def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):
 )
 def test_the_name_of_a_shard_says_its_part(tmp_path, name, part):
     assert indexed(tmp_path, {"a.jpg": b"", "a.png": b""}, name)[0].samples[0].part == part
+
+
+def test_all_members_of_archives_that_were_joined_are_found():
+    joined = written()[0] + written({"c.jpg": b"c" * 700})[0]
+    found = {name: joined[offset : offset + length] for name, offset, length in list_members(io.BytesIO(joined))}
+    assert found == {**FILES, "c.jpg": b"c" * 700}

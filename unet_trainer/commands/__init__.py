@@ -7,7 +7,7 @@ COMMANDS = {
     "evaluate": "unet_trainer.commands.evaluate:main",
     "predict": "unet_trainer.commands.predict:main",
     "export": "unet_trainer.commands.export:main",
-    "try": "unet_trainer.commands.try_model:main",
+    "try": "unet_trainer.commands.runs:try_model",
     "runs": "unet_trainer.commands.runs:list_runs",
     "report": "unet_trainer.commands.runs:report",
     "watch": "unet_trainer.commands.runs:watch",

@@ -249,7 +249,7 @@ def _contradictions(c: Config) -> Iterator[str]:
         yield "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
         yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
-    yield from _class_contradictions(c)
+    yield from class_contradictions(c)
     if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
     if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
@@ -261,12 +261,8 @@ def _contradictions(c: Config) -> Iterator[str]:
         yield f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
 
 
-def class_contradictions(config: Config) -> list[str]:
+def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
-    return list(_class_contradictions(config))
-
-
-def _class_contradictions(c: Config) -> Iterator[str]:
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
         num_classes = implied_num_classes(c.class_names, c.class_weights, c.mask_values)

@@ -333,7 +333,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         return
     report.classes = chosen
     decided = report.decided(config)
-    if problems := class_contradictions(decided):
+    if problems := list(class_contradictions(decided)):
         raise ConfigError("\n".join(problems))
     present = present_classes(chosen.coding, evidence) - {IGNORED, UNKNOWN}
     if len(present) < 2:

@@ -341,7 +341,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
 def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
     """Whether the config with this choice decides the masks: every value has a meaning, and two classes occur."""
     answered = replace(config, **choice.settings)
-    if class_contradictions(answered):
+    if any(class_contradictions(answered)):
         return False
     ignored = given_coding("nonzero", answered.ignore_value).ignored
     counted_values = evidence if evidence.ignored == set(ignored) else MaskEvidence(evidence.masks, ignored)
