@@ -53,13 +53,9 @@ def upward_imports(module, imported):
     )
 
 
-def test_every_package_has_its_place_in_the_order():
-    folders = {path.name for path in (ROOT / "unet_trainer").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == set(PACKAGES)
-
-
-def test_no_module_lies_outside_of_a_package():
-    assert [path.name for path in (ROOT / "unet_trainer").glob("*.py")] == ["__init__.py"]
+def test_every_module_lies_in_a_package_and_every_package_has_its_place_in_the_order():
+    folders = {path.name for path in (ROOT / "unet_trainer").iterdir() if path.name != "__pycache__"}
+    assert folders == {*PACKAGES, "__init__.py"}
 
 
 def test_a_module_imports_no_later_package_and_not_the_script():

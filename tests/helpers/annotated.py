@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import cv2
 import numpy as np
@@ -43,27 +42,6 @@ class Folder:
     def masks(self, **settings):
         """Name → rows of class ids as text."""
         return masks_of(self.find(**settings))
-
-
-def annotate_masks(source, target, label=lambda index: "cat"):
-    """A copy of the images of a folder, with COCO run lengths in place of its masks; all that is not 0 is one object an image."""
-    (target / "images").mkdir(parents=True)
-    names, images, annotations = [], [], []
-    for index, path in enumerate(sorted((source / "images").iterdir())):
-        shutil.copy(path, target / "images")
-        mask = read_mask(next((source / "masks").glob(f"{path.stem}.*")))
-        changes = np.flatnonzero(np.diff(mask.T.ravel() != 0, prepend=False, append=False))
-        runs = np.diff(changes, prepend=0, append=mask.size).tolist()
-        if label(index) not in names:
-            names.append(label(index))
-        images.append({"id": index, "file_name": path.name, "width": mask.shape[1], "height": mask.shape[0]})
-        segmentation = {"counts": runs if runs[-1] else runs[:-1], "size": list(mask.shape)}
-        category = 1 + names.index(label(index))
-        annotations.append({"id": index, "image_id": index, "category_id": category, "iscrowd": 0, "segmentation": segmentation})
-    categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
-    content = {"images": images, "annotations": annotations, "categories": categories}
-    (target / "annotations.json").write_text(json.dumps(content))
-    return target
 
 
 def masks_of(found):

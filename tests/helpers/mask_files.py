@@ -6,8 +6,6 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from unet_trainer.images.mask_decoding import IGNORED
-
 SIDE = 48
 NUM_PAIRS = 8
 
@@ -115,7 +113,3 @@ def with_void(ids):
     ids = ids.copy()
     ids[:4] = 255
     return ids
-
-
-def with_last_ignored(ids, last):
-    return np.where(ids == last, IGNORED, ids).astype(np.uint8)

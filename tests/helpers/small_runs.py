@@ -94,15 +94,3 @@ def _checked_dataset(config, console):
 def said(run):
     """All that the run has told the user."""
     return run.console.stream.getvalue()
-
-
-class Wrapper(torch.nn.Module):
-    """Puts a prefix before the names of a network's weights, as compiled (_orig_mod) and distributed (module) models do."""
-
-    def __init__(self, network, name):
-        super().__init__()
-        self.add_module(name, network)
-        self.name = name
-
-    def forward(self, pixels):
-        return getattr(self, self.name)(pixels)

@@ -100,12 +100,6 @@ def test_the_message_about_an_unknown_encoder_names_the_nearest(wrong, meant):
     assert refusal(build, encoder=wrong) == f"encoder: got {wrong!r}; did you mean {meant}?"
 
 
-def test_an_encoder_that_an_architecture_cannot_take_is_refused_with_the_reason():
-    message = refusal(build, architecture="pan", encoder="densenet121", decoder_channels=None)
-    assert message.startswith("architecture: pan does not go with encoder: densenet121; ")
-    assert "dilated" in message
-
-
 # Encoder weights from a file
 
 
