@@ -21,7 +21,7 @@ from unet_trainer.training.errors import TrainingFailed
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import Outcome, PredictionStream, Rates, WriterProcesses
+    from unet_trainer.inference.prediction_stream import Outcome, Rates, WriterProcesses
     from unet_trainer.inference.predictor import Predictor
     from unet_trainer.model.segmenter import SegmenterSpec
 
@@ -97,7 +97,7 @@ def _predict(
 ) -> int:
     from unet_trainer.inference.engine import load_engine, with_symmetries
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
-    from unet_trainer.inference.prediction_stream import PredictionStream
+    from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
     from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     engine = load_engine(path, given.device, raw=given.raw)
@@ -117,7 +117,10 @@ def _predict(
     _say_start(path, predictor, len(inputs), sum(is_done), console)
     stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size, processes)
     stream.warm_up(num_todo)
-    rates = _measure(stream, inputs) if given.time else None
+    rates = None
+    if given.time:
+        with tempfile.TemporaryDirectory() as scratch:
+            rates = measure_rates(stream, inputs, Path(scratch))
     started = time.perf_counter()
     try:
         outcome = stream.run(inputs, is_done)
@@ -133,13 +136,6 @@ def _predict(
     if rates is not None and outcome.num_written:
         _say_rates(rates, outcome.num_written / seconds, console)
     return EXIT_USER_ERROR if outcome.failed else EXIT_DONE
-
-
-def _measure(stream: PredictionStream, inputs: Sequence[Input]) -> Rates:
-    from unet_trainer.inference.prediction_stream import measure_rates
-
-    with tempfile.TemporaryDirectory() as folder:
-        return measure_rates(stream, inputs, Path(folder))
 
 
 def _explained(error: Exception, out: Path, so_far: str) -> Exception:

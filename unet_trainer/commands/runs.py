@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,23 +121,16 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
             console.warn(f"{summary.folder} is damaged; left out: {summary.problems[0]}{more}")
 
 
-@dataclass(frozen=True)
-class RunWords:
-    names: list[str]
-    checkpoint_dir: Path
-    data_dir: Path | None  # where the data are now, if it was said
+def read_run_words(
+    words: Sequence[str], script: Script, command: str, takes_data: bool = False
+) -> tuple[list[str], list[Path], Path | None]:
+    """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was said.
 
-    def folders(self) -> list[Path]:
-        """Of the named runs; of the newest without a name. Raises UserError."""
-        names: list[str | None] = [*self.names] or [None]
-        return list(dict.fromkeys(find_named_run(name, self.checkpoint_dir) for name in names))
-
-
-def read_run_words(words: Sequence[str], script: Script, command: str, takes_data: bool = False) -> RunWords:
-    """Runs, and key=value for where they and their data lie. Raises UserError for other settings."""
+    Words are names, and key=value for where runs and data lie. Raises UserError.
+    """
     keys = ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",)
-    settings = {}
-    names = []
+    settings: dict[str, str] = {}
+    names: list[str] = []
     for word in words:
         if not is_override(word) or is_run(Path(word)):
             names.append(word)
@@ -148,7 +140,9 @@ def read_run_words(words: Sequence[str], script: Script, command: str, takes_dat
             raise UserError(f"{word}: {command} takes {' and '.join(f'{name}=FOLDER' for name in keys)} and no other setting")
         settings[key.replace("-", "_")] = value
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script.config(()).checkpoint_dir)
-    return RunWords(names, checkpoint_dir, Path(settings["data_dir"]) if "data_dir" in settings else None)
+    wanted: list[str | None] = [*names] or [None]
+    folders = [find_named_run(name, checkpoint_dir) for name in wanted]
+    return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
 
 
 def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
@@ -182,12 +176,9 @@ def report(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("--device", default="auto", metavar="D", help="for the pictures: auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
     load_config({"device": given.device})  # checks it
-    words = read_run_words(given.words, script, "report", takes_data=True)
-    if len(words.names) > 1:
-        raise UserError(
-            f"got {len(words.names)} runs ({', '.join(words.names)}); need one. python train_unet.py compare takes several"
-        )
-    (folder,) = words.folders()
+    names, (folder, *_), data_dir = read_run_words(given.words, script, "report", takes_data=True)
+    if len(names) > 1:
+        raise UserError(f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several")
 
     from unet_trainer.reports.run_report import write_report  # with OpenCV
 
@@ -195,7 +186,7 @@ def report(arguments: Sequence[str], script: Script) -> int:
     if not given.no_pictures:
         console.say(f"Predicting validation images of {folder} ...")
     try:
-        path = write_report(folder, not given.no_pictures, given.device, given.out, words.data_dir, console=console)
+        path = write_report(folder, not given.no_pictures, given.device, given.out, data_dir, console=console)
     except OSError as error:
         place = error.filename or given.out or folder
         raise UserError(f"{place}: cannot be written ({error.strerror}); --out FILE names another place") from None
@@ -214,7 +205,7 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     add_page_options(parser)
     given = parser.parse_intermixed_args(arguments)
     check_port(given.port)
-    folders = read_run_words(given.words, script, "watch").folders()
+    _, folders, _ = read_run_words(given.words, script, "watch")
 
     from unet_trainer.reports.live_server import WatchServer  # with OpenCV
 
@@ -237,14 +228,11 @@ def compare(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("words", nargs="*", metavar="RUN", help="names or folders of two or more runs")
     parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
     given = parser.parse_intermixed_args(arguments)
-    words = read_run_words(given.words, script, "compare")
-    folders = words.folders() if words.names else []
-    if len(folders) < len(words.names) and len(folders) == 1:
-        raise UserError(f"{' and '.join(words.names)} are the same run; name another: python train_unet.py runs lists them")
+    names, folders, _ = read_run_words(given.words, script, "compare")
+    if len(names) > len(folders) == 1:
+        raise UserError(f"{' and '.join(names)} are the same run; name another: python train_unet.py runs lists them")
     if len(folders) < 2:
-        raise UserError(
-            f"compare takes two or more runs, got {', '.join(words.names) or 'none'}: python train_unet.py compare RUN RUN"
-        )
+        raise UserError(f"compare takes two or more runs, got {', '.join(names) or 'none'}: python train_unet.py compare RUN RUN")
 
     from unet_trainer.reports.comparison import compare_runs, render_comparison
 

@@ -11,6 +11,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.augmentation import build_augmentation
@@ -71,10 +73,12 @@ def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
     if settings.replans():
         settings.change("what is left of the time", num_epochs=max(1, run.config.num_epochs - state.epoch))
     settings.change(reason, **changes)
+    # On the CPU, where a second model finds room; SyncBatchNorm is for GPUs only.
+    device = run.components.numerics.device if run.config.sync_batchnorm else torch.device("cpu")
     fresh = build_components(
         run.config,
         state.segmenter.spec,
-        run.components.numerics.device,
+        device,
         len(loaders.train),
         Console(io.StringIO()),
         resumes=not run.processes.is_main,
