@@ -140,7 +140,8 @@ def read_run_words(
             raise UserError(f"{word}: {command} takes {' and '.join(f'{name}=FOLDER' for name in keys)} and no other setting")
         settings[key.replace("-", "_")] = value
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script.config(()).checkpoint_dir)
-    folders = [find_named_run(name, checkpoint_dir) for name in names or [None]]
+    wanted: list[str | None] = [*names] or [None]
+    folders = [find_named_run(name, checkpoint_dir) for name in wanted]
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
 
 
