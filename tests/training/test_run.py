@@ -115,6 +115,14 @@ def long_epoch(tiny_data, tmp_path, monkeypatch):
     return run
 
 
+def test_an_epoch_that_is_faster_than_planned_leaves_the_learning_rate_high_for_those_that_follow(long_epoch):
+    assert long_epoch.config.num_epochs == 1
+    assert train_batches(long_epoch, 200, seconds=0.1) == 200  # 20 s, and there are 60 s for another one and its validation
+    assert long_epoch.state.learning_rate.at(200) == pytest.approx(0.25)  # half of the cosine
+    epochs_of(long_epoch, 20.0)
+    assert not long_epoch.is_finished()
+
+
 def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epoch):
     assert train_batches(long_epoch, 200) == 80
     assert (

@@ -77,8 +77,7 @@ def fit_into_budget(run: Run) -> None:
     left = run.processes.broadcast(run.budget.left() - _end_seconds(run, run.budget.val_seconds or 0.0))
     whole, rest = divmod(max(0.0, left), seconds)
     part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and run.processes.is_alone else 0.0
-    samples = len(run.loaders.train.dataset)
-    most = math.ceil(wanted_views(samples // run.config.whole_repeats) * run.config.epoch_parts / samples)
+    most = _most_epochs(run)
     possible = max(state.epoch, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
     is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
     if is_near and state.epoch > 1 and possible != planned:
@@ -96,9 +95,15 @@ def fit_into_budget(run: Run) -> None:
     run.checkpointer.write_config()
 
 
+def _most_epochs(run: Run) -> int:
+    """More of them gain nothing, whatever the time."""
+    samples = len(run.loaders.train.dataset)
+    return math.ceil(wanted_views(samples // run.config.whole_repeats) * run.config.epoch_parts / samples)
+
+
 def is_out_of_time(run: Run) -> bool:
-    """After a step: whether the rest of the time budget is needed for validation and the report. Where there is no time for the
-    whole epoch, the learning rate falls within the part that there is time for. The processes of a job train whole epochs."""
+    """After a step: whether the rest of the time budget is needed for validation and the report. The learning rate falls within the
+    time that there is: in a part of the epoch, or over more epochs than were planned. The processes of a job train whole epochs."""
     state, num_batches = run.state, len(run.loaders.train)
     if not (run.settings.replans() and run.processes.is_alone) or state.batch == num_batches:
         return False
@@ -113,6 +118,10 @@ def is_out_of_time(run: Run) -> bool:
     rate, is_last = state.learning_rate, state.epoch + 1 == run.config.num_epochs
     end = state.epoch * rate.steps_per_epoch + -(-possible // run.config.accumulation_steps)
     rate.end = end if possible < num_batches else None if is_last else run.budget.planned_end
+    if is_last and possible >= num_batches:
+        rest = left - (num_batches - state.batch) * seconds
+        more = min(int(rest / (num_batches * seconds + val_seconds)), _most_epochs(run) - run.config.num_epochs)
+        rate.end = (run.config.num_epochs + more) * rate.steps_per_epoch if more > 0 else None
     if left > 0:
         return False
     run.budget.num_cut += num_batches - state.batch
