@@ -26,6 +26,7 @@ from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
 
@@ -166,6 +167,14 @@ def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_dis
     with pytest.raises(Interrupted):
         train(config, on_epoch=die, num_epochs=3)
     assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
+
+
+def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
+    monkeypatch.setattr(build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2}))
+    dead_disk()
+    for place in ("ram", "disk"):
+        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
+            train(config, cache=place)
 
 
 # Names

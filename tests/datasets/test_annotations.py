@@ -289,6 +289,14 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
+def test_subsets_of_cvat_divide_the_data(folder):
+    for part in ("Train", "Validation"):
+        folder.image(f"images/{part}/a.png")
+    more = cvat(polygon(), size='width="4" height="3" subset="Validation"').partition("</meta>")[2].removesuffix("</annotations>")
+    folder.write("annotations.xml", cvat(polygon(), size='width="4" height="3" subset="Train"', more=more))
+    assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
+
+
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))

@@ -255,6 +255,15 @@ def test_pairs_have_the_names_parts_and_groups_of_the_index(folder, config):
     assert "all 1 samples are of the test part" in find_in_shards(config()).blocking_message
 
 
+def test_a_split_file_divides_shards_by_their_names(tmp_path, folder, config):
+    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE, "b": ONE}),)))
+    table = tmp_path / "split.csv"
+    table.write_text("image,mask,split,name\nimages/b.png,masks/b.png,train,b\nx.tar/a.png,x.tar/a.mask.png,val,\n")
+    found = find_dataset(config(split_file=str(table)))
+    assert [(pair.name, pair.part) for pair in found.pairs] == [("b", "train"), ("x.tar/a", "val")]
+    assert found.pairs[0].image == folder / "x.tar/b.png"
+
+
 def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_two_pairs(folder, config):
     write_tar(folder / "x.tar", {"a.jpg": b"image", "a.png": b"mask", "b.jpg": b"image"})
     write_tar(folder / "y.tar", {"a.jpg": b"image", "a.png": b"mask"})
@@ -362,6 +371,21 @@ def test_a_local_shard_that_has_changed_or_is_gone_is_told(folder, index):
     (folder / "x-001.tar").unlink()
     with pytest.raises(ShardError, match=r"x-001.tar is not there"):
         find(store, "x-001.tar/k4.png").read()
+
+
+def test_threads_and_forked_processes_read_at_once(folder, index, remote):
+    for store in (ShardStore(Files(str(folder)), index), remote):
+        results = []
+        threads = [threading.Thread(target=lambda into, of: into.append(contents(of)), args=(results, store)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        child = os.fork()
+        if not child:
+            os._exit(0 if contents(store) == EXPECTED else 1)
+        for thread in threads:
+            thread.join(60)
+        assert results == [EXPECTED] * 8
+        assert os.waitpid(child, 0)[1] == 0
 
 
 # What is kept of remote shards
