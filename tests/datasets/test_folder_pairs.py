@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -212,6 +213,29 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
     assert num_paired > 15  # refusing everything would pass too
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_paired_beside_skipped_files_is_paired_correctly(tmp_path, seed):
+    """Masks of some of the images only, with random affixes that do not run into the numbers."""
+    chooser = random.Random(seed)
+    num_paired = 0
+    for case in range(60):
+        cores = random_stems(chooser)
+        affixes = [affix for affix in chooser.choice([WORDS, AFFIXES]) if not re.search(r"^\d|\d$", affix)]
+        start, end, mask_start, mask_end = chooser.choices(affixes, k=4)
+        truth = {f"{start}{core}{end}": f"{mask_start}{core}{mask_end}" for core in cores}
+        kept = chooser.sample(sorted(truth), chooser.randint(1, len(truth)))
+        folder = tmp_path / str(case)
+        touch(folder / "images", *(f"{stem}.jpg" for stem in truth))
+        touch(folder / "masks", *(f"{truth[stem]}.png" for stem in kept))
+        try:
+            found = dict(stems(found_in(folder, unpaired="skip").pairs))
+        except DataError:
+            continue
+        assert found.items() <= truth.items(), (cores, start, end, mask_start, mask_end, kept)
+        num_paired += len(found)
+    assert num_paired > 30
+
+
 # Image and mask side by side
 
 
@@ -313,6 +337,14 @@ def test_as_many_masks_that_are_numbered_from_another_number_are_asked_about(tmp
     assert stems(found.pairs) == [(f"img_{index + 1:03d}", f"mask_{index:03d}") for index in range(30)]
     assert (found.blocking_message, found.rule) == ("", "images/ + masks/, paired like img_001 ↔ mask_000")
     assert stems(found_in(tmp_path, unpaired="skip").pairs) == [(f"img_{index:03d}", f"mask_{index:03d}") for index in range(1, 30)]
+
+
+def test_files_that_are_missing_here_and_there_are_no_offset(tmp_path):
+    touch(tmp_path / "images", *(f"{index}.jpg" for index in range(30) if index != 7))
+    touch(tmp_path / "masks", *(f"{index}.png" for index in range(30) if index != 20))
+    message = found_in(tmp_path).blocking_message
+    assert "images and masks do not pair up" in message
+    assert found_in(tmp_path, unpaired="offset").blocking_message == message
 
 
 def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error_proposes(tmp_path):

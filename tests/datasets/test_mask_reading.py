@@ -101,13 +101,6 @@ def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
     assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
 
-def test_a_thin_last_id_may_be_void_and_is_left_to_the_user():
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3)) is None
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), num_classes=4).num_classes == 4
-    assert decide_masks(lambda index: with_border(stripes(3, index, width=24), 3), ignore_value=3).num_classes == 3
-    assert decide_masks(lambda index: stripes(4, index)).num_classes == 4
-
-
 # Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)

@@ -76,6 +76,12 @@ def test_what_will_not_pass_is_told_at_once(trouble, message, slept):
     assert not slept
 
 
+@pytest.mark.parametrize("url", ["ftp://host/x", "local://x"])
+def test_other_protocols_load_nothing(url):
+    with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
+        Files(url, ()).read("a")
+
+
 @pytest.mark.parametrize(("url", "package"), [("s3://b", "s3fs"), ("https://h", "aiohttp")])
 def test_a_missing_package_is_named(url, package, monkeypatch):
     def missing(protocol, **options):

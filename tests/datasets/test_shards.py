@@ -19,7 +19,7 @@ from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.shard_index import INDEX_NAME, Sample, Shard, ShardIndex, index_to_json
 from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore
 from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards
-from unet_trainer.images.file_bytes import DataError, ShardError, find_member
+from unet_trainer.images.file_bytes import DataError, ShardError, find_member, open_stores
 from unet_trainer.system.console import Console
 
 IMAGES = {f"k{number}": (bytes([number]) * 700, bytes([100 + number]) * 300) for number in range(6)}
@@ -216,6 +216,17 @@ def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder,
     assert "half of what is free on the disk" in "".join(capsys.readouterr())
     assert cache.keeps("x-000.tar", 5000)
     assert not cache.keeps("x-001.tar", 10_000)
+
+
+def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folder, config):
+    store = open_shards(config(server.url), Console())
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert total <= server.num_bytes < total + 2000  # and a list of the folder
+    assert contents(store) == EXPECTED
+    num_bytes = server.num_bytes
+    open_stores.clear()
+    assert names(open_shards(config(f"{server.url}/"))) == list(IMAGES)
+    assert server.num_bytes - num_bytes < 1000
 
 
 def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):

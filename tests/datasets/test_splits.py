@@ -136,6 +136,12 @@ def test_a_group_in_both_given_parts_is_refused():
     )
 
 
+def test_folds_of_given_parts_are_refused():
+    assert error_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
+        "num_folds: the data is already divided into train and val (images/ + masks/); leave num_folds out"
+    )
+
+
 # Blocks
 
 

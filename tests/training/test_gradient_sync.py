@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.steps import make_batch, make_step, plain_segmenter, take_step
-from unet_trainer.system.distributed import Job
+from unet_trainer.system.distributed import Job, PeerLost
 from unet_trainer.training.step import GradientSync
 
 
@@ -60,3 +60,9 @@ def test_a_fault_of_another_process_skips_the_step_here(step, faults):
     assert int(metrics.num_skipped) == 1
     step.sync.processes.other = other_buffer(step)  # and it is forgotten after the step
     assert int(take_step(step, make_batch(2)).num_skipped) == 0
+
+
+def test_another_layout_in_memory_is_refused(step):
+    GradientSync(Pair(), step.parameters).check_layout()
+    with pytest.raises(PeerLost, match="lay out the model differently"):
+        GradientSync(Pair(digest="of another layout"), step.parameters).check_layout()
