@@ -154,7 +154,7 @@ def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mista
         assert load_config({"encoder": name, "data_dir": "elsewhere"}).encoder == name
     assert set(smp.encoders.encoders) >= {name for name in ENCODERS if not name.startswith("tu-")}
     assert problems({"encoder": "convnext_tiny"})[0].endswith("(did you mean tu-convnext_tiny?)")
-    for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path)):
+    for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path), "x" * 300):
         assert len(problems({"lr": 1, "data_dir": data_dir})) == 1
 
 

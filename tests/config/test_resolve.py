@@ -163,6 +163,16 @@ def test_images_are_mixed_where_each_of_their_pixels_comes_a_hundred_times(given
     assert load_config(settings.repeatable_dict()).cutmix == cutmix
 
 
+@pytest.mark.parametrize(("num_epochs", "has_more"), [(19, False), (20, True)])
+def test_images_that_come_seldom_are_flipped_and_no_more(num_epochs, has_more):
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    settings = open_settings(dataset=dataset, fit="resize", image_size=64, num_epochs=num_epochs, repeats=1)
+    names = [next(iter(transform)) for transform in settings.taken.augmentation]
+    assert names[0] == "HorizontalFlip"
+    assert ("Affine" in names) == has_more
+    assert ("too seldom for more than flips" in settings.decisions["augmentation"].reason) != has_more
+
+
 def test_the_classes_that_were_found_are_taken_with_their_reasons():
     found = dataclasses.replace(
         DATASET,

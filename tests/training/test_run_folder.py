@@ -69,6 +69,12 @@ def test_a_new_run_is_numbered_when_its_name_is_taken(tmp_path):
     assert all(folder.is_dir() and folder.parent == tmp_path / "deep" / "checkpoints" for folder in folders)
 
 
+def test_a_broken_link_is_an_error_and_no_endless_search(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "unmounted" / "disk")
+    with pytest.raises(FileExistsError):
+        new_run_folder(tmp_path / "checkpoints", "run")
+
+
 def test_a_start_with_resume_auto_keeps_its_name_or_the_next_start_would_not_find_it(tmp_path):
     assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"
     assert start_folder("auto", "run", tmp_path / "checkpoints").name == "run"

@@ -26,6 +26,7 @@ def recipe(monkeypatch, tiny_config):
     """A config whose learning rate and augmentation are decided, of runs that are judged after their first epoch."""
     monkeypatch.setattr(second_chance, "MIN_STEPS", 1)
     monkeypatch.setattr(second_chance, "NUM_EPOCHS", 1)
+    monkeypatch.setattr("unet_trainer.config.choices.AUGMENTED_PASSES", 0)
     monkeypatch.setattr("unet_trainer.config.choices.choose_augmentation", lambda *_: (AUGMENTATION, "measured"))
     monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
     return tiny_config | {"learning_rate": "auto", "augmentation": "auto", "num_epochs": 4}
@@ -91,6 +92,7 @@ def test_a_run_that_learns_and_one_whose_recipe_was_set_go_on(recipe, monkeypatc
         (["augmentation"], "default", False, {"augmentation": "none"}),
         (["augmentation", "learning_rate"], AUGMENTATION, True, {"learning_rate": 5e-4}),
         (["augmentation"], "none", False, {}),
+        (["augmentation"], AUGMENTATION[:1], False, {}),
     ],
 )
 def test_only_what_was_decided_is_changed(decided, augmentation, in_job, expected):

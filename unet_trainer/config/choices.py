@@ -64,6 +64,8 @@ CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
 PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
 CUTMIX_SHARE = 0.5  # of the images
 CUTMIX_PASSES = 100  # with fewer it changed nothing
+AUGMENTED_PASSES = 20  # with fewer, more than flips only slows learning
+FLIPS = ("HorizontalFlip", "VerticalFlip")
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE = 0.3  # of the epochs
@@ -145,6 +147,11 @@ def choose_augmentation(measured: Measurements, fit: Fit, channels: int, is_8bit
     if channels == 3 and measured.has_colour:
         transforms.append({"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 10, "p": 0.5}})
     return tuple(transforms), describe_symmetry(measured, fit)
+
+
+def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
+    """The flips of a list of transforms."""
+    return tuple(one for one in augmentation if isinstance(one, dict) and next(iter(one)) in FLIPS)
 
 
 def describe_symmetry(measured: Measurements, fit: Fit) -> str:

@@ -6,6 +6,7 @@ so that a typo is answered at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -81,9 +82,12 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
             sources["warmup_epochs"] = sources["num_epochs"]
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
         problems += [text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
-    data_dir = Path(config.data_dir)
-    if problems and "://" not in config.data_dir and not is_demo_dir(data_dir) and not data_dir.exists():  # else it is told later
-        problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
+    if problems and "://" not in config.data_dir and not is_demo_dir(config.data_dir):
+        with contextlib.suppress(OSError):  # as alone, it is told where the data are looked for
+            try:
+                Path(config.data_dir).stat()
+            except FileNotFoundError:
+                problems.append(f"data_dir: {config.data_dir} does not exist; need a folder with images/ and masks/")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))

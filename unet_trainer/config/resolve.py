@@ -261,6 +261,9 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     draft.decide_if_open("repeats", 1, "num_epochs is set")
     num_epochs = draft["num_epochs"]
     passes = num_epochs * draft["repeats"] * _share_seen(draft)
+    if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
+        flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
+        draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
     draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto"))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])

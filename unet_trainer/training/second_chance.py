@@ -8,11 +8,11 @@ beforehand. Only values that were decided are changed: what the user has set sta
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from unet_trainer.config.choices import flips_of
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.augmentation import build_augmentation
@@ -28,7 +28,6 @@ GIVEN_UP_SHARE = 0.2  # of the epochs of the second attempt
 NUM_EPOCHS = 3  # in a row: a single one may be an accident
 MIN_STEPS = 300  # a good run of tiles with defects had passed the baseline by then
 RATE_FACTOR = 0.25  # the rate that fails there learns when divided by 4 (docs/quality.md)
-FLIPS = ("HorizontalFlip", "VerticalFlip")
 
 
 def begin_again_if_stuck(run: Run) -> None:
@@ -55,13 +54,10 @@ def gentler(settings: Settings, can_change_samples: bool = True) -> dict[str, An
     if "learning_rate" in decided:
         changes["learning_rate"] = float(f"{RATE_FACTOR * taken.learning_rate:.2g}")
     # Workers of a job must not be forked again: NCCL is not fork-safe.
-    if "augmentation" in decided and can_change_samples and taken.augmentation != "none":
-        changes["augmentation"] = _flips_of(taken.augmentation) or "none"
+    flips = flips_of(taken.augmentation) or "none"
+    if "augmentation" in decided and can_change_samples and flips != taken.augmentation:
+        changes["augmentation"] = flips
     return changes
-
-
-def _flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(one for one in augmentation if isinstance(one, dict) and next(iter(one)) in FLIPS)
 
 
 def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
