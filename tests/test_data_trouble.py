@@ -26,6 +26,7 @@ from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
 
@@ -168,6 +169,14 @@ def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_dis
     assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
 
 
+def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
+    monkeypatch.setattr(build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2}))
+    dead_disk()
+    for place in ("ram", "disk"):
+        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
+            train(config, cache=place)
+
+
 # Names
 
 NASTY = [
@@ -248,6 +257,19 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
     said = capsys.readouterr().out
     assert said.count("Warning: cache: the file of decoded pairs was changed by something else; what is damaged in it is read") == 2
     assert cache_files(config) == []
+
+
+def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(config, capsys):
+    def cut(row):
+        if row["epoch"] == 1:
+            for path in cache_files(config):
+                os.truncate(path, 1000)
+
+    config = {**config, "num_workers": 1, "num_epochs": 3}
+    straight = train(config, cache="none", run_name="straight")
+    broken = train(config, cache="disk", run_name="broken", on_epoch=cut)
+    assert weights_digest(broken.run_dir) == weights_digest(straight.run_dir)
+    assert capsys.readouterr().out.count("was changed by something else") == 2  # the pairs of train and of val
 
 
 def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):

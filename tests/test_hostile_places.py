@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -212,6 +214,42 @@ def test_a_disk_without_inodes_is_not_answered_with_the_advice_to_make_room(data
     assert answer[0] in (2, 3)
     assert_one_sentence(answer, answer[0], "No inodes left on device", "elete files")
     assert "ake room" not in answer[1]
+
+
+# Paths that the user names
+
+
+def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of_them(data, tmp_path):
+    check = ("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json")
+    pipe, content = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: content.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert run_script(*check, pipe)[0] == 0
+    reader.join(60)
+    assert content[0].startswith('{\n  "ok": true')
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    code, said = run_script(*check, "/dev/stdout")
+    assert code == 0
+    assert '\n{\n  "ok": true' in said
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    assert run_script(*check, link)[0] == 0
+    assert (link.is_symlink(), target.read_text()) == (True, content[0])
+
+
+def test_a_full_device_is_told_and_still_there(data, tmp_path):
+    """A node of the test's own, like /dev/full: as root, the real one would be lost if this failed."""
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        with node.open("rb"):
+            pass
+    except OSError:
+        pytest.skip("a device node can be made and opened by root alone, and not everywhere")
+    answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", node)
+    assert_one_sentence(answer, 2, f"--json: {node} cannot be written (No space left on device)")
+    assert stat.S_ISCHR(node.lstat().st_mode)
 
 
 # Processes that are killed

@@ -316,6 +316,25 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     assert "Next: " not in said.out
 
 
+def test_an_error_of_any_kind_costs_no_step(tiny_config, monkeypatch):
+    straight = train(tiny_config, run_name="straight")
+    eval_step, calls = EvalStep.__call__, []
+
+    def fail(self, batch, metrics):
+        calls.append(1)
+        if len(calls) == 3:  # in the second epoch, after the trial and the first one
+            raise KeyError("a bug")
+        eval_step(self, batch, metrics)
+
+    monkeypatch.setattr(EvalStep, "__call__", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        train(tiny_config, run_name="broken")
+    monkeypatch.undo()
+    state = read_last(Path(tiny_config["checkpoint_dir"]) / "broken" / "last.pt")
+    assert (state["epoch"], state["batch"]) == (1, 2)
+    assert weights_digest(train(tiny_config, run_name="broken", resume="auto").run_dir) == weights_digest(straight.run_dir)
+
+
 def test_an_image_that_goes_bad_is_named_with_the_way_to_go_on(tiny_config, tiny_data, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(tiny_data, data)

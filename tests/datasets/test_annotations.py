@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from helpers.annotated import Folder
-from helpers.image_bytes import cv2_bytes, exif, pil_bytes
+from helpers.image_bytes import cv2_bytes, exif, grey_png, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.datasets.annotations import kind_of_json
 from unet_trainer.images.file_bytes import DataError
@@ -289,6 +289,14 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
+def test_subsets_of_cvat_divide_the_data(folder):
+    for part in ("Train", "Validation"):
+        folder.image(f"images/{part}/a.png")
+    more = cvat(polygon(), size='width="4" height="3" subset="Validation"').partition("</meta>")[2].removesuffix("</annotations>")
+    folder.write("annotations.xml", cvat(polygon(), size='width="4" height="3" subset="Train"', more=more))
+    assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
+
+
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
@@ -308,6 +316,20 @@ def test_masks_are_kept_outside_of_the_data_and_drawn_again_when_an_annotation_h
     folder.write("a.json", labelme(shape("cat", WHOLE)))
     assert folder.find().pairs == first.pairs
     assert folder.masks() == {"a.jpg": BOXED, "a.png": ["1111"] * 3}
+
+
+@pytest.mark.parametrize(("data", "reason"), [
+    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs, not the file itself; run git lfs pull"),
+    (grey_png(60000, 60000, 8, b""), "60000×60000 pixels: a decompression bomb"),
+])  # fmt: skip
+def test_an_image_that_cannot_be_read_is_a_problem_of_its_own(folder, data, reason):
+    folder.image("a.png")
+    (folder.path / "b.png").write_bytes(data)
+    folder.write("coco.json", {**coco((1, [FLAT]), names=("a.png",))})
+    folder.write("b.json", {"images": [{"id": 1, "file_name": "b.png"}], "annotations": [], "categories": []})
+    found = folder.find()
+    assert [pair.name for pair in found.pairs] == ["a"]
+    assert reason in found.problems[0].lines[0]
 
 
 # Which files are annotations

@@ -60,6 +60,18 @@ def test_the_demo_is_a_valid_dataset_of_jpegs_and_png_masks(tmp_path):
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise
 
 
+def test_it_is_written_once_and_not_changed_afterwards(tmp_path, three_images):
+    folder = tmp_path / "data" / "demo"
+    assert ensure_demo(folder)
+    assert len(digests(folder)) == 6
+    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
+    (folder / "images" / "cells_000.jpg").unlink()
+    (folder / "mine.txt").write_text("the user's own")
+    before = digests(folder)
+    assert not ensure_demo(folder)
+    assert digests(folder) == before
+
+
 @pytest.mark.parametrize(
     ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), UserError)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -58,6 +59,10 @@ def error_message(call, *arguments, **options):
     return str(raised.value)
 
 
+def numbered(count):
+    return [f"{i:03d}.png" for i in range(count)]
+
+
 # Pairing
 
 
@@ -75,6 +80,22 @@ def test_images_without_masks_and_masks_without_images_are_named_together(tmp_pa
         "  Fix: add their images",
         f"  {masks / 'd_m.png'}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "advice"),
+    [
+        ("images", "; set split_file to a CSV with the columns image and mask, which says what belongs together"),
+        ("masks", "; set one of these:\n  mask_suffix: .bmp\n  mask_suffix: .png"),
+    ],
+)
+def test_two_files_of_one_name_are_refused_and_none_is_to_be_deleted(tmp_path, folder, advice):
+    touch(tmp_path / "images", "a.png")
+    touch(tmp_path / "masks", "a.png")
+    touch(tmp_path / folder, "a.bmp")
+    first, second = tmp_path / folder / "a.bmp", tmp_path / folder / "a.png"
+    message = error_message(find_pairs, tmp_path / "images", tmp_path / "masks")
+    assert message == f"images and masks do not pair up: {first}, {second} have the same name{advice}"
 
 
 def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
@@ -192,6 +213,29 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
     assert num_paired > 15  # refusing everything would pass too
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_paired_beside_skipped_files_is_paired_correctly(tmp_path, seed):
+    """Masks of some of the images only, with random affixes that do not run into the numbers."""
+    chooser = random.Random(seed)
+    num_paired = 0
+    for case in range(60):
+        cores = random_stems(chooser)
+        affixes = [affix for affix in chooser.choice([WORDS, AFFIXES]) if not re.search(r"^\d|\d$", affix)]
+        start, end, mask_start, mask_end = chooser.choices(affixes, k=4)
+        truth = {f"{start}{core}{end}": f"{mask_start}{core}{mask_end}" for core in cores}
+        kept = chooser.sample(sorted(truth), chooser.randint(1, len(truth)))
+        folder = tmp_path / str(case)
+        touch(folder / "images", *(f"{stem}.jpg" for stem in truth))
+        touch(folder / "masks", *(f"{truth[stem]}.png" for stem in kept))
+        try:
+            found = dict(stems(found_in(folder, unpaired="skip").pairs))
+        except DataError:
+            continue
+        assert found.items() <= truth.items(), (cores, start, end, mask_start, mask_end, kept)
+        num_paired += len(found)
+    assert num_paired > 30
+
+
 # Image and mask side by side
 
 
@@ -230,6 +274,15 @@ def test_masks_of_two_annotators_in_one_folder_need_a_suffix(tmp_path):
     assert sorted(stems((*split.train, *split.val))) == [("Image_01L", "Image_01L_1stHO"), ("Image_01R", "Image_01R_1stHO")]
 
 
+def test_side_by_side_without_a_mark_is_refused(tmp_path):
+    touch(tmp_path, "a.png", "b.png")
+    message = error_message(split_of, tmp_path)
+    assert message.startswith(
+        f"cannot tell images from masks in {tmp_path}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
+    )
+    assert "set image_dir and mask_dir to two folders, mask_suffix, or split_file" in message
+
+
 def test_files_of_one_name_that_could_both_be_the_image_are_asked_for(tmp_path):
     touch(tmp_path, "a.tif", "a.png", "b.tif", "b.png")
     assert error_message(split_of, tmp_path).splitlines() == [
@@ -262,6 +315,48 @@ def test_several_channel_files_of_a_case_are_refused(tmp_path):
         f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for a; an image must be one file: "
         "merge its channels, or set image_dir to a folder with one channel"
     )
+
+
+def touch_offset(folder, place="images", masks="masks", first=1):
+    touch(folder / place, *(f"img_{index + first:03d}.jpg" for index in range(30)))
+    touch(folder / masks, *(f"mask_{index:03d}.png" for index in range(30)))
+
+
+def test_as_many_masks_that_are_numbered_from_another_number_are_asked_about(tmp_path):
+    touch_offset(tmp_path)
+    assert error_message(found_in, tmp_path).splitlines() == [
+        "images and masks are numbered differently: img_001.jpg to img_030.jpg, and as many masks, mask_000.png to mask_029.png",
+        "  One of these goes into the config:",
+        "    # img_001.jpg belongs to mask_000.png, and so on",
+        "    unpaired: offset",
+        "",
+        "    # the numbers are right; 1 image without a mask and 1 mask without an image left out",
+        "    unpaired: skip",
+    ]
+    found = found_in(tmp_path, unpaired="offset")
+    assert stems(found.pairs) == [(f"img_{index + 1:03d}", f"mask_{index:03d}") for index in range(30)]
+    assert (found.blocking_message, found.rule) == ("", "images/ + masks/, paired like img_001 ↔ mask_000")
+    assert stems(found_in(tmp_path, unpaired="skip").pairs) == [(f"img_{index:03d}", f"mask_{index:03d}") for index in range(1, 30)]
+
+
+def test_files_that_are_missing_here_and_there_are_no_offset(tmp_path):
+    touch(tmp_path / "images", *(f"{index}.jpg" for index in range(30) if index != 7))
+    touch(tmp_path / "masks", *(f"{index}.png" for index in range(30) if index != 20))
+    message = found_in(tmp_path).blocking_message
+    assert "images and masks do not pair up" in message
+    assert found_in(tmp_path, unpaired="offset").blocking_message == message
+
+
+def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error_proposes(tmp_path):
+    touch(tmp_path / "images", *numbered(500))
+    touch(tmp_path / "masks", *numbered(148))
+    found = found_in(tmp_path)
+    assert f"{FIX}; or, to train on the 148 pairs and leave out the others, unpaired: skip\n" in found.blocking_message
+    (problem,) = found.problems
+    assert problem.settings == {"unpaired": "skip"}
+    skipped = found_in(tmp_path, **problem.settings)
+    assert (len(skipped.pairs), skipped.blocking_message, skipped.problems) == (148, "", ())
+    assert skipped.notices == (f"352 images without a mask left out (unpaired: skip), e.g. {tmp_path / 'images/148.png'}",)
 
 
 # unpaired: offset

@@ -74,6 +74,11 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, tra
     assert parts == f"folders {train} and {val}"
 
 
+def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
+    fill(tmp_path, "images", "masks", "val/images", "val/masks")
+    assert found(tmp_path) == (("images", "masks"), ("val/images", "val/masks"), "folders images and val")
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [

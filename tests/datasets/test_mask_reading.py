@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.mask_facts import facts_of
+from helpers.mask_facts import SIDE, facts_of, objects, stripes, with_border
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
@@ -131,6 +131,28 @@ def test_colours_saved_as_jpeg_go_to_the_nearest_one_that_is_given():
     assert (ids == large_discs(1))[counts].mean() > 0.99
 
 
+@pytest.mark.parametrize(
+    ("make", "is_decided"),
+    [
+        (lambda index: np.array([1, 2, 3], np.uint8)[stripes(3, index)], True),  # each touches both others
+        (lambda index: with_block(index, 40), True),
+        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3), False),
+        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20), True),  # between them, but wide
+    ],
+)
+def test_1_2_and_3_are_classes_unless_3_is_a_thin_border_between_the_others(make, is_decided):
+    chosen = decide_masks(make)
+    assert (chosen is not None) == is_decided
+    assert chosen is None or (chosen.num_classes, chosen.coding.mask_values) == (3, (1, 2, 3))
+
+
+def with_block(index, side):
+    """1 and 2 in two halves, and a solid block of 3 over both."""
+    mask = np.repeat(np.where(np.arange(SIDE) < SIDE // 2, 1, 2)[:, None], SIDE, axis=1).astype(np.uint8)
+    mask[20 : 20 + side, index : index + side] = 3
+    return mask
+
+
 # Class files
 
 
@@ -148,6 +170,14 @@ def test_a_class_file_gives_values_names_and_void_in_its_order():
     assert chosen.coding.ignored == (0,)
     assert chosen.num_classes_reason == "3 classes in label_colors.txt, 1 more occur in no mask"
     assert (chosen.coding.reason, chosen.class_names_reason) == ("by label_colors.txt", "by label_colors.txt")
+
+
+def test_void_in_most_pixels_may_be_the_background_and_is_left_to_the_user():
+    file = class_file(("unlabeled", 0), ("Road", RED), ("Tree", GREEN))
+    masks = [MaskFacts(10, 100, {0: 900, RED: 50, GREEN: 50}, "")] * 4
+    assert choose_classes(load_config({}), MaskEvidence(masks), file) is None
+    rare = [MaskFacts(10, 100, {0: 400, RED: 300, GREEN: 300}, "")] * 4
+    assert choose_classes(load_config({}), MaskEvidence(rare), file).coding.ignored == (0,)
 
 
 def test_a_file_of_two_classes_names_the_foreground():

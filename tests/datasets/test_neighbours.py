@@ -131,3 +131,8 @@ def test_validation_frames_between_training_frames_are_found(dataset):
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
     note = find_neighbours_across(train, val, Reader())
     assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
+
+
+def test_validation_images_of_other_sequences_are_no_neighbours(dataset):
+    train = dataset(video("a", 30, 0), "train", "train")
+    assert find_neighbours_across(train, dataset(video("b", 10, 1), "val", "val"), Reader()) is None

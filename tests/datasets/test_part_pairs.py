@@ -141,6 +141,21 @@ def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_cla
     assert find(num_classes=3, class_names=["background", "sea", "whale"]).class_names == ("background", "sea", "whale")
 
 
+def test_validation_has_the_classes_of_train(data, find):
+    for part, names in (("train", ("sea", "whale")), ("val", ("whale",)), ("test", ("boat", "whale"))):
+        for index in range(2):
+            write(data / part / f"images/{index}.png", noise(index))
+            for number, name in enumerate(names):
+                write(data / part / f"masks/{name}/{index}.png", disc(3 + 5 * number, 4, 2))
+    found = find()
+    assert found.class_names == ("background", "sea", "whale")
+    val = [pair for pair in found.pairs if pair.part == "val"]
+    assert sorted(np.unique(read_mask(val[0].mask))) == [0, 2]  # not 1: whale is the second class
+    assert found.test == ()
+    assert found.notices[-1].startswith("test/images/ cannot be used by evaluate: ")
+    assert "holds classes that the training masks do not have: boat" in found.notices[-1]
+
+
 # Results of predict
 
 

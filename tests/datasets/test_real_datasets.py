@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import shutil
 
 import cv2
 import numpy as np
@@ -406,6 +407,17 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(write, c
         np.testing.assert_array_equal(read_mask(out / f"{path.stem}.png"), model(filled))
     if clean is not None:  # it knows the mark by its spec: the images of training are gone
         assert spec.nodata == (-9999.0,)
+
+
+def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
+    write_images(tmp_path / "data", grey)
+    for index in range(4):
+        shutil.copy(tmp_path / f"data/images/{index}.png", tmp_path / f"data/images/{index + 4}.png")
+    run = prepare(tmp_path / "data", val_fraction=0.5)
+    val = {int(pair.name) for pair in run.dataset.split.val}
+    assert len(val) == 4
+    assert all((index in val) == (index + 4 in val) for index in range(4))
+    assert "8 images are identical to another one; identical images stay on one side:" in run.printed
 
 
 # Sizes, copies and groups

@@ -124,6 +124,20 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
 
 
+@pytest.mark.parametrize(("bad", "mark"), [(np.nan, "NaN"), (-1.8e308, "infinite")])
+def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path, bad, mark):
+    """-1.8e308 marks missing pixels in maps; as float32 it is infinite."""
+    image = np.arange(40.0).reshape(4, 5, 2) if bad == -1.8e308 else np.arange(40, dtype=np.float32).reshape(4, 5, 2)
+    image[1, 2, 0] = image[3, 4, 1] = bad
+    facts = scan_pairs([save_array(tmp_path, image)], 1)[0].image
+    held = [np.delete(image[:, :, 0], 7), np.delete(image[:, :, 1], 19)]
+    assert facts.missing == (1, 1)
+    assert facts.marks in ((mark,), ("-1.8e+308",))
+    np.testing.assert_allclose(facts.mean, [values.mean() for values in held])
+    np.testing.assert_allclose(facts.std, [values.std() for values in held])
+    assert (facts.low, facts.high) == (0, 38)
+
+
 # Files that cannot be used
 
 

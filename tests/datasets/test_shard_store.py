@@ -76,6 +76,12 @@ def test_what_will_not_pass_is_told_at_once(trouble, message, slept):
     assert not slept
 
 
+@pytest.mark.parametrize("url", ["ftp://host/x", "local://x"])
+def test_other_protocols_load_nothing(url):
+    with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
+        Files(url, ()).read("a")
+
+
 @pytest.mark.parametrize(("url", "package"), [("s3://b", "s3fs"), ("https://h", "aiohttp")])
 def test_a_missing_package_is_named(url, package, monkeypatch):
     def missing(protocol, **options):
@@ -129,6 +135,17 @@ def server(tmp_path):
     (tmp_path / "data/a.tar").write_bytes(CONTENT)
     with serving(tmp_path / "data") as found:
         yield found
+
+
+def test_a_web_server_that_misbehaves_for_a_while_is_outlasted(server):
+    files = Files(server.url, (0.01,) * 3)
+    for faults in ([503, 500], ["cut"], ["hang up", "hang up"], ["whole"], [0.2]):
+        server.faults.extend(faults)
+        assert files.read("a.tar", 5, 105) == CONTENT[5:105]
+        assert not server.faults
+    server.head_faults.extend([503, 500])
+    assert files.size_and_version("a.tar")[0] == 200
+    assert not server.head_faults
 
 
 def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_when_it_is_gone(server):

@@ -19,7 +19,7 @@ from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.shard_index import INDEX_NAME, Sample, Shard, ShardIndex, index_to_json
 from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore
 from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards
-from unet_trainer.images.file_bytes import DataError, ShardError, find_member
+from unet_trainer.images.file_bytes import DataError, ShardError, find_member, open_stores
 from unet_trainer.system.console import Console
 
 IMAGES = {f"k{number}": (bytes([number]) * 700, bytes([100 + number]) * 300) for number in range(6)}
@@ -218,6 +218,17 @@ def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder,
     assert not cache.keeps("x-001.tar", 10_000)
 
 
+def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folder, config):
+    store = open_shards(config(server.url), Console())
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert total <= server.num_bytes < total + 2000  # and a list of the folder
+    assert contents(store) == EXPECTED
+    num_bytes = server.num_bytes
+    open_stores.clear()
+    assert names(open_shards(config(f"{server.url}/"))) == list(IMAGES)
+    assert server.num_bytes - num_bytes < 1000
+
+
 def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):
     write_index(folder, index)
     server.every = (1, "whole")
@@ -253,6 +264,15 @@ def test_pairs_have_the_names_parts_and_groups_of_the_index(folder, config):
     assert [(pair.part, pair.group) for pair in grouped.pairs] == [(None, "p1"), (None, "p2")]
     write_index(folder, ShardIndex((test,)))
     assert "all 1 samples are of the test part" in find_in_shards(config()).blocking_message
+
+
+def test_a_split_file_divides_shards_by_their_names(tmp_path, folder, config):
+    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE, "b": ONE}),)))
+    table = tmp_path / "split.csv"
+    table.write_text("image,mask,split,name\nimages/b.png,masks/b.png,train,b\nx.tar/a.png,x.tar/a.mask.png,val,\n")
+    found = find_dataset(config(split_file=str(table)))
+    assert [(pair.name, pair.part) for pair in found.pairs] == [("b", "train"), ("x.tar/a", "val")]
+    assert found.pairs[0].image == folder / "x.tar/b.png"
 
 
 def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_two_pairs(folder, config):
@@ -362,6 +382,21 @@ def test_a_local_shard_that_has_changed_or_is_gone_is_told(folder, index):
     (folder / "x-001.tar").unlink()
     with pytest.raises(ShardError, match=r"x-001.tar is not there"):
         find(store, "x-001.tar/k4.png").read()
+
+
+def test_threads_and_forked_processes_read_at_once(folder, index, remote):
+    for store in (ShardStore(Files(str(folder)), index), remote):
+        results = []
+        threads = [threading.Thread(target=lambda into, of: into.append(contents(of)), args=(results, store)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        child = os.fork()
+        if not child:
+            os._exit(0 if contents(store) == EXPECTED else 1)
+        for thread in threads:
+            thread.join(60)
+        assert results == [EXPECTED] * 8
+        assert os.waitpid(child, 0)[1] == 0
 
 
 # What is kept of remote shards

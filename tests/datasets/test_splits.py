@@ -102,6 +102,19 @@ def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_mos
         assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
 
 
+def test_identical_images_stay_on_one_side_with_a_notice():
+    digests = [str(index // 2) if index < 4 else str(index) for index in range(12)]
+    for seed in range(20):
+        split = split_of(made_up(12), digests=digests, seed=seed)
+        val = names(split.val)
+        assert ("000" in val) == ("001" in val)
+        assert ("002" in val) == ("003" in val)
+    assert split.notices == (
+        "4 images are identical to another one; identical images stay on one side: "
+        "images/000.png = images/001.png, images/002.png = images/003.png",
+    )
+
+
 # Data that is divided already
 
 
@@ -120,6 +133,12 @@ def test_a_group_in_both_given_parts_is_refused():
     assert (
         error_message(found)
         == "2 groups in train and in val: p1, p2; put each on one side; split_file=FILE.csv divides them as you say"
+    )
+
+
+def test_folds_of_given_parts_are_refused():
+    assert error_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
+        "num_folds: the data is already divided into train and val (images/ + masks/); leave num_folds out"
     )
 
 

@@ -38,6 +38,13 @@ def stripes(num_ids, index=0, width=8):
     return np.repeat(ids.astype(np.uint8)[:, None], SIDE, axis=1)
 
 
+def with_border(mask, value, width=2):
+    """The mask with lines of this value where others meet."""
+    square = np.ones((width + 1, width + 1), np.uint8)
+    is_edge = cv2.dilate(mask, square) != cv2.erode(mask, square)
+    return np.where(is_edge, value, mask).astype(mask.dtype)
+
+
 def soft_discs(index, number=5, radius=7):
     """H,W uint8: discs of 255 on 0 with an anti-aliased edge."""
     sharp = (objects(index, number, radius) > 0).astype(np.uint8) * 255

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from helpers import hub
 from helpers.project import TINY_MODEL
-from helpers.steps import make_batch, make_spec, tiny_components
+from helpers.steps import FLOAT32, make_batch, make_spec, tiny_components
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.losses import WeightedLoss
@@ -29,6 +29,7 @@ from unet_trainer.model.network import (
     set_training_mode,
 )
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.training.step import build_train_forward
 
 TINY = {"encoder": TINY_MODEL["encoder"], "decoder_channels": tuple(TINY_MODEL["decoder_channels"])}
 
@@ -275,6 +276,18 @@ def test_the_loss_is_the_weighted_sum_over_strided_masks():
         small = masks[:, stride // 2 :: stride, stride // 2 :: stride].long()
         expected += share * torch.nn.functional.cross_entropy(logits[:, :, : small.shape[1], : small.shape[2]], small)
     assert auxiliary_loss(loss, auxiliary, masks, None) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_training_adds_the_losses_of_the_heads(segmenter):
+    loss = WeightedLoss({"cross_entropy": 1.0}, 3, None)
+    masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
+    segmenter.eval()
+    plain, _ = build_train_forward(segmenter, loss, FLOAT32)(images(), masks, None)
+    plain = plain.detach()
+    value, _ = build_train_forward(segmenter, loss, FLOAT32, deep_supervision=0.5)(images(), masks, None)
+    with torch.no_grad():
+        _, auxiliary = forward_with_auxiliary(segmenter, images())
+    assert float(value.detach()) == pytest.approx(float(plain + 0.5 * auxiliary_loss(loss, auxiliary, masks, None)), rel=1e-5)
 
 
 def test_the_model_that_is_used_has_no_heads(segmenter):

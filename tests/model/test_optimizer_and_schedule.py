@@ -109,6 +109,15 @@ def test_every_optimizer_is_fused_and_skips_a_step_with_found_inf(name):
     assert not any(value.any() for state in optimizer.state.values() for value in state.values())
 
 
+def test_a_lowered_rate_stays_lowered_through_the_schedule_and_a_save():
+    rate = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
+    planned = [rate.at(step) for step in range(10)]
+    rate.factor = 0.1
+    other = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
+    other.load_state_dict(rate.state_dict())
+    assert [other.at(step) for step in range(10)] == pytest.approx([0.1 * value for value in planned])
+
+
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_sgd_and_adam_survive_a_first_step_that_the_scaler_skips(name):
     weight = torch.nn.Parameter(torch.full((4, 1), 0.5))
@@ -181,6 +190,23 @@ def test_the_average_equals_the_hand_computed_one_over_three_updates():
         assert average.num_batches_tracked.item() == update * 7  # counters are copied
     assert expected == pytest.approx(2.601399, abs=1e-6)
     assert ema.num_updates == 3
+
+
+def test_the_average_is_a_copy_in_evaluation_mode_without_gradients():
+    segmenter = with_batch_norm()
+    train_once(segmenter)  # gradients are there
+    ema = Ema(segmenter, decay=0.9)
+    assert segmenter.training
+    assert not ema.segmenter.training
+    assert not any(parameter.requires_grad for parameter in ema.segmenter.parameters())
+    assert all(parameter.requires_grad for parameter in segmenter.parameters())
+    assert all(parameter.grad is None for parameter in ema.segmenter.parameters())
+    before = snapshot(ema.segmenter)
+    train_once(segmenter)
+    assert changed(before, ema.segmenter) == []
+    ema.update(GOOD)
+    assert changed(before, ema.segmenter) == list(before)
+    assert all(parameter.grad is None for parameter in ema.segmenter.parameters())
 
 
 def test_a_bad_step_leaves_the_average_its_buffers_and_its_count_as_they_are():

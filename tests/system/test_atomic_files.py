@@ -83,6 +83,15 @@ def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
     assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
 
 
+def test_a_draft_that_fails_verification_replaces_nothing(file):
+    def verify(draft):
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=file.with_name("previous.pt"))
+    assert_only(file, b"old")
+
+
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     """A name that only looks like one is somebody else's, and so is a folder or a link."""
     ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123.tmp", ".epoch_0001.png.00000000.tmp")

@@ -292,6 +292,15 @@ def damage(path):
     path.write_bytes(content)
 
 
+def test_a_state_that_is_the_best_one_gives_its_weights_again(run):
+    what = "is missing"
+    path = after(run, [0.25, 0.5]).checkpointer.folder / "best.pt"
+    SPOILED[what](path)
+    assert look(run) is None
+    assert read_checkpoint(path)["epoch"] == 2
+    assert f"Warning: {path} {what}; it is written anew from this state" in said(run)
+
+
 SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
 
 

@@ -160,6 +160,12 @@ def test_a_bug_or_a_signal_ends_the_run_with_the_state_saved(error, run):
     assert saved(run)["batch"] == 3
 
 
+def test_a_bug_is_not_hidden_by_an_error_while_saving(run, monkeypatch):
+    monkeypatch.setattr(run.checkpointer, "save_on_failure", lambda state_is_whole: fail(TrainingFailed("the disk is full")))
+    with pytest.raises(ZeroDivisionError):
+        recover(run, ZeroDivisionError())
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError(), WorkerError("died")])
 def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
     run.components.train_step.begin_group(2, 3)

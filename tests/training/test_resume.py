@@ -9,6 +9,7 @@ import pytest
 from helpers.project import FIXED_RECIPE
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.load import load_config
+from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 from unet_trainer.system.console import Console
 from unet_trainer.training.errors import CheckpointError
@@ -18,6 +19,7 @@ from unet_trainer.training.resume import (
     compare_configs,
     compare_splits,
     keep_decided,
+    keep_reasons,
     say_already_finished,
     say_resumed,
 )
@@ -128,6 +130,19 @@ def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
 def test_another_split_is_refused_by_example(now, problem):
     with pytest.raises(CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"):
         compare_splits({"train": ["a", "b"], "val": ["c"]}, now)
+
+
+def test_a_setting_that_is_as_the_run_began_keeps_its_source_and_reason():
+    """A run is resumed with its own config.yaml: all of it would else come from a file."""
+    began = make_settings(num_epochs=50, seed=7)
+    began.change("what memory has room for", batch_size=4)
+    resumed = make_settings(batch_size=4, num_epochs=60, seed=7)
+    decisions = began.decisions_dict() | {"of_another_version": ["file", ""]}
+    keep_reasons(resumed, began.repeatable_dict(), decisions)
+    assert resumed.decisions["batch_size"] == Decision("decided", "what memory has room for")
+    assert resumed.decisions["num_epochs"].source == "config"  # another value: the source of this start
+    assert "of_another_version" not in resumed.decisions
+    assert "# decided: what memory has room for" in resumed.to_yaml("")
 
 
 BEFORE = make_settings().repeatable_dict()

@@ -188,3 +188,17 @@ def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_d
         list(read_last(folder / "last.pt")["model"].values()),
         everything(run.components)[: len(list(run.state.segmenter.network.state_dict()))],
     )
+
+
+def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", num_workers=1, num_epochs=3)
+    run.say_epoch(dict(ROW), improved=True)
+    assert "Epoch 1/3  train loss 1.0000" in said(run)
+    assert "GPU memory" not in said(run)
+    assert "could not fill" not in said(run)
+    run.loaders.pool.failures.num_pieces, run.loaders.pool.failures.reason = 1, "MemoryError"
+    run.say_epoch(dict(ROW), improved=True)
+    assert (
+        "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); "
+        "the training process read them instead, which is slower"
+    ) in said(run)

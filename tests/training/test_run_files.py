@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from helpers.project import ROOT
 from helpers.runs import stop_after
+from helpers.steps import make_settings
 from train_unet import train
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images.tiling import WholeImages, tile_images
 from unet_trainer.training import history
 from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics
+from unet_trainer.training.run_facts import val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
@@ -91,6 +99,24 @@ def test_the_table_has_the_worst_first_and_is_read_back(tmp_path):
         "emp",
     ]
     assert val_scores_text([]) == "image,mask,iou,dice,wrong_pixels,counted_pixels\n"
+
+
+def test_every_image_has_its_row_and_its_tiles_count_together():
+    config = make_settings().taken
+    pairs = [Pair(name, Path(f"data/images/{name}.png"), Path(f"data/masks/{name}.png")) for name in ("a", "b")]
+    dataset = SimpleNamespace(pairs=pairs, tiling=WholeImages((4, 4), 2))
+    counts = np.array([[[10, 12, 11], [3, 4, 5]], [[14, 16, 14], [0, 0, 2]]])
+    rows = list(csv.DictReader(val_scores_csv(dataset, counts, Path("data"), config).splitlines()))
+    assert [(row["image"], row["mask"], row["iou"]) for row in rows] == [
+        ("images/b.png", "masks/b.png", "0.000000"),
+        ("images/a.png", "masks/a.png", "0.500000"),
+    ]
+    tiling = tile_images([(4, 8), (4, 4)], (4, 4))
+    num_tiles = [tile.pair for tile in tiling.tiles].count(0)
+    counts = np.array([[[1, 1, 1], [2, 3, 4]]] * num_tiles + [[[9, 9, 9], [1, 1, 1]]])
+    rows = csv.DictReader(val_scores_csv(SimpleNamespace(pairs=pairs, tiling=tiling), counts, Path("data"), config).splitlines())
+    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [(str(2 * num_tiles), str(3 * num_tiles)), ("1", "1")]
+    assert num_tiles > 1
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,12 @@ def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, e
     assert components.state.batch == expected
     assert f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays" in said(console)
     assert "The order of the samples stays that of the seed" in said(console)
+
+
+def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
+    components = small_components()
+    components.state.batch = 3
+    config = dataclasses.replace(make_settings().taken, batch_size=2)
+    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
+    assert components.state.batch == 0
+    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in said(console)
