@@ -107,7 +107,7 @@ def test_a_signal_while_the_report_is_written_leaves_a_finished_run(tiny_config,
     said = capsys.readouterr().out
     assert f"Next: python train_unet.py evaluate {folder} " in said
     assert said.endswith(
-        f"Interrupted. The run is finished; its report is missing: python train_unet.py report {folder} makes it\n"
+        f"Interrupted by SIGINT. The run is finished; its report is missing: python train_unet.py report {folder} makes it\n"
     )
     assert json.loads((folder / "result.json").read_text())["epochs"] == 2
     with contextlib.suppress(FileNotFoundError):
