@@ -87,7 +87,7 @@ def test_no_more_images_are_measured_than_there_is_time_for(tmp_path, monkeypatc
     found = measure_tiles(engine, dataset, seconds=110)
     assert (found.num_images, found.num_all) == (35, 60)
     assert len(engine.shapes) == 2 + 3 * 35
-    assert "IoU 1.0000 on 35 of 60 validation images" in found.describe()
+    assert "IoU 1.0000 on the fullest part of 35 of 60 validation images" in found.describe()
 
 
 def test_fewer_sizes_are_tried_where_time_is_short_and_none_where_there_is_no_time(tmp_path, monkeypatch):
@@ -115,10 +115,12 @@ def test_of_a_large_image_the_part_that_holds_most_is_measured(tmp_path):
 def test_the_line_names_the_choice_and_what_the_others_gave():
     iou = {(32, 48): 0.75, (64, 96): 0.7, (128, 192): 0.25}
     assert TileScores(iou, 3, 3).describe() == (
-        "48×32, as trained: IoU 0.7500 on 3 validation images, blended (96×64 0.7000, 192×128 0.2500)"
+        "48×32, as trained: IoU 0.7500 on the fullest part of 3 validation images, blended (96×64 0.7000, 192×128 0.2500)"
     )
     assert (
-        TileScores({**iou, (64, 96): 0.8}, 1, 1).describe().startswith("96×64: IoU 0.8000 on the validation image, blended (48×32")
+        TileScores({**iou, (64, 96): 0.8}, 1, 1)
+        .describe()
+        .startswith("96×64: IoU 0.8000 on the fullest part of the validation image, blended (48×32")
     )
 
 
@@ -146,7 +148,8 @@ def test_the_tile_is_kept_in_both_checkpoints_and_used(place, capsys):
     log = (place / "runs/crop/train.log").read_text()
     side = spec.tile[0]
     assert re.search(
-        rf"Tile for predict and evaluate: {side}×{side}(, as trained)?: IoU 0\.\d+ on 5 validation images, blended \(", log
+        rf"Tile for predict and evaluate: {side}×{side}(, as trained)?: IoU 0\.\d+ on the fullest part of 5 validation images, blended \(",
+        log,
     )
 
 

@@ -265,7 +265,7 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     for name in ("best.pt", "last.pt"):
         (folder / name).write_bytes(b"x")
     said = words(section(page_of(folder), "next"))
-    for line in (f"--resume '{folder}' num_epochs=4", f"evaluate '{folder}'", f"predict '{folder}' IMAGES", "try ", "export "):
+    for line in (f"--resume '{folder}' num_epochs=6", f"evaluate '{folder}'", f"predict '{folder}' IMAGES", "try ", "export "):
         assert line in said
     assert "--split test" not in said
     log_more(folder, (), resumed_after={"epoch": 3}, data={"num_test": 3})

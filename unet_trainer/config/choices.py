@@ -68,7 +68,7 @@ AUGMENTED_PASSES = 20  # after 4, flips alone were better, after 180 all of it; 
 FLIPS = ("HorizontalFlip", "VerticalFlip")
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
-PATIENCE_SHARE = 0.3  # of the epochs
+PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
 
 
 def choose_fit(measured: Measurements | None, sizes: Sequence[Size]) -> tuple[Fit, str]:
@@ -329,7 +329,7 @@ def choose_batch_size(costs: Mapping[int, StepCost], free_memory: int, wanted: i
     limit = MEMORY_SHARE * free_memory or math.inf
     fitting = [size for size, cost in costs.items() if cost.is_possible and cost.memory <= limit]
     if not costs:
-        return wanted, "the usual batch; its step could not be tried" if wanted > 1 else "one image"
+        return wanted, "the usual batch; no step was tried" if wanted > 1 else "one image"
     if not fitting:
         return min(costs), "the smallest that was tried; memory is short"
     size = max(fitting)
@@ -374,10 +374,11 @@ def choose_warmup(num_epochs: int) -> tuple[float, str]:
 
 
 def choose_patience(num_epochs: int) -> tuple[int | None, str]:
-    patience = max(5, round(PATIENCE_SHARE * num_epochs))
+    patience = max(MIN_PATIENCE, round(PATIENCE_SHARE * num_epochs))
     if patience >= num_epochs:
         return None, "too few epochs to stop early"
-    return patience, f"{PATIENCE_SHARE:.0%} of the run, counted once the learning rate is low"
+    share = f"{PATIENCE_SHARE:.0%} of the run" if patience > MIN_PATIENCE else "the least"
+    return patience, f"{share}, counted once the learning rate is low"
 
 
 def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:

@@ -314,7 +314,7 @@ class TileScores:
         others = ", ".join(f"{_shown(tile)} {iou:.4f}" for tile, iou in self.iou.items() if tile != self.best)
         of = "" if self.num_images == self.num_all else f" of {self.num_all}"
         images = f"{self.num_images}{of} validation images" if self.num_all > 1 else "the validation image"
-        return f"{_shown(self.best)}{how}: IoU {self.iou[self.best]:.4f} on {images}, blended ({others})"
+        return f"{_shown(self.best)}{how}: IoU {self.iou[self.best]:.4f} on the fullest part of {images}, blended ({others})"
 
 
 def _shown(tile: Size) -> str:
