@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ def recipe(monkeypatch, tiny_config):
     """A config whose learning rate and augmentation are decided, of runs that are judged after their first epoch."""
     monkeypatch.setattr(second_chance, "MIN_STEPS", 1)
     monkeypatch.setattr(second_chance, "NUM_EPOCHS", 1)
+    monkeypatch.setattr(second_chance, "LOSS_SHARE", 0.0)
     monkeypatch.setattr("unet_trainer.config.choices.AUGMENTED_PASSES", 0)
     monkeypatch.setattr("unet_trainer.config.choices.choose_augmentation", lambda *_: (AUGMENTATION, "measured"))
     monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
@@ -81,6 +83,22 @@ def test_a_run_that_learns_and_one_whose_recipe_was_set_go_on(recipe, monkeypatc
     assert train(recipe, run_name="learns", num_epochs=2).epochs == 2
     monkeypatch.setattr(second_chance, "best_baseline", lambda *_: Baseline("all foreground", 2.0))
     assert train(recipe, run_name="set", learning_rate=1e-3, augmentation="none").epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("ious", "losses", "expected"),
+    [
+        ([0.02, 0.05, 0.03, 0.04], [1.4, 1.3, 1.2, 1.2], True),
+        ([0.02, 0.05], [1.4, 1.3], False),  # too early to tell
+        ([0.02, 0.05, 0.11, 0.04], [1.4, 1.3, 1.2, 1.2], False),
+        ([0.02, 0.05, 0.06, 0.08], [1.4, 1.3, 1.2, 1.1], False),  # below the constant prediction, and learning
+        ([0.02, 0.4, 0.5, 0.02, 0.01, 0.0], [1.4, 0.9, 0.7, 1.3, 1.4, 1.4], True),  # fell to nothing
+        ([math.nan] * 3, [1.4, 1.4, 1.4], False),
+    ],
+)
+def test_training_is_stuck_below_a_constant_prediction_with_a_loss_that_does_not_fall(ious, losses, expected):
+    rows = [{"train_iou": iou, "train_loss": loss} for iou, loss in zip(ious, losses, strict=True)]
+    assert second_chance.is_stuck(rows, Baseline("all foreground", 0.1)) is expected
 
 
 @pytest.mark.parametrize(
