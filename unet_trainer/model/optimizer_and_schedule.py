@@ -63,7 +63,7 @@ class LearningRate:
     num_drops: int = 0
     epochs_since_drop: int = 0
     factor: float = 1.0  # lowered after a step with non-finite numbers
-    end: int | None = None  # the step before which the time of the run ends, if that is within an epoch
+    end: int | None = None  # the step before which the time of the run ends, if that is not the end of num_epochs
 
     @property
     def num_steps(self) -> int:

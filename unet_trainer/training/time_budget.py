@@ -115,10 +115,12 @@ def is_out_of_time(run: Run) -> bool:
         val_seconds = EVAL_SHARE * seconds / run.config.batch_size * len(run.loaders.val.dataset)
     left = run.budget.left() - val_seconds - _end_seconds(run, val_seconds)
     possible = state.batch + max(0, int(left / seconds))
-    rate, is_last = state.learning_rate, state.epoch + 1 == run.config.num_epochs
-    end = state.epoch * rate.steps_per_epoch + -(-possible // run.config.accumulation_steps)
-    rate.end = end if possible < num_batches else None if is_last else run.budget.planned_end
-    if is_last and possible >= num_batches:
+    rate = state.learning_rate
+    if possible < num_batches:
+        rate.end = state.epoch * rate.steps_per_epoch + -(-possible // run.config.accumulation_steps)
+    elif state.epoch + 1 < run.config.num_epochs:
+        rate.end = run.budget.planned_end
+    else:  # there may be time for more epochs than were planned
         rest = left - (num_batches - state.batch) * seconds
         more = min(int(rest / (num_batches * seconds + val_seconds)), _most_epochs(run) - run.config.num_epochs)
         rate.end = (run.config.num_epochs + more) * rate.steps_per_epoch if more > 0 else None
