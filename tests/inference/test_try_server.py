@@ -269,7 +269,8 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
 
         predictor.engine.logits = compute
         connection = post_and_leave(running, cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)))  # starts 0, 8, ..., 48
-        wait_until(lambda: json.loads(ask(running, "GET", "progress")[2]) == {"done": 1, "all": 7})
+        wait_until(lambda: not predictor.engine.is_free.is_set())  # the second tile has begun
+        assert json.loads(ask(running, "GET", "progress")[2]) == {"done": 1, "all": 7}
         connection.close()
         predictor.engine.is_free.set()
         wait_until(lambda: running.places._value == MAX_WAITING)
