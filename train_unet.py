@@ -96,6 +96,7 @@ def train(
         with session.importing():
             from unet_trainer.inference.evaluate import choose_tile
             from unet_trainer.reports.run_report import write_report
+            from unet_trainer.training.pilots import try_learning_rates
             from unet_trainer.training.recovery import Recovery
             from unet_trainer.training.result import report
             from unet_trainer.training.second_chance import begin_again_if_stuck
@@ -105,6 +106,7 @@ def train(
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             while not run.is_finished():
                 with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                    try_learning_rates(run)
                     row = train_one_epoch(run)
                     found = validate(run, row)
                     improved = run.judge(row, found.scores)

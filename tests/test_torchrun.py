@@ -55,6 +55,17 @@ def test_two_processes_have_the_same_bits_and_count_each_image_once(config, tmp_
     assert len(scores) == 1 + 5
 
 
+def test_two_processes_try_learning_rates_together_and_take_the_same(config, tmp_path):
+    faults = dict.fromkeys((0, 1), "pilots@0.03")
+    job = ForkedJob({**config, "learning_rate": "auto", "num_workers": 2}, tmp_path / "job", faults=faults)
+    assert job.finish() == [0, 0], job.said()
+    fresh = ForkedJob({**config, "learning_rate": 0.01, "num_workers": 2, "run_name": "fresh"}, tmp_path / "fresh")
+    assert fresh.finish() == [0, 0], fresh.said()
+    digests = [[one["digest"] for one in each.records(rank)] for each in (job, fresh) for rank in (0, 1)]
+    assert digests == [digests[0]] * 4
+    assert job.log(0).count("← taken") == 1
+
+
 def test_two_processes_of_batch_2_train_as_one_of_batch_4(config, tmp_path):
     """Without batch norm and augmentation, and with a loss that is a mean over pixels. Accumulation averages once a group."""
     plain = {**config, "augmentation": "none", "loss": {"bce": 1.0}, "optimizer": "sgd", "learning_rate": 0.1, "ema_decay": None}

@@ -171,9 +171,11 @@ def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(tried, tin
 def test_time_and_memory_of_a_run_on_a_gpu():
     gpu = HardwareFacts("cuda", "NVIDIA A100", True, True, 8, free_memory=40 * GIB)
     settings = make_settings(batch_size=4, num_workers=2, early_stopping_patience=5, num_epochs=10)
-    found = Forecast(seconds=7200.0, seconds_per_epoch=3.25, num_epochs=10, memory=6 * GIB)
+    found = Forecast(seconds=7200.0, seconds_per_epoch=3.25, pilot_seconds=90.0, num_epochs=10, memory=6 * GIB)
     time, memory, loading = forecast_findings(found, settings, gpu, COST, SampleCost(0.4, 0.1, 0.0), is_estimate=True)
-    assert time.detail.startswith("about 2.0 h: 10 epochs of 3.2 s, 8.0 images/s in the model; an estimate")
+    assert time.detail.startswith(
+        "about 2.0 h: 10 epochs of 3.2 s, 8.0 images/s in the model; up to 90 s of it try learning rates; an estimate"
+    )
     assert memory.detail == "6.0 GiB of the 40.0 GiB that are free on the GPU"
     assert loading.detail == "the GPU would wait: reading 400 ms and augmenting 100 ms an image, 2 workers"
     settings.asked = dataclasses.replace(settings.asked, time_budget="1h")

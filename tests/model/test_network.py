@@ -125,6 +125,20 @@ def test_the_encoder_is_taken_out_of_a_whole_network_and_the_decoder_is_left(tmp
     assert not torch.equal(network.decoder.state_dict()[weight], whole.decoder.state_dict()[weight])
 
 
+@pytest.mark.parametrize("channels", [1, 5])
+def test_weights_of_rgb_images_are_taken_for_grey_ones_and_for_many_channels(tmp_path, encoder_state, channels):
+    """The first convolution gives a grey image what it would give the same one in RGB, and shares its weights among many channels."""
+    path = save(encoder_state, tmp_path / "encoder.safetensors")
+    found = build(encoder_weights=str(path), channels=channels).encoder.state_dict()["model.conv_stem.weight"]
+    rgb = encoder_state["model.conv_stem.weight"]
+    assert found.shape[1] == channels
+    if channels == 1:
+        torch.testing.assert_close(found[:, 0], rgb.sum(1))
+    else:
+        torch.testing.assert_close(found[:, 3], rgb[:, 0] * 3 / 5)
+
+
+
 def test_a_file_that_lacks_tensors_is_refused_by_name(tmp_path, encoder, encoder_state):
     del encoder_state["model.bn1.weight"], encoder_state["model.bn1.bias"]
     path = save(encoder_state, tmp_path / "encoder.pt")

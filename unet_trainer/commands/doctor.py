@@ -274,6 +274,7 @@ def _say_forecast(
     page: Page,
     start_seconds: float,
 ) -> None:
+    from unet_trainer.training.pilots import is_open
     from unet_trainer.training.time_budget import SampleCost, forecast
 
     taken, (train, val) = settings.taken, datasets
@@ -283,7 +284,7 @@ def _say_forecast(
     start_seconds += trial.compile_seconds
     if taken.cache != "none":  # it is filled first
         start_seconds += sum(len(one.pairs) for one in datasets) * read / hardware.num_cores
-    found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds)
+    found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds, is_open(settings))
     page.show("run", forecast_findings(found, settings, hardware, cost, sample, trial.is_estimate))
     measured = {"step": dataclasses.asdict(cost), "sample": dataclasses.asdict(sample), "start_seconds": start_seconds}
     page.content["forecast"] = {**dataclasses.asdict(found), "is_estimate": trial.is_estimate, **measured}
@@ -309,6 +310,7 @@ def forecast_findings(
     if settings.replans():  # the number that was planned from the step alone is among the settings
         detail = f"about {describe_seconds(found.seconds)}, with as many epochs of {per_epoch} as there is time for"
     detail += f", {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
+    detail += f"; up to {describe_seconds(found.pilot_seconds)} of it try learning rates" if found.pilot_seconds else ""
     detail += "; an estimate from the uncompiled step (--fast)" if is_estimate else ""
     detail += "; early stopping may end it sooner" if taken.early_stopping_patience is not None else ""
     findings = [Finding("ok", "Time", detail)]

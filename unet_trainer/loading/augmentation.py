@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.config.choices import INTENSITY_JITTER, named_augmentation
+from unet_trainer.config.choices import FLIPS, INTENSITY_JITTER, named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.images.image_decoding import Pixels
@@ -44,16 +44,22 @@ class Augmentation:
         unit_range: tuple[float, float] | None = None,
     ) -> None:
         self.compose = A.Compose(list(transforms), seed=None)
+        self.flips = A.Compose([one for one in transforms if type(one).__name__ in FLIPS], seed=None)
         self.jitter = jitter  # brightness, contrast and noise of images that are not 8-bit
         self.unit_range = unit_range  # the range of values that the transforms see as 0 to 1
 
-    def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int]) -> tuple[Pixels, Pixels]:
+    def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int], is_gentle: bool = False) -> tuple[Pixels, Pixels]:
+        """`is_gentle`: its flips alone."""
         generator = np.random.default_rng(key)
-        self.compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        compose = self.flips if is_gentle else self.compose
+        compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        if is_gentle:
+            flipped = compose(image=image, mask=mask)
+            return flipped["image"], flipped["mask"]
         if self.unit_range is not None:
             low, high = self.unit_range
             image = (image - np.float32(low)) / np.float32(high - low)
-        result = self.compose(image=image, mask=mask)
+        result = compose(image=image, mask=mask)
         image, mask = result["image"], result["mask"]
         if self.unit_range is not None:
             image = image * np.float32(high - low) + np.float32(low)

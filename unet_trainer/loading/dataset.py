@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]  # epoch, index
 ORDER_STREAM, AUGMENT_STREAM = 2, 3  # separate random numbers for order and augmentation
+PILOT_EPOCH = 2**30  # epochs from this number on are those of training.pilots: their samples are flipped and no more
 MAX_PIECES = 64  # of a batch: their tasks fit into the smallest buffer of a pipe
 
 
@@ -111,7 +112,8 @@ class SegmentationDataset:
         image, mask = self._extract(epoch, index)
         was_read = time.perf_counter()  # resizing counts as reading: a cache avoids both
         if self.augmentation is not None:
-            image, mask = self.augmentation(image, mask, (self.seed, AUGMENT_STREAM, epoch, index))
+            drawn_by = (self.seed, AUGMENT_STREAM, epoch, index)
+            image, mask = self.augmentation(image, mask, drawn_by, is_gentle=epoch >= PILOT_EPOCH)
             image, mask = resize_pair(image, mask, self.tiling.size)  # the user's list may hold crops
         return image, mask, was_read - started, time.perf_counter() - was_read
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.loading.dataset import Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
+from unet_trainer.loading.dataset import PILOT_EPOCH, Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
 from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.distributed import Launch
@@ -139,7 +139,8 @@ class Loader:
         boxes = None
         if self.cutmix:
             number = self.batches.number_of(batch)
-            boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, self.cutmix)
+            share = 0.0 if epoch >= PILOT_EPOCH else self.cutmix
+            boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, share)
         return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
 
     def files(self, epoch: int, batch: int) -> list[Path]:

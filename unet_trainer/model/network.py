@@ -12,6 +12,7 @@ import segmentation_models_pytorch as smp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models import adapt_input_conv
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import encoder_name
@@ -88,6 +89,9 @@ def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
             f"encoder_weights: {path} lacks {len(missing)} of the encoder's {len(wanted)} tensors, e.g. {missing[0]}; "
             "is it another encoder's?"
         )
+    stem = next(iter(wanted))
+    if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 != wanted[stem].shape[1]:
+        found[stem] = adapt_input_conv(wanted[stem].shape[1], found[stem])  # of RGB images, for grey ones or more channels
     wrong = [name for name in wanted if name in found and found[name].shape != wanted[name].shape]
     if wrong:
         shapes = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}, need {tuple(wanted[wrong[0]].shape)}"

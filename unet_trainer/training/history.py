@@ -5,6 +5,7 @@ events.jsonl has all that happened, a JSON object a line, in the order of time. 
     start      the process, the machine, the data; `resumed_after` says from which epoch and batch a resumed run goes on
     ready      the first step can be taken
     epoch      the row of metrics.csv, scores of each class, the confusion matrix, seconds of each stage
+    pilots     learning rates that were tried before the first epoch
     warning, note    what was said
     rollback, shrink    the run went back to an earlier state, or takes a batch in smaller parts
     end        how: finished, stopped early, interrupted, failed
@@ -58,9 +59,10 @@ EPOCH = {
     **{"classes": dict[str, dict[str, float | None]], "confusion": list[list[int]], "stages": dict[str, float | None]},
 }
 START = {"resumed_after": POSITION, "machine": MACHINE, "data": DATA, "model": MODEL}
-OTHERS = {"startup_seconds": float, "batch_parts": int, **dict.fromkeys(("text", "how", "name", "id"), str)}
+PILOT = {"learning_rate": float, "iou": float, "steps": int, "is_chosen": bool}
+OTHERS = {"startup_seconds": float, "batch_parts": int, "pilots": [PILOT], **dict.fromkeys(("text", "how", "name", "id"), str)}
 EVENT: Shape = {"kind": str, "time": str, **POSITION, **START, **EPOCH, **OTHERS}
-KINDS = frozenset(["start", "ready", "epoch", "warning", "note", "rollback", "shrink", "tracker", "end"])
+KINDS = frozenset(["start", "ready", "epoch", "warning", "note", "rollback", "shrink", "tracker", "pilots", "end"])
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:

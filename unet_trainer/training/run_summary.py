@@ -88,6 +88,7 @@ class RunSummary:
     model: dict[str, Any]  # architecture, encoder, parameters
     warnings: list[str]  # about the result
     startup_seconds: float | None
+    pilots: list[dict[str, Any]] = field(default_factory=list)  # learning rates that were tried, see history
     starts: list[datetime] = field(default_factory=list)
     updated: datetime | None = None  # the last sign of life
     problems: list[str] = field(default_factory=list)  # files and lines that hold other values than a run writes, and are left out
@@ -219,6 +220,7 @@ def read_run_summary(folder: Path) -> RunSummary:
         model=model,
         warnings=result.get("warnings", []),
         startup_seconds=ready.get("startup_seconds"),
+        pilots=next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), []),
         starts=[time for start in starts if (time := _time(start)) is not None],
         updated=_touched(folder),
         problems=problems,

@@ -32,6 +32,9 @@ EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample t
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 TILE_SHARE, MIN_TILE_SECONDS, MAX_TILE_SECONDS = 0.05, 2.0, 60.0  # of the time, for the choice of a tile
+MAX_PILOTS = 3  # see training.pilots
+PILOT_SHARE = 0.15  # of the run's steps, that all pilots together may take
+MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
 
 
@@ -161,6 +164,12 @@ def _follow_plan(run: Run, num_epochs: int) -> None:
         run.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
 
+def num_pilot_steps(num_steps: int) -> int:
+    """Of each pilot of a run of so many steps; 0: fewer would tell nothing, and there is no pilot."""
+    most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
+    return most if most >= MIN_PILOT_STEPS else 0
+
+
 @dataclass(frozen=True)
 class SampleCost:
     """Seconds that one core takes to prepare a sample."""
@@ -176,6 +185,7 @@ class Forecast:
 
     seconds: float
     seconds_per_epoch: float
+    pilot_seconds: float  # at most
     num_epochs: int
     memory: int  # bytes of the GPU; 0: not measured
 
@@ -188,8 +198,10 @@ def forecast(
     sample: SampleCost,
     num_cores: int,
     start_seconds: float = 0.0,
+    has_pilots: bool = False,
 ) -> Forecast:
-    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache.
+    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache. `has_pilots`: learning
+    rates will be tried.
 
     With a time budget, the epochs are those that the run will find to have time for; the last one may end early, with validation.
     """
@@ -201,6 +213,9 @@ def forecast(
     per_val_sample = with_loading(cost.eval_seconds, val_seconds, config, num_cores)
     per_epoch = num_batches * per_step + num_val_samples * per_val_sample
     num_epochs = config.num_epochs
+    pilot_steps = num_pilot_steps(num_epochs * -(-num_batches // config.accumulation_steps)) if has_pilots else 0
+    pilot_seconds = MAX_PILOTS * pilot_steps * config.accumulation_steps * per_step
+    start_seconds += pilot_seconds
     seconds = start_seconds + num_epochs * per_epoch
     if config.time_budget is not None:
         once, budget = num_train_samples // config.whole_repeats, seconds_of(config.time_budget)
@@ -208,7 +223,7 @@ def forecast(
         num_epochs = max(1, min(most, int((budget - start_seconds) / per_epoch)))
         least = start_seconds + per_step + num_val_samples * per_val_sample
         seconds = max(least, min(budget, start_seconds + num_epochs * per_epoch))
-    return Forecast(seconds, per_epoch, num_epochs, cost.memory)
+    return Forecast(seconds, per_epoch, pilot_seconds, num_epochs, cost.memory)
 
 
 def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:

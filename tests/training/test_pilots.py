@@ -1,0 +1,101 @@
+"""Learning rates are tried before the first epoch, and the run is then one that began with the rate that was taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from helpers.runs import stop_after, timeless_rows, weights_digest
+from train_unet import train
+from unet_trainer.reports.run_report import render_report
+from unet_trainer.training import pilots
+from unet_trainer.training.history import read_events
+from unet_trainer.training.pilots import Pilot
+from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.time_budget import num_pilot_steps
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+@pytest.fixture
+def recipe(monkeypatch, tiny_config):
+    """A config whose learning rate is decided, of runs whose pilots take three steps and end with the second rate."""
+    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 3)
+    monkeypatch.setattr(pilots, "is_better", lambda lower, higher: higher.learning_rate == 0.03)
+    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
+    return tiny_config | {"learning_rate": "auto", "augmentation": "strong", "num_epochs": 2}
+
+
+@pytest.mark.parametrize("changes", [{"num_workers": 0}, {"num_workers": 2, "accumulation_steps": 2, "cutmix": 0.5}], ids=str)
+def test_the_run_is_one_that_began_with_the_rate_that_was_taken(changes, recipe, capsys):
+    tried = train(recipe | changes, run_name="tried")
+    said = capsys.readouterr().out
+    fresh = train(recipe | changes, run_name="fresh", learning_rate=0.01)
+    assert weights_digest(tried.run_dir) == weights_digest(fresh.run_dir)
+    assert timeless_rows(tried.run_dir) == timeless_rows(fresh.run_dir)
+    assert said.count("train IoU 0.") >= 3
+    assert said.count("← taken") == 1
+    assert "learning_rate: 0.01  # decided: pilots of 3 steps: train IoU 0." in (tried.run_dir / "config.yaml").read_text()
+    assert "Learning rates" not in capsys.readouterr().out  # one that is set is not tried
+
+
+def test_the_report_has_what_was_tried(recipe):
+    run_dir = train(recipe).run_dir
+    summary = read_run_summary(run_dir)
+    assert [(one["learning_rate"], one["steps"], one["is_chosen"]) for one in summary.pilots] == [
+        (0.03, 3, False),
+        (0.01, 3, True),
+        (0.0033, 3, False),
+    ]
+    page = render_report(summary)
+    assert "Learning rates that were tried" in page
+    assert page.count(">taken<") == 1
+
+
+def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
+    whole = train(recipe, run_name="whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, on_epoch=stop_after(1), run_name="cut")
+    cut = whole.run_dir.with_name("cut")
+    monkeypatch.setattr(pilots, "_train", None)
+    resumed = train(recipe, run_name="cut", resume=str(cut))
+    assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
+
+
+def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
+    whole = train(recipe, run_name="whole")
+    original = pilots._train
+
+    def interrupt(run, *given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(run, *given)
+
+    monkeypatch.setattr(pilots, "_train", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, run_name="cut")
+    monkeypatch.setattr(pilots, "_train", original)
+    cut = whole.run_dir.with_name("cut")
+    resumed = train(recipe, run_name="cut", resume=str(cut))
+    assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
+    assert sum(one["kind"] == "pilots" for one in read_events(cut)) == 1
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(6000, 300), (2000, 100), (1900, 0), (10, 0)])
+def test_pilots_take_a_share_of_the_run_or_there_are_none(num_steps, expected):
+    assert num_pilot_steps(num_steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("ious", "expected"),
+    [
+        ([0.40, 0.42], 0.002),  # nearly as fast: the higher rate
+        ([0.00, 0.31, 0.33], 0.0007),
+        ([0.00, 0.10, 0.30], 0.0002),
+        ([0.00, 0.03], 0.002),  # neither has learned anything
+    ],
+)
+def test_the_highest_rate_that_learns_nearly_as_fast_as_the_best_is_taken(ious, expected):
+    tried = [Pilot(rate, iou) for rate, iou in zip((0.002, 0.0007, 0.0002), ious, strict=False)]
+    assert pilots.choose(tried).learning_rate == expected

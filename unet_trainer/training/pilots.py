@@ -1,0 +1,121 @@
+"""The learning rate is tried before the first epoch: one that is too high for the data shows within a few hundred steps.
+
+The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The lower one is
+taken if it has learned clearly more, and is then tried against a third of itself. The run begins with the weights that it would
+have begun with if that rate had been set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from unet_trainer.config.resolved_config import Settings
+from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
+from unet_trainer.system.console import Bar, Console
+from unet_trainer.training.compilation import restoring
+from unet_trainer.training.run import Run
+from unet_trainer.training.time_budget import MAX_PILOTS, num_pilot_steps
+
+FACTOR = 1 / 3
+WARMUP_SHARE = 0.2  # of a pilot
+JUDGED_SHARE = 1 / 3  # of a pilot, its last part
+CLEARLY_MORE = 1.25  # times the IoU of the higher rate
+LEAST_IOU = 0.05  # more: below, neither has learned anything yet
+
+
+@dataclass(frozen=True)
+class Pilot:
+    learning_rate: float
+    iou: float  # of training, in its last part
+
+
+def is_open(settings: Settings) -> bool:
+    """Whether the rate is one that was decided, and not by pilots: a value that is set is never tried against others."""
+    decision = settings.decisions["learning_rate"]
+    return decision.source == "decided" and not decision.reason.startswith("pilots")
+
+
+def try_learning_rates(run: Run) -> None:
+    """Before the first step of a run; does nothing later."""
+    state, config = run.state, run.config
+    num_steps = num_pilot_steps(state.learning_rate.num_steps)
+    if state.epoch or state.batch or state.num_restarts or not is_open(run.settings) or not num_steps:
+        return
+    pilots: list[Pilot] = []
+    with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
+        for number in range(MAX_PILOTS):
+            rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
+            pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
+            if number and not is_better(pilots[-1], pilots[-2]):
+                break
+    chosen = choose(pilots)
+    _say(run.console, pilots, chosen, num_steps)
+    ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
+    run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
+    state.learning_rate.peak = _peak(run, chosen.learning_rate)
+    tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
+    run.events.add("pilots", pilots=tried)
+    run.checkpointer.write_config()
+
+
+def _say(console: Console, pilots: Sequence[Pilot], chosen: Pilot, num_steps: int) -> None:
+    console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
+    for one in pilots:
+        console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
+
+
+def choose(pilots: Sequence[Pilot]) -> Pilot:
+    """The highest rate that learns nearly as fast as the best one."""
+    chosen = pilots[0]
+    for lower in pilots[1:]:
+        if is_better(lower, chosen):
+            chosen = lower
+    return chosen
+
+
+def is_better(lower: Pilot, higher: Pilot) -> bool:
+    return lower.iou > CLEARLY_MORE * higher.iou and lower.iou > higher.iou + LEAST_IOU
+
+
+def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
+    """The training IoU that the rate comes to. Changes nothing."""
+    step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
+    num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
+    with restoring(run.components):
+        run.components.set_training_mode(0)
+        for number, batch in enumerate(_batches(run, num_steps * size)):
+            if number == first_judged * size:
+                metrics.reset()
+            if number % size == 0:
+                if run.processes.is_alone:
+                    run.raise_if_ending()
+                elif step.sync is not None:
+                    run.processes.any_rank(False)  # all go on
+                    step.sync.is_owed = True
+                step.begin_group(size, 0)
+            step(batch, metrics)
+            if number % size == size - 1:
+                step.optimizer_step(metrics, _peak(run, rate) * min(1.0, (number // size + 1) / num_warmup))
+            bar.tick()
+        iou = metrics.summed(run.processes).scores().iou
+        return 0.0 if math.isnan(iou) else iou  # no step was finite
+
+
+def _peak(run: Run, rate: float) -> float:
+    return rate * (run.processes.launch.world_size if run.config.scale_lr else 1)
+
+
+def _batches(run: Run, num_batches: int) -> Iterator[Batch]:
+    """The same for each rate."""
+    epoch = PILOT_EPOCH
+    while num_batches > 0:
+        for batch in run.loaders.train.epoch(epoch, 0, run.signals.is_stopping):
+            yield batch
+            num_batches -= 1
+            if num_batches == 0:
+                return
+        run.raise_if_ending()
+        epoch += 1
