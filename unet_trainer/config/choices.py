@@ -19,6 +19,8 @@ Fit = Literal["resize", "crop"]
 Size = tuple[int, int]  # height, width
 
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
+MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (tiles with defects, docs/quality.md)
+SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
 GPU_AREA, CPU_AREA = 512**2, 256**2  # of an image that is resized
@@ -71,7 +73,7 @@ EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
 
 
-def choose_fit(measured: Measurements | None, sizes: Sequence[Size]) -> tuple[Fit, str]:
+def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: bool) -> tuple[Fit, str]:
     if measured is None:
         return "resize", "nothing was measured"
     if measured.relative_structure == 0:
@@ -82,6 +84,11 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size]) -> tuple[Fi
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
         return "resize", f"{share}: the model sees the whole image"
+    side, _ = choose_image_size("crop", sizes, measured, on_cpu)
+    areas = sorted(height * width for height, width in sizes)
+    is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
+    if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
+        return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
     return "crop", f"{share}: crops at native resolution keep them"
 
 

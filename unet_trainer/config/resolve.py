@@ -126,7 +126,7 @@ def _resolve_data(draft: _Draft) -> None:
     draft.decide_if_open("in_channels", dataset.channels, "as the images have")
     draft.decide_if_open("image_mean", dataset.mean, dataset.statistics_reason)
     draft.decide_if_open("image_std", dataset.std, dataset.statistics_reason)
-    draft.decide_if_open("fit", *choices.choose_fit(dataset.measurements, dataset.train_sizes))
+    draft.decide_if_open("fit", *choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu))
     draft.decide_if_open(
         "image_size", *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu)
     )

@@ -195,7 +195,7 @@ class Config:
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """adamw, adam or sgd (Nesterov momentum 0.9)"""
     learning_rate: Positive | Auto = "auto"
-    """peak learning rate; auto: by optimizer and effective batch"""
+    """peak learning rate; auto: by optimizer and effective batch; runs of 2,000 steps or more try lower ones before the first epoch"""
     scale_lr: bool = False
     """under torchrun: multiply learning_rate by the number of processes (the linear rule); else it is taken as it is"""
     encoder_lr_factor: Positive | Auto = "auto"

@@ -20,10 +20,11 @@ from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
+from unet_trainer.training.evaluation import NUM_SAMPLES
 from unet_trainer.training.history import Row, column, write_result
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, resume_command
+from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
@@ -194,7 +195,8 @@ def judge_model(
             advice = _overfitting_advice(settings)
         else:
             problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
-            masks = f"masks may not match their images, or be read with the wrong mask_values: {_check_command(config)}"
+            pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
+            masks = f"{pairs}; or be read with the wrong mask_values: {_check_command(config)}"
             advice = [masks, _rate_advice(settings)]
         findings.append((problem, few_steps + advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
