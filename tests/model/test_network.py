@@ -138,7 +138,6 @@ def test_weights_of_rgb_images_are_taken_for_grey_ones_and_for_many_channels(tmp
         torch.testing.assert_close(found[:, 3], rgb[:, 0] * 3 / 5)
 
 
-
 def test_a_file_that_lacks_tensors_is_refused_by_name(tmp_path, encoder, encoder_state):
     del encoder_state["model.bn1.weight"], encoder_state["model.bn1.bias"]
     path = save(encoder_state, tmp_path / "encoder.pt")

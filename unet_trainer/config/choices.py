@@ -19,7 +19,7 @@ Fit = Literal["resize", "crop"]
 Size = tuple[int, int]  # height, width
 
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
-MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (tiles with defects, docs/quality.md)
+MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
 SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
