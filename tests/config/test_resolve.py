@@ -372,6 +372,14 @@ def test_processes_of_a_machine_share_its_cores_and_memory():
     assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "none"
 
 
+def test_images_of_many_crops_are_cached_even_for_one_epoch():
+    """Each crop would decode its image again."""
+    settings = {"cache": "auto", "num_epochs": 1, "repeats": 1}
+    hardware = dataclasses.replace(AMPERE, host_memory=2**40)
+    assert settings_of(hardware, **settings, fit="resize").taken.cache == "none"
+    assert settings_of(hardware, **settings, fit="crop", crops_per_image=16).taken.cache == "ram"
+
+
 def test_synchronised_batch_norm_is_not_compiled():
     taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
     assert not taken.compile_model

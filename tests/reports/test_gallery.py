@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -98,6 +100,17 @@ def test_time_that_has_run_out_ends_it(tmp_path):
     pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
     found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor(), max_seconds=-1)
     assert (list(found.pictures), found.note) == ([], "4 images more would have taken longer than -1 s.")
+
+
+def test_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
+    small_gallery(tmp_path, SCORES)
+    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
+    predictor, seconds = bright_predictor(), itertools.count()
+    predictor.whole, predictor.tile = 100, (16, 16)
+    monkeypatch.setattr(gallery, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    found = draw_gallery(SCORES, pairs, tmp_path, predictor, max_seconds=3)
+    assert (list(found.pictures), found.note) == ([], "4 images more would have taken longer than 3 s.")
+    assert 0 < len(predictor.engine.shapes) < 5
 
 
 def test_an_image_that_is_too_large_is_left_out(tmp_path, monkeypatch):

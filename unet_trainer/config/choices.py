@@ -399,9 +399,9 @@ def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: in
     return saved > COMPILE_SECONDS, f"{verb} about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling"
 
 
-def choose_cache(num_bytes: int, host_memory: int, num_epochs: int) -> tuple[Literal["none", "ram"], str]:
+def choose_cache(num_bytes: int, host_memory: int, num_reads: float) -> tuple[Literal["none", "ram"], str]:
     size = f"{num_bytes / 2**30:.2f} GiB decoded"
-    if num_epochs < 2:
+    if num_reads < 2:  # of each image, for all crops of all epochs
         return "none", "each image is read once"
     if host_memory and num_bytes <= CACHE_SHARE * host_memory:
         return "ram", f"{size}, {host_memory / 2**30:.0f} GiB of memory free"

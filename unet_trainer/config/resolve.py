@@ -270,6 +270,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
     is_pretrained = draft["encoder_weights"] is not None
     host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
+    num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
     for name, choice in {
         "learning_rate": choices.choose_learning_rate(draft["optimizer"], effective, is_pretrained),
@@ -279,7 +280,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         "warmup_epochs": choices.choose_warmup(num_epochs),
         "early_stopping_patience": choices.choose_patience(num_epochs),
         "compile_model": choices.choose_compile(hardware, cost, num_steps),
-        "cache": choices.choose_cache(num_bytes, host_memory, num_epochs),
+        "cache": choices.choose_cache(num_bytes, host_memory, num_epochs * draft["repeats"] * num_crops),
     }.items():
         draft.decide_if_open(name, *choice)
 

@@ -7,6 +7,7 @@ sharp. All of it is bounded: images, seconds, pixels of an image, bytes.
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,7 +148,9 @@ def draw_gallery(
                 reasons.append(f"{score.image} is not in {data_dir} any more")
                 continue
             try:
-                pictures.append(draw_picture(predictor, pair, score, group, MAX_BYTES // len(chosen)))
+                pictures.append(draw_picture(predictor, pair, score, group, MAX_BYTES // len(chosen), deadline))
+            except _LateError:
+                num_late += 1
             except DataError as error:
                 reasons.append(f"{pair.shown_image}: {first_line(error)}")
             bar.tick()
@@ -157,10 +160,16 @@ def draw_gallery(
     return Gallery(pictures, predictor.spec.id_colours, " ".join(notes))
 
 
-def draw_picture(predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int) -> Picture:
+class _LateError(Exception):
+    """A large image would take longer than there is time for."""
+
+
+def draw_picture(
+    predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int, deadline: float = math.inf
+) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
     from unet_trainer.inference.predictor import check_image
-    from unet_trainer.inference.tile_blending import all_ids
+    from unet_trainer.inference.tile_blending import TiledLogits, all_ids
     from unet_trainer.inference.try_server import decode_for_page, read_truth
 
     spec = predictor.spec
@@ -169,7 +178,15 @@ def draw_picture(predictor: Predictor, pair: Pair, score: ImageScore, group: Gro
     if height * width > MAX_PIXELS:
         raise DataError(f"{width}×{height} pixels; a report shows images of up to {MAX_PIXELS // 10**6} megapixels")
     truth = read_truth(pair.mask, spec.coding, (height, width))
-    ids = all_ids(predictor.predict_image(image))
+    logits = predictor.predict_image(image)
+    if isinstance(logits, TiledLogits):
+
+        def stop_in_time(num_tiles: int) -> None:
+            if time.monotonic() > deadline:
+                raise _LateError
+
+        logits.on_tiles = stop_in_time
+    ids = all_ids(logits)
     display = to_display(check_image(image, spec.image))
 
     def drawn(side: int, quality: int) -> Picture:
