@@ -28,7 +28,7 @@ from unet_trainer.model.baselines import Baseline
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training import second_chance
+from unet_trainer.training import pilots, second_chance
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.compilation import compile_steps
 from unet_trainer.training.history import read_events
@@ -397,6 +397,19 @@ def test_a_run_that_begins_again_with_recorded_kernels_is_one_that_began_so(tiny
     fresh = train(config, run_name="fresh", learning_rate=0.01)
     torch.use_deterministic_algorithms(False)
     assert weights_digest(again.run_dir) == weights_digest(fresh.run_dir)
+
+
+def test_a_compiled_run_whose_learning_rate_was_tried_is_one_that_began_with_it(tiny_config, monkeypatch):
+    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 12)  # kernels are recorded within them
+    monkeypatch.setattr(pilots, "is_better", lambda lower, higher: higher.learning_rate == 0.03)
+    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
+    config = {**tiny_config, **PRECISIONS["float16"], "device": "cuda", "deterministic": True, "compile_model": True}
+    config |= {"num_epochs": 4, "batch_size": 2, "ema_decay": 0.9}
+    tried = train(config, run_name="tried", learning_rate="auto")
+    assert [event["kind"] for event in read_events(tried.run_dir)].count("pilots") == 1
+    fresh = train(config, run_name="fresh", learning_rate=0.01)
+    torch.use_deterministic_algorithms(False)
+    assert weights_digest(tried.run_dir) == weights_digest(fresh.run_dir)
 
 
 def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):

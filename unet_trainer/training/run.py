@@ -145,7 +145,7 @@ class Run:
             return
         self.has_report = True  # one that was interrupted by a signal is not begun again
         folder, device = self.checkpointer.folder, str(self.components.numerics.device)
-        seconds = min(MAX_REPORT_SECONDS, self.budget.left())
+        seconds = min(MAX_REPORT_SECONDS, self.budget.picture_seconds())
         try:
             if with_pictures:
                 self.console.say("Making the report ...")

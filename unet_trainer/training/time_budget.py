@@ -62,6 +62,10 @@ class TimeBudget:
         """That the end of the run will take, with pictures that take so long."""
         return min(END_SHARE * self.seconds, END_SECONDS + picture_seconds)
 
+    def picture_seconds(self) -> float:
+        """That are left for the report's pictures: its page is written and the process ended after them."""
+        return self.left() - min(END_SECONDS, END_SHARE * self.seconds / 2)
+
     def lost_to_training(self) -> float:
         """What is spent, and what the end of the run may take."""
         return self.spent() + END_SHARE * self.seconds
