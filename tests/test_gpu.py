@@ -384,32 +384,30 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     torch.use_deterministic_algorithms(False)
 
 
+def assert_ends_as_one_of_rate_0_01(config, kind):
+    """A compiled run whose rate is decided has one such event, and then the weights of one that was given the rate."""
+    config = config | {"device": "cuda", "deterministic": True, "compile_model": True, "batch_size": 2, "ema_decay": 0.9}
+    decided = train(config, run_name="decided", learning_rate="auto")
+    assert [event["kind"] for event in read_events(decided.run_dir)].count(kind) == 1
+    given = train(config, run_name="given", learning_rate=0.01)
+    torch.use_deterministic_algorithms(False)
+    assert weights_digest(decided.run_dir) == weights_digest(given.run_dir)
+
+
 def test_a_run_that_begins_again_with_recorded_kernels_is_one_that_began_so(tiny_config, monkeypatch):
     for name, value in (("MIN_STEPS", 1), ("NUM_EPOCHS", 1), ("LOSS_SHARE", 0.0)):
         monkeypatch.setattr(second_chance, name, value)
     monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
     baselines = iter([1.0, 1.0, 2.0])  # the third epoch, when the kernels are recorded
     monkeypatch.setattr(second_chance, "best_baseline", lambda *_: Baseline("all", next(baselines, 1.0) - 1))
-    config = {**tiny_config, **PRECISIONS["bfloat16"], "device": "cuda", "deterministic": True, "compile_model": True}
-    config |= {"num_epochs": 8, "batch_size": 2, "ema_decay": 0.9}
-    again = train(config, run_name="again", learning_rate="auto")
-    assert [event["kind"] for event in read_events(again.run_dir)].count("rollback") == 1
-    fresh = train(config, run_name="fresh", learning_rate=0.01)
-    torch.use_deterministic_algorithms(False)
-    assert weights_digest(again.run_dir) == weights_digest(fresh.run_dir)
+    assert_ends_as_one_of_rate_0_01({**tiny_config, **PRECISIONS["bfloat16"], "num_epochs": 8}, "rollback")
 
 
 def test_a_compiled_run_whose_learning_rate_was_tried_is_one_that_began_with_it(tiny_config, monkeypatch):
     monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 12)  # kernels are recorded within them
     monkeypatch.setattr(pilots, "is_better", lambda lower, higher: higher.learning_rate == 0.03)
     monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
-    config = {**tiny_config, **PRECISIONS["float16"], "device": "cuda", "deterministic": True, "compile_model": True}
-    config |= {"num_epochs": 4, "batch_size": 2, "ema_decay": 0.9}
-    tried = train(config, run_name="tried", learning_rate="auto")
-    assert [event["kind"] for event in read_events(tried.run_dir)].count("pilots") == 1
-    fresh = train(config, run_name="fresh", learning_rate=0.01)
-    torch.use_deterministic_algorithms(False)
-    assert weights_digest(tried.run_dir) == weights_digest(fresh.run_dir)
+    assert_ends_as_one_of_rate_0_01({**tiny_config, **PRECISIONS["float16"], "num_epochs": 4}, "pilots")
 
 
 def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):

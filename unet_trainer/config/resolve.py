@@ -272,8 +272,11 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
     num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
+    rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective, is_pretrained)
+    if not choices.num_pilot_steps(num_steps):
+        rate_reason += f"; {num_steps:,} steps are too few to try others"
     for name, choice in {
-        "learning_rate": choices.choose_learning_rate(draft["optimizer"], effective, is_pretrained),
+        "learning_rate": (rate, rate_reason),
         "encoder_lr_factor": choices.choose_encoder_lr_factor(is_pretrained),
         "weight_decay": choices.choose_weight_decay(draft["optimizer"]),
         "ema_decay": choices.choose_ema_decay(num_steps),

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
-from unet_trainer.training.time_budget import MAX_PILOTS, num_pilot_steps
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a pilot
@@ -45,13 +45,15 @@ def try_learning_rates(run: Run) -> None:
     if state.epoch or state.batch or state.num_restarts or not is_open(run.settings) or not num_steps:
         return
     pilots: list[Pilot] = []
+    chosen = None
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
             pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
-            if number and not is_better(pilots[-1], pilots[-2]):
+            if chosen is not None and not is_better(pilots[-1], chosen):
                 break
-    chosen = choose(pilots)
+            chosen = pilots[-1]
+    assert chosen is not None
     _say(run.console, pilots, chosen, num_steps)
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
@@ -67,16 +69,8 @@ def _say(console: Console, pilots: Sequence[Pilot], chosen: Pilot, num_steps: in
         console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
 
 
-def choose(pilots: Sequence[Pilot]) -> Pilot:
-    """The highest rate that learns nearly as fast as the best one."""
-    chosen = pilots[0]
-    for lower in pilots[1:]:
-        if is_better(lower, chosen):
-            chosen = lower
-    return chosen
-
-
 def is_better(lower: Pilot, higher: Pilot) -> bool:
+    """Else the higher rate learns nearly as fast, and is taken."""
     return lower.iou > CLEARLY_MORE * higher.iou and lower.iou > higher.iou + LEAST_IOU
 
 

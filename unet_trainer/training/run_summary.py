@@ -19,7 +19,7 @@ from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import Shape, as_object, pick
 from unet_trainer.system.locks import is_locked, is_locked_here
-from unet_trainer.training.history import COLUMNS, current_epochs, read_events
+from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, read_events
 from unet_trainer.training.run_folder import BEST, EVENTS, LAST, METRICS_CSV, PREVIOUS, RESULT_JSON, SETTINGS, VAL_SCORES
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
@@ -220,11 +220,17 @@ def read_run_summary(folder: Path) -> RunSummary:
         model=model,
         warnings=result.get("warnings", []),
         startup_seconds=ready.get("startup_seconds"),
-        pilots=next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), []),
+        pilots=_pilots(raw),
         starts=[time for start in starts if (time := _time(start)) is not None],
         updated=_touched(folder),
         problems=problems,
     )
+
+
+def _pilots(raw: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those that have all that a page shows of them."""
+    found: list[dict[str, Any]] = next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), [])
+    return [one for one in found if one.keys() == PILOT.keys()]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from unet_trainer.training.history import column
 if TYPE_CHECKING:
     from unet_trainer.training.run import Run
 
-from unet_trainer.config.choices import wanted_views
+from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps, wanted_views
 from unet_trainer.config.resolved_config import ResolvedConfig
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
@@ -32,9 +32,6 @@ EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample t
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 TILE_SHARE, MIN_TILE_SECONDS, MAX_TILE_SECONDS = 0.05, 2.0, 60.0  # of the time, for the choice of a tile
-MAX_PILOTS = 3  # see training.pilots
-PILOT_SHARE = 0.15  # of the run's steps, that all pilots together may take
-MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
 
 
@@ -166,12 +163,6 @@ def _follow_plan(run: Run, num_epochs: int) -> None:
         run.settings.change(reason, ema_decay=decay)
         state.ema.decay = decay
         run.components.train_step.launcher.clear()  # a recorded graph holds the old one
-
-
-def num_pilot_steps(num_steps: int) -> int:
-    """Of each pilot of a run of so many steps; 0: fewer would tell nothing, and there is no pilot."""
-    most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
-    return most if most >= MIN_PILOT_STEPS else 0
 
 
 @dataclass(frozen=True)
