@@ -207,11 +207,10 @@ def test_a_batch_that_did_not_fit_is_halved_until_one_does():
 
 
 def test_the_learning_rate_grows_with_the_root_of_the_batch():
-    assert choose_learning_rate("adamw", 16, is_pretrained=False)[0] == 2e-3
-    assert choose_learning_rate("adamw", 64, is_pretrained=False)[0] == 4e-3
-    assert choose_learning_rate("adamw", 4, is_pretrained=False)[0] == 1e-3
-    assert choose_learning_rate("adamw", 16, is_pretrained=True)[0] == 1e-3
-    assert choose_learning_rate("sgd", 16, is_pretrained=False)[0] == 5e-2
+    assert choose_learning_rate("adamw", 16)[0] == 2e-3
+    assert choose_learning_rate("adamw", 64)[0] == 4e-3
+    assert choose_learning_rate("adamw", 4)[0] == 1e-3
+    assert choose_learning_rate("sgd", 16)[0] == 5e-2
 
 
 @pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])

@@ -208,6 +208,11 @@ def test_keys_of_an_earlier_version_are_ignored_with_one_note(load_text, capsys)
     assert capsys.readouterr().err == f"Note: no longer settings, and ignored: {', '.join(REMOVED_KEYS)}\n"
 
 
+def test_settings_that_were_decided_once_may_still_be_auto():
+    names = ("decoder_attention", "deep_supervision", "encoder_lr_factor")
+    assert load_config(dict.fromkeys(names, "auto")) == load_config({}, [f"{name}=auto" for name in names]) == load_config({})
+
+
 # Contradictions
 
 
@@ -258,7 +263,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, answer):
         {"mask_values": [0, 1], "class_names": ["field", "road"]},
         {"image_size": [8192, 32], "num_folds": 5, "fold": 4, "run_name": "a" * 200, "device": "cuda:0"},
         {"in_channels": 64, "image_mean": [-0.5], "image_std": [1e-3], "split_file": "split.csv", "group_pattern": r"^(p\d+)[_-]"},
-        {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "auto"},
+        {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "none"},
         {"num_classes": 2, "mask_values": "above 127", "batch_parts": 9, "batch_size": "auto"},
         {"time_budget": "10m", "num_epochs": "auto", "early_stopping_patience": 99, "warmup_epochs": 99},
         {"architecture": "fpn", "decoder_attention": "none", "deep_supervision": 0.0},

@@ -20,7 +20,6 @@ from helpers.resolving import (
     STEP,
     TURING,
     decided,
-    found_weights,
     open_settings,
     settings_of,
 )
@@ -82,7 +81,7 @@ def test_what_is_left_open_is_decided_with_a_reason():
     assert open_keys >= {
         *("fit", "image_size", "augmentation", "cache", "encoder", "encoder_weights", "loss", "class_weights", "batch_size"),
         *("num_epochs", "learning_rate", "weight_decay", "warmup_epochs", "ema_decay", "early_stopping_patience", "use_amp"),
-        *("compile_model", "repeats", "encoder_lr_factor", "decoder_attention", "deep_supervision", "cutmix"),
+        *("compile_model", "repeats", "cutmix"),
     }
     assert set(decided(settings)) == open_keys - {"resume"}
     assert all(reason.strip() for reason in decided(settings).values())
@@ -98,12 +97,12 @@ def test_the_values_that_are_decided_on_a_gpu():
     assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
     assert (taken.fit, taken.image_size, taken.crops_per_image) == ("crop", 64, 2)  # images of 64×128 in the median
     assert [next(iter(transform)) for transform in taken.augmentation][:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
-    assert (taken.encoder, taken.encoder_weights, taken.encoder_lr_factor) == ("resnet34", "imagenet", 0.2)
-    assert (taken.decoder_attention, taken.deep_supervision, taken.decoder_channels) == ("none", 0.0, None)
+    assert (taken.encoder, taken.encoder_weights) == ("resnet34", "imagenet")
+    assert taken.decoder_channels is None
     assert taken.cutmix == 0.5
     assert (taken.loss, taken.class_weights) == ({"dice": 1.0, "cross_entropy": 1.0}, None)
     assert (taken.batch_size, taken.repeats, taken.num_epochs) == (16, 160, 100)  # 60 steps of 16 from 3 × 2 crops
-    assert (taken.learning_rate, taken.weight_decay, taken.warmup_epochs) == (1e-3, 0.05, 3.0)
+    assert (taken.learning_rate, taken.weight_decay, taken.warmup_epochs) == (2e-3, 0.05, 3.0)
     assert (taken.ema_decay, taken.early_stopping_patience, taken.cache) == (round(1 - 10 / 6000, 5), 30, "ram")
 
 
@@ -122,26 +121,6 @@ def test_no_auto_is_left_in_a_resolved_config():
         for settings in (open_settings(hardware), settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto")):
             assert isinstance(settings.taken, ResolvedConfig)
             assert [name for name, value in as_dict(settings.taken).items() if value == "auto"] == []
-
-
-RANDOM = "random weights: all learn alike"
-PRETRAINED = "pretrained weights: they change less than those of the decoder"
-
-
-@pytest.mark.parametrize(
-    ("asked", "found", "taken", "reason"),
-    [
-        ({"encoder_weights": None}, pytest.fail, (None, 1.0), RANDOM),
-        ({"encoder_weights": "auto"}, lambda encoder: (None, "no network"), (None, 1.0), RANDOM),
-        ({"encoder_weights": "imagenet"}, pytest.fail, ("imagenet", 0.2), PRETRAINED),
-        ({"encoder_weights": "mine.pt"}, pytest.fail, ("mine.pt", 0.2), PRETRAINED),
-        ({"encoder_weights": "auto", "encoder_lr_factor": 1.0}, found_weights, ("imagenet", 1.0), ""),
-    ],
-)
-def test_a_pretrained_encoder_learns_more_slowly(asked, found, taken, reason):
-    settings = settings_of(find_weights=found, **asked)
-    assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == taken
-    assert settings.decisions["encoder_lr_factor"].reason == reason
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     (file,) = weight_files(settings.taken.encoder, "imagenet")
     hub.write_cached(cache, file.repo_id, None, "model.safetensors", b"damaged")
     components = build_with_weights(settings, console)
-    assert (settings.taken.encoder_weights, settings.taken.encoder_lr_factor) == (None, 1.0)
+    assert settings.taken.encoder_weights is None
     assert settings.taken.learning_rate == FIXED_RECIPE["learning_rate"]
     assert settings.decisions["encoder_weights"].reason.startswith(
         "imagenet weights cannot be loaded (encoder_weights: the file of"

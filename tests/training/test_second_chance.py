@@ -126,7 +126,7 @@ def test_training_is_stuck_below_a_constant_prediction_with_a_loss_that_does_not
     ],
 )
 def test_only_what_was_decided_is_changed(decided, augmentation, in_job, expected):
-    rate, _ = choose_learning_rate("adamw", 16, is_pretrained=False)
+    rate, _ = choose_learning_rate("adamw", 16)
 
     taken = SimpleNamespace(learning_rate=rate, augmentation=augmentation)
     decisions = {name: Decision("decided" if name in decided else "file") for name in ("learning_rate", "augmentation")}

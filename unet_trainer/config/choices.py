@@ -63,7 +63,6 @@ COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
 CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
-PRETRAINED_LR_FACTOR = 0.2  # of the encoder; not measured here, where there are no pretrained weights
 MAX_PILOTS = 3  # learning rates that are tried, see training.pilots
 PILOT_SHARE = 0.15  # of the run's steps, that all of them together may take
 MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
@@ -357,23 +356,17 @@ def wanted_batch_size(num_samples: int, on_cpu: bool) -> int:
     return REFERENCE_BATCH if MIN_PASSES * num_samples <= 4 * NUM_VIEWS else 2 * REFERENCE_BATCH
 
 
-def choose_learning_rate(optimizer: str, batch_size: int, is_pretrained: bool) -> tuple[float, str]:
+def choose_learning_rate(optimizer: str, batch_size: int) -> tuple[float, str]:
     """By the square root of the batch, from what was found at the reference batch."""
-    base = {"adamw": 2e-3, "adam": 1e-3, "sgd": 5e-2}[optimizer] * (0.5 if is_pretrained else 1.0)
+    base = {"adamw": 2e-3, "adam": 1e-3, "sgd": 5e-2}[optimizer]
     rate = float(f"{base * math.sqrt(batch_size / REFERENCE_BATCH):.2g}")
-    return rate, f"{optimizer}, {'pretrained weights, ' if is_pretrained else ''}effective batch {batch_size}"
+    return rate, f"{optimizer}, effective batch {batch_size}"
 
 
 def num_pilot_steps(num_steps: int) -> int:
     """For each learning rate that a run of so many steps tries; 0: fewer would tell nothing, and none is tried."""
     most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
     return most if most >= MIN_PILOT_STEPS else 0
-
-
-def choose_encoder_lr_factor(is_pretrained: bool) -> tuple[float, str]:
-    if is_pretrained:
-        return PRETRAINED_LR_FACTOR, "pretrained weights: they change less than those of the decoder"
-    return 1.0, "random weights: all learn alike"
 
 
 def choose_weight_decay(optimizer: str) -> tuple[float, str]:

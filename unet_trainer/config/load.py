@@ -57,6 +57,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; 
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
 # Settings of earlier versions. They stand in the config.yaml of old runs.
+NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
 REMOVED_KEYS = ("scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval")
 
 
@@ -196,7 +197,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     values: dict[str, Any] = {}
     wrong = set()
     for name, value in raw.items():
-        if name in REMOVED_KEYS:
+        if name in REMOVED_KEYS or (name in NO_LONGER_DECIDED and value == "auto"):
             continue
         if name not in FIELDS:
             problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")
@@ -261,7 +262,7 @@ def _contradictions(c: Config) -> Iterator[str]:
     elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
         least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
         yield f"decoder_attention: scse needs {least}"
-    if c.deep_supervision not in ("auto", 0) and c.architecture != "unet":
+    if c.deep_supervision and c.architecture != "unet":
         yield f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
 
 

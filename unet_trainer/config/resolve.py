@@ -36,8 +36,6 @@ def resolve(
     _resolve_machine(draft)
     _resolve_data(draft)
     _resolve_augmentation(draft)
-    draft.decide_if_open("decoder_attention", "none", "a plain decoder is a third faster and as good with many images seen")
-    draft.decide_if_open("deep_supervision", 0.0, "one output is as good with many images seen")
     costs = _resolve_step(draft, measure_step)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
@@ -237,7 +235,7 @@ def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepC
 def _neutral(draft: _Draft) -> dict[str, Any]:
     """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the whole run."""
     while_open = {
-        "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "encoder_lr_factor": 1.0, "learning_rate": 1e-3,
+        "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "learning_rate": 1e-3,
         "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
     }  # fmt: skip
     fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0, "compile_model": False}
@@ -268,16 +266,14 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
-    is_pretrained = draft["encoder_weights"] is not None
     host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
     num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
-    rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective, is_pretrained)
+    rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective)
     if not choices.num_pilot_steps(num_steps):
         rate_reason += f"; {num_steps:,} steps are too few to try others"
     for name, choice in {
         "learning_rate": (rate, rate_reason),
-        "encoder_lr_factor": choices.choose_encoder_lr_factor(is_pretrained),
         "weight_decay": choices.choose_weight_decay(draft["optimizer"]),
         "ema_decay": choices.choose_ema_decay(num_steps),
         "warmup_epochs": choices.choose_warmup(num_epochs),

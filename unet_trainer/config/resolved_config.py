@@ -26,7 +26,7 @@ SAID_ELSEWHERE = (
     "class_weights",
 )  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
-PLAIN = {"crops_per_image": 1, "decoder_attention": "none", "deep_supervision": 0.0, "encoder_lr_factor": 1.0, "cutmix": 0.0}
+PLAIN = {"crops_per_image": 1, "cutmix": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,7 @@ class ResolvedConfig(Config):
     num_classes: int
     mask_tolerance: int
     encoder_weights: str | None
-    decoder_attention: Literal["none", "scse"]
-    deep_supervision: float
     cutmix: float
-    encoder_lr_factor: float
     in_channels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]

@@ -168,16 +168,16 @@ class Config:
     decoder_channels: tuple[Channels, Channels, Channels, Channels, Channels] | None = None
     """width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a small
     encoder: auto"""
-    decoder_attention: Literal["none", "scse"] | Auto = "auto"
-    """scse: squeeze and excitation of channels and places in the decoder of unet and unetplusplus; auto: none"""
+    decoder_attention: Literal["none", "scse"] = "none"
+    """scse: squeeze and excitation of channels and places in the decoder of unet and unetplusplus"""
     freeze_encoder_epochs: Annotated[int, Range(0)] = 0
     """epochs at the start in which the encoder is not trained"""
 
     loss: Losses | Auto = "auto"
     """a weighted sum of dice, iou, cross_entropy, bce, focal, tversky, lovasz; cross_entropy with one class is bce; auto: dice
     + cross_entropy"""
-    deep_supervision: Annotated[float, Range(0, 10)] | Auto = "auto"
-    """weight of the losses of three inner decoder stages of unet, in training only, e.g. 0.5; auto: 0, none"""
+    deep_supervision: Annotated[float, Range(0, 10)] = 0.0
+    """weight of the losses of three inner decoder stages of unet, in training only, e.g. 0.5; 0: none"""
     class_weights: tuple[Positive, ...] | Auto | None = "auto"
     """weight of each class in the loss (with one class, of foreground pixels); auto: null, or where a class is very rare, rare
     ones weigh somewhat more; null: all alike"""
@@ -198,8 +198,8 @@ class Config:
     """peak learning rate; auto: by optimizer and effective batch; runs of 2,000 steps or more try lower ones before the first epoch"""
     scale_lr: bool = False
     """under torchrun: multiply learning_rate by the number of processes (the linear rule); else it is taken as it is"""
-    encoder_lr_factor: Positive | Auto = "auto"
-    """the encoder's learning rate relative to learning_rate; auto: 0.2 if the encoder has pretrained weights, else 1"""
+    encoder_lr_factor: Positive = 1.0
+    """the encoder's learning rate relative to learning_rate, e.g. 0.2 for pretrained weights that shall change little"""
     weight_decay: NotNegative | Auto = "auto"
     """on weights; biases and normalisation layers have none; auto: 0.05 with adamw, else 1e-4"""
     scheduler: Literal["cosine", "poly", "plateau", "constant"] = "cosine"

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.choices import choose_encoder_lr_factor, choose_learning_rate
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, is_demo_dir
@@ -322,14 +321,6 @@ def build_components_with_weights(
             raise
         reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
     settings.change(reason, encoder_weights=None)
-    if settings.asked.encoder_lr_factor == "auto":
-        factor, factor_reason = choose_encoder_lr_factor(is_pretrained=False)
-        settings.change(factor_reason, encoder_lr_factor=factor)
-    if settings.asked.learning_rate == "auto":
-        config = settings.taken
-        effective = config.batch_size * config.accumulation_steps * (1 if config.scale_lr else launch.world_size)
-        rate, rate_reason = choose_learning_rate(config.optimizer, effective, is_pretrained=False)
-        settings.change(rate_reason, learning_rate=rate)
     components = build_components(settings.taken, spec, device, num_batches, console, launch=launch)
     console.note(f"encoder_weights: {reason}")
     return components
