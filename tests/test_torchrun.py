@@ -40,8 +40,8 @@ def folder_of(config, name="run"):
 
 
 def test_two_processes_have_the_same_bits_and_count_each_image_once(config, tmp_path):
-    """With a worker process each."""
-    job = ForkedJob({**config, "num_workers": 2}, tmp_path / "job")
+    """With a worker process each, and one cache."""
+    job = ForkedJob({**config, "num_workers": 2, "cache": "ram"}, tmp_path / "job")
     assert job.finish() == [0, 0], job.said()
     first, second = job.records(0), job.records(1)
     assert len(first) == 2
@@ -53,6 +53,8 @@ def test_two_processes_have_the_same_bits_and_count_each_image_once(config, tmp_
     assert job.log(1) == ""  # rank 0 speaks
     scores = (folder_of(config) / "val_scores.csv").read_text().splitlines()
     assert len(scores) == 1 + 5
+    assert "21 of 21 pairs in memory" in job.log(0)
+    assert len(list((folder_of(config).parent / ".cache").glob("*.pixels"))) == 2  # of training and validation
 
 
 def test_two_processes_try_learning_rates_together_and_take_the_same(config, tmp_path):
@@ -92,6 +94,26 @@ def test_what_goes_wrong_in_one_process_is_handled_by_all(config, tmp_path):
     events = [event for event in read_events(folder_of(config)) if event["kind"] == "epoch"]
     assert [(event["skipped_steps"], event["nan_steps"]) for event in events] == [(1, 1), (0, 0)]
     assert job.said().count("goes through the model in 2 parts") == 1
+
+
+def test_a_process_that_fails_when_half_of_the_gradients_are_averaged_leaves_nobody_waiting(config, tmp_path):
+    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory in backward@3"})
+    assert job.finish() == [0, 0], job.said()
+    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
+    assert "in the backward pass" in job.log(0)
+    assert job.said().count("goes through the model in 2 parts") == 1
+
+
+def test_a_process_that_fails_between_synchronised_layers_ends_the_job_and_says_why(config, tmp_path):
+    """The other waits in a layer, where it cannot be told: it learns of it by the end of the first."""
+    settings = {**config, "sync_batchnorm": True, "on_oom": "shrink"}
+    job = ForkedJob(settings, tmp_path / "job", faults={1: "memory in forward@3"}, network="synchronised")
+    assert job.finish() == [3, 3], job.said()
+    (line,) = re.findall("^Error: (.*)", job.said(), re.M)
+    assert line.startswith(
+        "in the forward pass: with sync_batchnorm the others cannot go on in smaller parts. Try a smaller batch_size"
+    )
+    assert "Traceback" not in job.said()
 
 
 def test_a_killed_process_ends_the_others_and_is_named(config, tmp_path):
@@ -135,15 +157,17 @@ def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
 
 
 def test_a_signal_to_one_process_saves_and_ends_all_and_the_bits_are_as_if_it_had_not_come(config, tmp_path):
-    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight")
-    assert straight.finish() == [0, 0], straight.said()
-    job = ForkedJob(config, tmp_path / "job", faults={1: "stop@3"})
-    assert job.finish() == [143, 143], job.said()
+    """Three processes: what the sum of three numbers is depends on their order."""
+    config["batch_size"] = 1
+    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight", world_size=3)
+    assert straight.finish() == [0, 0, 0], straight.said()
+    job = ForkedJob(config, tmp_path / "job", world_size=3, faults={1: "stop@3"})
+    assert job.finish() == [143, 143, 143], job.said()
     assert len(re.findall("^Error: interrupted by SIGTERM", job.said(), re.M)) == 1
     content = read_run(folder_of(config), print)
     assert (content["epoch"], content["batch"]) == (0, 3)  # within an epoch
-    again = ForkedJob(config, tmp_path / "again")
-    assert again.finish() == [0, 0], again.said()
+    again = ForkedJob(config, tmp_path / "again", world_size=3)
+    assert again.finish() == [0, 0, 0], again.said()
     assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
     assert timeless_rows(folder_of(config)) == timeless_rows(folder_of(config, "straight"))
     assert [one["digest"] for one in again.records(1)] == [one["digest"] for one in straight.records(1)]

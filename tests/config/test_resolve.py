@@ -342,13 +342,13 @@ def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
     assert settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto", scale_lr=True).taken.learning_rate == alone
 
 
-def test_processes_of_a_machine_share_its_cores_and_memory():
+def test_processes_of_a_machine_share_its_cores_and_one_cache():
     assert choose_num_workers(64, on_cpu=False) == 16
     assert choose_num_workers(64, on_cpu=False, num_processes=8) == 8 * 7
     assert choose_num_workers(4, on_cpu=True, num_processes=4) == 0
     hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
     assert settings_of(hardware, cache="auto").taken.cache == "ram"
-    assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "none"
+    assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "ram"
 
 
 def test_images_of_many_crops_are_cached_even_for_one_epoch():

@@ -98,6 +98,9 @@ def install(fault, records, network):
 
     if network == "small":
         use_small_network()
+    elif network == "synchronised":
+        use_small_network()
+        build.synchronize_batch_norm = _synchronise
     elif network == "plain":  # no batch norm: the gradient of a batch is the mean of its images' gradients
         build.build_network = lambda spec, weights: plain_network()
     judge = Run.judge
@@ -110,6 +113,7 @@ def install(fault, records, network):
         return improved
 
     Run.judge = noted
+    _use_small_buckets()
     if fault is None:
         return
     kind, _, at = fault.partition("@")
@@ -129,6 +133,45 @@ def install(fault, records, network):
         return take(self, batch, metrics)
 
     TrainStep.__call__ = faulty
+
+
+def _synchronise(network, device):
+    """SyncBatchNorm for a CPU, where torch has none: as many exchanges, and statistics of each process alone."""
+    import torch
+    import torch.distributed as dist
+
+    from unet_trainer.system.distributed import current
+
+    def exchange(layer, inputs):
+        if layer.training:
+            dist.all_reduce(torch.zeros(1), group=current().statistics_group)
+
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.register_forward_pre_hook(exchange)
+    return network
+
+
+def _fail_in_forward(step, batch):
+    """In the last layer of the network."""
+    import torch
+
+    def fail(module, inputs):
+        raise torch.OutOfMemoryError("in the forward pass")
+
+    list(step.segmenter.network.modules())[-1].register_forward_pre_hook(fail)
+    return batch
+
+
+def _use_small_buckets():
+    """Of gradients: a small network has several, as a large one has."""
+    from unet_trainer.training import gradient_sync
+
+    class SmallBuckets(gradient_sync.DistributedDataParallel):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options, bucket_cap_mb=0.0005)
+
+    gradient_sync.DistributedDataParallel = SmallBuckets
 
 
 def _break_compiler(rank):
@@ -170,6 +213,24 @@ def _raise(error):
     return fault
 
 
+def _fail_in_backward(step, batch):
+    """When some gradients have been averaged, and others not."""
+    import torch
+
+    from unet_trainer.training.gradient_sync import GradientSync
+
+    reduce = GradientSync._reduce
+
+    def fail(sync, bucket):
+        if sync.num_reduced == 1:
+            GradientSync._reduce = reduce
+            raise torch.OutOfMemoryError("in the backward pass")
+        return reduce(sync, bucket)
+
+    GradientSync._reduce = fail
+    return batch
+
+
 def _hang(step, batch):
     time.sleep(3600)
 
@@ -187,6 +248,8 @@ FAULTS = {
     "nan": _spoil,
     "bug": _raise(ZeroDivisionError("a bug")),
     "memory": _raise(MemoryError("out of memory, says the test")),
+    "memory in backward": _fail_in_backward,
+    "memory in forward": _fail_in_forward,
     "hang": _hang,
     "die": _die,
     "stop": _stop_in_one_process,

@@ -6,6 +6,7 @@ Jobs that train, and whose processes fail, are in tests/test_torchrun.py.
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from unet_trainer.system.distributed import (
     cause_of,
     choose_backend,
     decode,
+    device_id,
     encode,
     read_launch,
     start_command,
@@ -59,12 +61,14 @@ def test_a_process_knows_how_it_was_started(launch, command):
 
 
 @pytest.mark.parametrize(
-    ("device", "local_world_size", "num_gpus", "backend"),
-    [("cpu", 4, 0, "gloo"), ("cuda:0", 1, 1, "nccl"), ("cuda:3", 4, 4, "nccl"), ("cuda:0", 2, 1, "gloo")],
+    ("gpus", "backend"), [(["", ""], "gloo"), (["a"], "nccl"), (["a", "b"], "nccl"), (["a", "b", "b"], "gloo"), (["a", ""], "gloo")]
 )
-def test_nccl_unless_processes_share_a_gpu(device, local_world_size, num_gpus, backend, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert choose_backend(torch.device(device), local_world_size) == backend
+def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
+    """Each process may see one GPU alone: all of them are cuda:0 then, and differ by their UUIDs."""
+    assert device_id(torch.device("cpu")) == ""
+    uuids = iter(gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=next(uuids)))
+    assert choose_backend([device_id(torch.device("cuda:0")) for _ in gpus]) == backend
 
 
 @pytest.mark.parametrize(("rank", "before"), [(0, 0), (1, 1), (2, 1), (3, 2)])

@@ -1,68 +1,116 @@
-"""Gradients and faults, averaged over made-up processes."""
+"""DistributedDataParallel around a step, in one process. Jobs of several are in tests/test_torchrun.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from helpers.steps import make_batch, make_step, plain_segmenter, take_step
-from unet_trainer.system.distributed import Job, PeerLost
-from unet_trainer.training.step import GradientSync
+from helpers.ports import free_port
+from helpers.steps import make_batch, make_settings, make_step, plain_segmenter, small_components, take_step
+from unet_trainer.system.distributed import Job
+from unet_trainer.training.compilation import connect_gradients, unsynchronized
+from unet_trainer.training.gradient_sync import GradientSync
 
 
-class Pair(Job):
-    """Two processes, of which the other one has these numbers in its buffer."""
+class OneProcess(Job):
+    """`faults`: what another process would add to those of this one."""
 
     is_alone = False
+    faults = (0.0, 0.0)
 
-    def __init__(self, other=None, digest=None):
-        self.other = other
-        self.digest = digest
-        self.num_averages = 0
+    def __init__(self):
+        self.gradient_group = dist.group.WORLD
 
     def all_reduce_mean(self, tensor):
-        self.num_averages += 1
-        tensor.copy_((tensor + self.other) / 2)
-
-    def all_gather(self, value):
-        return [value, self.digest or value]
+        tensor += torch.tensor(self.faults)
 
 
-@pytest.fixture
-def step():
-    return make_step(plain_segmenter())
+@pytest.fixture(scope="module")
+def job():
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    yield OneProcess()
+    dist.destroy_process_group()
 
 
-def other_buffer(step, value=0.0, faults=(0.0, 0.0)):
-    buffer = torch.full((sum(parameter.numel() for parameter in step.parameters) + 2,), value)
-    buffer[-2:] = torch.tensor(faults)
-    return buffer
+def connect(step, job, compression="none"):
+    batch = make_batch(2, seed=9)
+    step.sync = GradientSync(job, step, (batch.images, batch.masks), compression)
+    return step
 
 
-def test_a_step_takes_the_average_of_the_gradients(step):
-    alone = make_step(plain_segmenter())
+def take_group(step, batches):
+    if step.sync is not None:
+        step.sync.begin_step()
+    return take_step(step, *batches, learning_rate=0.1)
+
+
+@pytest.mark.parametrize(("num_batches", "num_parts"), [(1, 1), (1, 3), (3, 2)])
+def test_one_process_trains_as_without_a_job_and_averages_once_a_group(num_batches, num_parts, job):
+    batches = [make_batch(4, seed) for seed in range(num_batches)]
+    alone, step = (make_step(plain_segmenter(), num_parts=num_parts) for _ in range(2))
+    connect(step, job)
+    for _ in range(3):
+        take_group(alone, batches)
+        take_group(step, batches)
+        assert step.sync.num_reduced == len(step.sync.model.reducer._get_zeros_like_grad_buckets())
+    for one, other in zip(step.parameters, alone.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_may_be_averaged_in_bfloat16(job):
+    alone, step = make_step(plain_segmenter()), connect(make_step(plain_segmenter()), job, "bf16")
     before = [parameter.detach().clone() for parameter in step.parameters]
-    take_step(alone, make_batch(2), learning_rate=0.1)
-    step.sync = GradientSync(Pair(other_buffer(step)), step.parameters)  # the other one's gradients are 0
-    take_step(step, make_batch(2), learning_rate=0.1)
-    for start, half, whole in zip(before, step.parameters, alone.parameters, strict=True):
-        torch.testing.assert_close(half - start, (whole - start) / 2)
+    for each in (alone, step):
+        take_group(each, [make_batch(2)])
+    moved, wanted = (
+        torch.cat([(now - then).flatten() for now, then in zip(each.parameters, before, strict=True)]) for each in (step, alone)
+    )
+    assert not torch.equal(moved, wanted)
+    torch.testing.assert_close(moved, wanted, rtol=2**-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("faults", [(0.5, 0.0), (0.0, 0.5)], ids=["a loss", "a statistic"])
-def test_a_fault_of_another_process_skips_the_step_here(step, faults):
+def test_a_fault_of_another_process_skips_the_step_here(faults, job, monkeypatch):
     """The average of a flag over two processes is a half."""
+    step = connect(make_step(plain_segmenter()), job)
     before = [parameter.detach().clone() for parameter in step.parameters]
-    buffer = other_buffer(step, faults=[2 * fault for fault in faults])
-    step.sync = GradientSync(Pair(buffer), step.parameters)
-    metrics = take_step(step, make_batch(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(OneProcess, "faults", faults)
+        assert int(take_group(step, [make_batch(2)]).num_skipped) == 1
     assert all(torch.equal(one, two) for one, two in zip(before, step.parameters, strict=True))
-    assert int(metrics.num_skipped) == 1
-    step.sync.processes.other = other_buffer(step)  # and it is forgotten after the step
-    assert int(take_step(step, make_batch(2)).num_skipped) == 0
+    assert int(take_group(step, [make_batch(2)]).num_skipped) == 0  # and it is forgotten after the step
 
 
-def test_another_layout_in_memory_is_refused(step):
-    GradientSync(Pair(), step.parameters).check_layout()
-    with pytest.raises(PeerLost, match="lay out the model differently"):
-        GradientSync(Pair(digest="of another layout"), step.parameters).check_layout()
+def test_parameters_that_get_no_gradient_are_left_out(job):
+    """Some encoders have such; DistributedDataParallel would wait for them."""
+    segmenter = plain_segmenter()
+    segmenter.network[0].unused = torch.nn.Linear(2, 2)
+    step = connect(make_step(segmenter), job)
+    for _ in range(2):
+        assert int(take_group(step, [make_batch(2)]).num_skipped) == 0
+
+
+def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_changes_nothing(job):
+    components = small_components(freeze_encoder_epochs=1)
+    step, config = components.train_step, make_settings().taken
+    for epoch, num_trained in ((0, 6), (1, 10)):
+        components.set_training_mode(epoch)
+        before = {name: tensor.clone() for name, tensor in components.state.segmenter.state_dict().items()}
+        connect_gradients(components, None, config, job)
+        first = step.sync
+        connect_gradients(components, None, config, job)
+        assert step.sync is first
+        buckets = step.sync.model.reducer._get_zeros_like_grad_buckets()
+        assert sum(len(bucket.parameters()) for bucket in buckets) == num_trained
+        for name, tensor in components.state.segmenter.state_dict().items():
+            assert torch.equal(tensor, before[name])
+
+
+def test_synchronised_layers_are_plain_ones_while_a_process_tries_something_alone():
+    """On a CPU they cannot run otherwise."""
+    network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm2d(3)))
+    with unsynchronized(network):
+        network(torch.rand(2, 3, 4, 4))
+    assert type(network[0]) is torch.nn.SyncBatchNorm
+    assert int(network[0].num_batches_tracked) == 1

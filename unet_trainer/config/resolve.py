@@ -207,7 +207,8 @@ def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepC
     """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
     are short, and where it is too slow already no other is tried."""
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
-    on_cpu, num_val = draft.on_cpu, draft.num_val
+    on_cpu, num_processes = draft.on_cpu, draft.hardware.num_processes
+    num_val = draft.num_val // num_processes
     chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
     for encoder, widths in reversed(choices.CPU_ENCODERS) if on_cpu else choices.CPU_ENCODERS:
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
@@ -217,7 +218,7 @@ def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepC
             reason = reason if on_cpu else "the usual one"  # a smaller batch may fit
         else:
             budget = draft.budget or choices.CPU_BUDGET
-            views = choices.affordable_views(batch_size, cost, num_val, budget)
+            views = choices.affordable_views(batch_size * num_processes, cost, num_val, budget)
             speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {draft.hardware.num_cores} cores" if on_cpu else "")
             reason, is_enough = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}", views >= choices.WANTED_VIEWS
         if chosen is None or is_enough or not on_cpu:
@@ -266,7 +267,6 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
-    host_memory = hardware.host_memory // hardware.num_local_processes  # each has a cache of its own
     num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
     rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective)
@@ -279,7 +279,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         "warmup_epochs": choices.choose_warmup(num_epochs),
         "early_stopping_patience": choices.choose_patience(num_epochs),
         "compile_model": choices.choose_compile(hardware, cost, num_steps),
-        "cache": choices.choose_cache(num_bytes, host_memory, num_epochs * draft["repeats"] * num_crops),
+        "cache": choices.choose_cache(num_bytes, hardware.host_memory, num_epochs * draft["repeats"] * num_crops),
     }.items():
         draft.decide_if_open(name, *choice)
 

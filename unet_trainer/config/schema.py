@@ -236,6 +236,8 @@ class Config:
     """compile the step: faster, after a minute or so of compiling; auto: on a GPU, when that saves time within the run"""
     channels_last: bool = True
     """NHWC in memory, which suits tensor cores"""
+    gradient_compression: Literal["none", "bf16"] = "none"
+    """under torchrun: bf16 sends gradients in bfloat16, half the bytes for slow links between GPUs, and rounds them"""
     sync_batchnorm: bool = False
     """under torchrun on GPUs: batch norm statistics over the batches of all processes; for very small batches; slower, and not
     compiled"""

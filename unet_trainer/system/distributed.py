@@ -121,6 +121,7 @@ class Job:
     is_alone = True
     speaks = True  # shows the error that it ends with
     gradient_group: Any = None  # NCCL or gloo, from `connect` on
+    statistics_group: Any = None  # another one for SyncBatchNorm: a process that fails must not answer it with gradients
 
     @property
     def is_main(self) -> bool:
@@ -131,7 +132,7 @@ class Job:
         """Waits for all processes. `signals` are deferred during each exchange: all take part in it to its end."""
 
     def connect(self, device: torch.device, timeout: float) -> None:
-        """Makes the group for gradients. From here on an exchange may take `timeout` seconds."""
+        """Makes the groups for gradients and statistics. From here on an exchange may take `timeout` seconds."""
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
@@ -145,6 +146,15 @@ class Job:
         """The values of all processes, by rank, on each of them."""
         return [value]
 
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank, on rank 0; nothing on the others."""
+        return [value]
+
+    def combine(self, value: Value, add: Callable[[list[Value]], Value]) -> Value:
+        """What rank 0 makes of the values of all."""
+        values = self.gather(value)
+        return self.broadcast(add(values) if self.is_main else value)
+
     def broadcast(self, value: Value) -> Value:
         """Rank 0's value."""
         return value
@@ -156,10 +166,18 @@ class Job:
     def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         """In place, on its device; the same bits on all processes."""
 
+    def exchange(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Around work that waits for the others. A signal waits for the end of it. Errors of gloo and NCCL become PeerLost."""
+        return contextlib.nullcontext()
+
     def agree(self, own: Failure, was_told: bool) -> list[Failure]:
         """Called by every process when one has failed: those of all, by rank. The process that has the cause speaks. `was_told`: by
         a PeerFailed of the last exchange."""
         return [own]
+
+    def leave(self, text: str) -> None:
+        """In the middle of an exchange of a library, where the others cannot be told: they learn of it when this process has ended,
+        and leave it to this one to say why."""
 
     def close(self) -> None:
         """Leaves the process groups."""
@@ -199,7 +217,7 @@ class TorchrunJob(Job):
         finally:
             timer.cancel()
         self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
-        with self._exchange("connecting"):
+        with self.exchange("connecting"):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore("groups", self._store),
@@ -241,10 +259,12 @@ class TorchrunJob(Job):
         import torch.distributed as dist
 
         self.any_rank()
-        limit, backend = timedelta(seconds=timeout), choose_backend(device, self.launch.local_world_size)
-        with self._exchange("connecting"):
+        limit, backend = timedelta(seconds=timeout), choose_backend(self.all_gather(device_id(device)))
+        with self.exchange("connecting"):
             self._control = dist.new_group(backend="gloo", timeout=limit)
-            self.gradient_group = dist.new_group(backend=backend, timeout=limit, device_id=device if backend == "nccl" else None)
+            own = device if backend == "nccl" else None
+            self.gradient_group = dist.new_group(backend=backend, timeout=limit, device_id=own)
+            self.statistics_group = dist.new_group(backend=backend, timeout=limit)
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -258,8 +278,7 @@ class TorchrunJob(Job):
     # Exchanges.
 
     @contextlib.contextmanager
-    def _exchange(self, what: str) -> Iterator[None]:
-        """A signal waits for the end of it. Errors of gloo and NCCL become PeerLost."""
+    def exchange(self, what: str) -> Iterator[None]:
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
@@ -289,7 +308,7 @@ class TorchrunJob(Job):
         while missing and time.monotonic() < deadline:
             missing = [rank for rank in missing if not self._store.check([f"survivor/{rank}"])]
             time.sleep(POLL_SECONDS)
-        self.speaks = self.launch.rank == min(set(ranks) - set(missing))
+        self.speaks = self.launch.rank == min(set(ranks) - set(missing)) and not self._store.check(["told"])
         if not missing:
             return f"the connection between the processes broke while {what} ({_first_words(error)})"
         who = ", ".join(f"rank {rank} ({self._store.get(f'who/{rank}').decode()})" for rank in missing[:4])
@@ -312,15 +331,20 @@ class TorchrunJob(Job):
         return num_wanted > 0
 
     def any_rank(self, wanted: bool = False) -> bool:
-        with self._exchange("agreeing"):
+        with self.exchange("agreeing"):
             return self._begin(wanted)
 
     def all_gather(self, value: Value) -> list[Value]:
-        with self._exchange("gathering"):
+        with self.exchange("gathering"):
             self._begin()
             return self._gather(value)
 
-    def _gather(self, value: Value) -> list[Value]:
+    def gather(self, value: Value) -> list[Value]:
+        with self.exchange("gathering"):
+            self._begin()
+            return self._gather(value, to_all=False)
+
+    def _gather(self, value: Value, to_all: bool = True) -> list[Value]:
         import torch
         import torch.distributed as dist
 
@@ -328,15 +352,19 @@ class TorchrunJob(Job):
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.launch.world_size)]
         dist.all_gather(lengths, torch.tensor([len(content)]), group=self._control)
         longest = max(int(length) for length in lengths)
-        contents = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
-        dist.all_gather(contents, torch.nn.functional.pad(content, (0, longest - len(content))), group=self._control)
-        return [decode(one[: int(length)].numpy().tobytes()) for one, length in zip(contents, lengths, strict=True)]
+        contents = [torch.empty(longest, dtype=torch.uint8) for _ in lengths] if to_all or self.is_main else []
+        padded = torch.nn.functional.pad(content, (0, longest - len(content)))
+        if to_all:
+            dist.all_gather(contents, padded, group=self._control)
+        else:
+            dist.gather(padded, contents or None, dst=0, group=self._control)
+        return [decode(one[: int(length)].numpy().tobytes()) for one, length in zip(contents, lengths, strict=False)]
 
     def broadcast(self, value: Value) -> Value:
         import torch
         import torch.distributed as dist
 
-        with self._exchange("sharing"):
+        with self.exchange("sharing"):
             self._begin()
             content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
             length = torch.tensor([len(content)])
@@ -348,7 +376,7 @@ class TorchrunJob(Job):
     def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         import torch.distributed as dist
 
-        with self._exchange("averaging gradients"):
+        with self.exchange("averaging gradients"):
             if dist.get_backend(self.gradient_group) == "nccl":
                 dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=self.gradient_group)
             else:
@@ -358,12 +386,17 @@ class TorchrunJob(Job):
     def agree(self, own: Failure, was_told: bool) -> list[Failure]:
         if self._control is None:  # another process is lost, or not all have started
             return [own]
-        with self._exchange("meeting"):
+        with self.exchange("meeting"):
             if not was_told:
                 self._sum_flags(True, False)
             failures = [Failure(**one) for one in self._gather(asdict(own))]
         self.speaks = cause_of(failures).rank == self.launch.rank
         return failures
+
+    def leave(self, text: str) -> None:
+        self._store.set("told", text)
+        self._control, self.speaks = None, True
+        skip_teardown()
 
     def close(self) -> None:
         if self._control is not None:
@@ -389,11 +422,23 @@ def decode(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def choose_backend(device: torch.device, local_world_size: int) -> str:
-    """NCCL, unless processes share a GPU, which it refuses."""
+def is_of_the_link(error: BaseException) -> bool:
+    """Whether gloo or NCCL raised it, within a library that waits for the others."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def device_id(device: torch.device) -> str:
+    """Of a GPU, whatever number it has in this process: SLURM may show each process one, which is cuda:0. Empty for a CPU."""
     import torch
 
-    return "nccl" if device.type == "cuda" and local_world_size <= torch.cuda.device_count() else "gloo"
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def choose_backend(device_ids: Sequence[str]) -> str:
+    """NCCL, unless processes share a GPU, which it refuses."""
+    return "nccl" if all(device_ids) and len(set(device_ids)) == len(device_ids) else "gloo"
 
 
 def _first_words(error: Exception) -> str:

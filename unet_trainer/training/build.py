@@ -30,7 +30,7 @@ from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_im
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.loading.pixel_cache import Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
@@ -44,7 +44,7 @@ from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job, Launch, current
-from unet_trainer.system.resources import count_cores, free_host_memory
+from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, SampleImages, build_eval_forward, choose_samples, predict
 from unet_trainer.training.run_folder import SPLIT_CSV
@@ -217,12 +217,14 @@ def build_datasets(
 def build_loaders(
     config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console, processes: Job = ALONE
 ) -> Loaders:
-    """The processes of a machine divide its workers; a cache on disk is written by the first of them."""
+    """The processes of a machine divide its workers and share one cache, a file that the first of them writes: the system keeps
+    what is read of it in memory, once."""
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
-        with processes.main_process_first() if config.cache == "disk" else contextlib.nullcontext():
-            _fill_caches(config, (train_dataset, val_dataset), console, launch.local_world_size)
+        place: Place = "ram" if config.cache == "ram" and launch.local_world_size == 1 else "disk"
+        with contextlib.nullcontext() if place == "ram" else processes.main_process_first():
+            _fill_caches(config, (train_dataset, val_dataset), console, place)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
@@ -264,11 +266,9 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
     return crops, tile_images([image.size for image in val_images], size)
 
 
-def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, num_sharing: int = 1) -> None:
-    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch. `num_sharing`:
-    processes that take memory of this machine at the same time."""
+def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place) -> None:
+    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch."""
     num_cached = num_bytes = 0
-    limit = free_host_memory() // num_sharing if config.cache == "ram" and num_sharing > 1 else None
     folder = Path(config.checkpoint_dir) / ".cache"
     for dataset in datasets:
         spec, tiling = dataset.image_spec, dataset.tiling
@@ -283,12 +283,11 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
                     [(*size, spec.channels) for size in sizes],
                     1 if spec.is_8bit else 4,
                     dataset.decode,
-                    "ram" if config.cache == "ram" else "disk",
+                    place,
                     folder,
                     stamp,
                     count_cores(),
                     bar.tick,
-                    limit=limit,
                     mask_sizes=dataset.mask_sizes,
                     timeout=config.worker_timeout,
                 )
@@ -326,6 +325,13 @@ def build_components_with_weights(
     return components
 
 
+def synchronize_batch_norm(network: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    if device.type != "cuda":
+        raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
+    synchronized: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, current().statistics_group)
+    return synchronized
+
+
 def build_components(
     config: ResolvedConfig,
     spec: SegmenterSpec,
@@ -344,9 +350,7 @@ def build_components(
     if config.deep_supervision:
         add_auxiliary_heads(network, config.num_classes)
     if config.sync_batchnorm and launch.world_size > 1:
-        if device.type != "cuda":
-            raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
-        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, current().gradient_group)
+        network = synchronize_batch_norm(network, device)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)

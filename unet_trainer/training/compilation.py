@@ -14,6 +14,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.dataset import Batch
+from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.losses import TERMS
 from unet_trainer.system.console import Console, cause_line, first_line
@@ -22,6 +23,7 @@ from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, H
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
 from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.step import micro_batches
 
 MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "out of memory",
@@ -122,6 +124,19 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Co
 def gains_from_fast_layers(device: torch.device) -> bool:
     """CUDA alone: they suit its kernels."""
     return device.type == "cuda"
+
+
+@contextlib.contextmanager
+def unsynchronized(network: torch.nn.Module) -> Iterator[None]:
+    """Layers of SyncBatchNorm are plain ones inside: what a process tries by itself must not wait for the others."""
+    layers = {module: type(module) for module in network.modules() if isinstance(module, torch.nn.SyncBatchNorm)}
+    for layer in layers:
+        layer.__class__ = torch.nn.BatchNorm2d  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer, kind in layers.items():
+            layer.__class__ = kind
 
 
 @contextlib.contextmanager
@@ -282,7 +297,8 @@ def fit_into_memory(
     while True:
         own_reason = None
         try:
-            attempt()
+            with unsynchronized(components.state.segmenter.network):
+                attempt()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -293,6 +309,21 @@ def fit_into_memory(
         # Not in the handler, where the error still holds the memory of the step.
         components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
         release_device_memory(components.numerics.device, settings.taken.compile_model)
+
+
+def connect_gradients(components: Components, loaders: Loaders, config: ResolvedConfig, processes: Job) -> None:
+    """In a job, before an epoch: averages the gradients of the parameters that are trained in it. Trials of a step are each
+    process's own, and come before. All processes at once."""
+    step = components.train_step
+    if processes.is_alone or (step.sync is not None and step.sync.trains == [one.requires_grad for one in step.parameters]):
+        return
+    from unet_trainer.training.gradient_sync import GradientSync
+
+    step.disconnect()
+    batch, _ = random_batches(config, components, loaders)
+    part = next(micro_batches(batch, step.num_parts))
+    with restoring(components):
+        step.sync = GradientSync(processes, step, to_device((part.images, part.masks), step.device), config.gradient_compression)
 
 
 def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:

@@ -161,7 +161,7 @@ def evaluate(
     samples = torch.from_numpy(loader.batches.own[: len(counts)])
     found = EvalSums(metrics.loss_sums.cpu(), metrics.matrix, counts, samples, first_bad < 0)
     if not processes.is_alone:
-        found = add_up([EvalSums(**part) for part in processes.all_gather(found.on_host()._asdict())])
+        found = add_up_all(found.on_host(), processes)
     own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
         loss=metrics.loss.from_sums(found.loss_sums) if found.is_finite else math.nan,
@@ -183,6 +183,14 @@ class EvalSums(NamedTuple):
 
     def on_host(self) -> EvalSums:
         return self._replace(matrix=self.matrix.cpu(), sample_counts=self.sample_counts.cpu())
+
+
+def add_up_all(own: EvalSums, processes: Job) -> EvalSums:
+    """Of all processes; the counts of each sample are rank 0's alone."""
+    parts = [EvalSums(**part) for part in processes.gather(own._asdict())]
+    whole = add_up(parts) if parts else own
+    shared = EvalSums(**processes.broadcast(whole._replace(sample_counts=own.sample_counts[:0], samples=own.samples[:0])._asdict()))
+    return whole if parts else shared
 
 
 def add_up(parts: Sequence[EvalSums]) -> EvalSums:

@@ -16,7 +16,7 @@ from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar, Console
-from unet_trainer.training.compilation import restoring
+from unet_trainer.training.compilation import connect_gradients, restoring
 from unet_trainer.training.run import Run
 
 FACTOR = 1 / 3
@@ -46,6 +46,8 @@ def try_learning_rates(run: Run) -> None:
         return
     pilots: list[Pilot] = []
     chosen = None
+    run.components.set_training_mode(0)
+    connect_gradients(run.components, run.loaders, config, run.processes)
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
@@ -88,7 +90,7 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
                     run.raise_if_ending()
                 elif step.sync is not None:
                     run.processes.any_rank(False)  # all go on
-                    step.sync.is_owed = True
+                    step.sync.begin_step()
                 step.begin_group(size, 0)
             step(batch, metrics)
             if number % size == size - 1:

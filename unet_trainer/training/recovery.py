@@ -31,9 +31,9 @@ from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import EXIT_TRAINING_FAILED, first_line
-from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of
+from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of, is_of_the_link
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink
+from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink, unsynchronized
 from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
@@ -70,9 +70,20 @@ class Recovery:
         """As _handle, with the cause that all processes of the job agree on."""
         if isinstance(error, PeerLost):
             raise error
-        components = self.run.components
+        if is_of_the_link(error):
+            with self.run.processes.exchange("averaging gradients"):
+                raise error
+        components, sync = self.run.components, self.run.components.train_step.sync
+        is_in_step = sync is not None and sync.is_owed and not isinstance(error, PeerFailed)
+        if is_in_step and self.run.config.sync_batchnorm:  # the others may wait in any layer of it: none can be told
+            self.run.processes.leave(first_line(error))
+            if not is_out_of_memory(error):
+                return False
+            text = f"{first_line(error)}: with sync_batchnorm the others cannot go on in smaller parts"
+            raise TrainingFailed(f"{text}. Try a smaller batch_size; {self.run.checkpointer.describe_saved()}") from None
         cause = agree_on_failure(error, self.run.processes, components.train_step, components.state)
         if self._handle(cause):
+            components.train_step.disconnect()  # in the middle of a step it cannot be used any more
             return True
         if cause is not error:
             raise cause from None
@@ -164,7 +175,7 @@ def _locate(run: Run, error: NonFinite) -> str:
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)
-    with restoring(components):
+    with restoring(components), unsynchronized(segmenter.network):
         for batch in batches:
             files = loader.files(epoch, batch)
             try:
@@ -204,7 +215,7 @@ def agree_on_failure(error: BaseException, processes: Job, step: TrainStep, stat
     """
     was_told = isinstance(error, PeerFailed)
     if not was_told and step.sync is not None:
-        step.sync.average_in_vain()
+        step.sync.finish_in_vain()
     own = replace(failure_of(error, processes.launch.rank), is_whole=not step.mid_accumulation, position=(state.epoch, state.batch))
     if isinstance(error, WorkerError):  # before memory: a worker may die of it
         own = replace(own, kind="worker", text=str(error), exit_code=EXIT_TRAINING_FAILED)

@@ -24,7 +24,7 @@ from unet_trainer.system.signals import Signals
 from unet_trainer.training.async_device import HostCopy, WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
-from unet_trainer.training.compilation import peak_memory_gib
+from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.history import EventLog, Row, column, finite
@@ -84,7 +84,7 @@ class Run:
         is_due = self.processes.any_rank(self.checkpointer.is_due())
         if is_due:
             self.state.gather_ranks(self.processes)
-        sync.is_owed = True
+        sync.begin_step()
         if is_due:
             self.checkpointer.save_state()
 
@@ -205,6 +205,7 @@ class TrainingEpoch:
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
+        connect_gradients(run.components, run.loaders, run.config, run.processes)
         run.loaders.prepare(state.epoch, state.batch, is_last=state.epoch + 1 == run.config.num_epochs)
         self.started = time.perf_counter() - state.train_seconds
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)

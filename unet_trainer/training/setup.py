@@ -28,7 +28,7 @@ from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import Job, choose_backend
+from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import named_file, reason
 from unet_trainer.training.build import (
     Components,
@@ -70,7 +70,6 @@ from unet_trainer.training.run_folder import (
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
-from unet_trainer.training.step import GradientSync
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
 from unet_trainer.training.trackers import TrackerQueue, build_trackers, chosen_trackers
 
@@ -210,12 +209,13 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
     if processes.is_alone:
         return
     world_size, local_world_size = processes.launch.world_size, processes.launch.local_world_size
-    backend = choose_backend(device, local_world_size)
+    device_ids = processes.all_gather(device_id(device))
+    backend = choose_backend(device_ids)
     on = counted(-(-world_size // local_world_size), "machine")
     console.fact("Processes", f"{world_size} on {on}, gradients averaged by {backend}; this is rank {processes.launch.rank}")
     if device.type == "cuda" and backend == "gloo":
-        gpus = counted(torch.cuda.device_count(), "GPU")
-        console.warn(f"{local_world_size} processes share {gpus}: gradients go through the host (gloo)")
+        gpus = counted(len(set(device_ids)), "GPU")
+        console.warn(f"{world_size} processes share {gpus}: gradients go through the host (gloo)")
     max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if max_restarts and resume != "auto":
         console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; it resumes only with resume=auto")
@@ -317,12 +317,7 @@ def _get_ready(run: Run) -> None:
         compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
         if run.config.compile_model:  # it may have failed
             run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
-    if not run.processes.is_alone:  # not before: trials of a step are each process's own
-        step = run.components.train_step
-        sync = GradientSync(run.processes, step.parameters)
-        sync.check_layout()
-        run.state.gather_ranks(run.processes)
-        step.sync = sync
+    run.state.gather_ranks(run.processes)
 
 
 def _finish_curves(curves: ThrottledTask, console: Console) -> None:

@@ -81,7 +81,7 @@ class EpochMetrics:
         if processes.is_alone:
             return self
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        total.load_state_dict(sum_totals(processes.all_gather(_on_host(self.state_dict()))))
+        total.load_state_dict(processes.combine(_on_host(self.state_dict()), sum_totals))
         return total
 
     def scores(self) -> Scores:
@@ -358,7 +358,7 @@ class TrainState:
     def gather_ranks(self, processes: Job) -> None:
         """Before a save. Waits for the device."""
         if not processes.is_alone:
-            self.ranks = processes.all_gather(self.rank_state())
+            self.ranks = processes.gather(self.rank_state()) or None
 
     def rank_state(self) -> RankState:
         """Of this rank, on the host. Waits for the device."""

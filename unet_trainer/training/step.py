@@ -7,16 +7,14 @@ while `mid_accumulation` is False.
 
 Where gradients live: with one micro-batch a group, in the memory of the backward pass, which under CUDA graphs is the same at
 every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and added to. Under
-torchrun they are averaged over all processes once a group, after its last backward pass and outside of recorded graphs.
+torchrun they lie in the buckets of DistributedDataParallel, which averages them once a group.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,15 +27,16 @@ from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary
 from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.distributed import Job, PeerLost
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
 from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
 
+if TYPE_CHECKING:
+    from unet_trainer.training.gradient_sync import GradientSync
+
 # N,H,W,C images, N,H,W masks and, for part of a batch, the masks of the whole batch → loss, confusion matrix
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
-NUM_FAULTS = 2  # as FiniteGuard.faults has them
 
 
 def build_train_forward(
@@ -79,6 +78,7 @@ class TrainStep:
     sync: GradientSync | None = None  # with the other processes of a job; None: there are none, or the steps are trials
     mid_accumulation: bool = field(default=False, init=False)
     group_size: int = field(default=1, init=False)
+    num_begun: int = field(default=0, init=False)  # batches of the group
     parameters: list[torch.nn.Parameter] = field(init=False)
     guard: FiniteGuard = field(init=False)
 
@@ -95,7 +95,7 @@ class TrainStep:
 
     def begin_group(self, num_batches: int, first_batch: int) -> None:
         """`first_batch`: its number, counted over the whole run."""
-        self.group_size = num_batches
+        self.group_size, self.num_begun = num_batches, 0
         self.mid_accumulation = True
         self.guard.begin_step(first_batch)
         if self._adds_up():
@@ -109,26 +109,35 @@ class TrainStep:
         if batch.cut_boxes is not None:
             boxes = batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes  # else the copy may wait
             images, masks = paste_pieces(images, masks, *to_device((boxes,), self.device))
+        self.num_begun += 1
         if self.num_parts == 1:
-            loss, counts = self.forward(images, masks, None)
-            self._backward(loss)
-            self._count(metrics, loss.detach(), counts, batch.num_images)
+            loss, counts = self._forward_backward(images, masks, None)
+            self._count(metrics, loss, counts, batch.num_images)
             return
         self.batch_loss.zero_()
         self.batch_counts.zero_()
         size = -(-len(images) // self.num_parts)
-        for part_images, part_masks in zip(images.split(size), masks.split(size), strict=True):
-            loss, counts = self.forward(part_images, part_masks, masks)
-            self._backward(loss)
-            self.batch_loss += loss.detach()
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            loss, counts = self._forward_backward(images[part], masks[part], masks, start + size >= len(images))
+            self.batch_loss += loss
             self.batch_counts += counts
         self._count(metrics, self.batch_loss, self.batch_counts, batch.num_images)
 
     def _adds_up(self) -> bool:
         return self.group_size > 1 or self.num_parts > 1
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _forward_backward(
+        self, images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None, is_last_part: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and counts."""
+        if self.sync is None:
+            loss, counts = self.forward(images, masks, batch_masks)
+        else:
+            is_last = is_last_part and self.num_begun == self.group_size
+            loss, counts = self.sync(images, masks, batch_masks, is_last=is_last)
         self.scaler.scale(loss if self.group_size == 1 else loss / self.group_size).backward()
+        return loss.detach(), counts
 
     def _allocate_gradients(self) -> None:
         for parameter in self.parameters:
@@ -154,16 +163,16 @@ class TrainStep:
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         key = _addresses([*metrics.tensors().values(), *gradients])
-        if self.sync is not None:
-            self.launcher.run("pack", key, partial(self.sync.pack, self.guard))
-            self.sync.average()
+        if (sync := self.sync) is not None:
+            self.launcher.run("faults", key, lambda: sync.faults.copy_(self.guard.faults()))
+            sync.average_faults()
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())
         self.mid_accumulation = False
 
     def _optimizer_step(self, metrics: EpochMetrics, gradients: list[torch.Tensor]) -> None:
         if self.sync is not None:
-            self.sync.unpack(self.guard)
+            self.guard.take_faults(self.sync.faults)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:
@@ -190,6 +199,12 @@ class TrainStep:
         if self.scaler.is_enabled():
             self.scaler._per_optimizer_states.clear()  # else it takes the gradients for unscaled already
         self.launcher.clear()
+
+    def disconnect(self) -> None:
+        """Gradients are this process's own from here on."""
+        if self.sync is not None:
+            self.sync.close()
+        self.sync = None
 
     def set_num_parts(self, num_parts: int) -> None:
         """From here on a batch goes through the model in so many parts."""
@@ -320,68 +335,3 @@ class FiniteGuard:
         if int(most_in_a_row) >= self.max_bad_steps:
             count = "a step was" if self.max_bad_steps == 1 else f"{self.max_bad_steps} steps in a row were"
             raise NonFinite(f"{count} not finite", int(first_bad_batch))
-
-
-class GradientSync:
-    """Averages the gradients of a step over the ranks, with what they have to know of each other's step. A process that has agreed
-    to a step owes the others its part of it, even if it fails.
-
-    Not DistributedDataParallel: its hooks take the compiled backward pass out of its CUDA graph (pytorch #139207), and it overlaps
-    nothing there, since a compiled backward pass hands over all gradients at its end. Here they are copied into one flat buffer,
-    averaged in one call between the replayed backward pass and the replayed optimizer step, and copied back; the copies are
-    replayed too. With accumulation that happens once a group.
-    """
-
-    def __init__(self, processes: Job, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self.processes = processes
-        self.parameters = list(parameters)
-        self.is_owed = False
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.flat = torch.zeros(sum(sizes) + NUM_FAULTS, device=self.parameters[0].device)
-        # With the strides of the parameters (channels last), so that copying is one launch for many tensors.
-        starts = [0, *itertools.accumulate(sizes[:-1])]
-        self.views = [
-            torch.as_strided(self.flat, parameter.shape, parameter.stride(), start)
-            for parameter, start in zip(self.parameters, starts, strict=True)
-        ]
-        self.faults = self.flat[-NUM_FAULTS:]
-
-    def check_layout(self) -> None:
-        """Raises if the parameters lie in memory in another order elsewhere: other elements would be averaged with each other."""
-        layout = repr([(tuple(parameter.shape), parameter.stride()) for parameter in self.parameters])
-        digests = self.processes.all_gather(hashlib.sha256(layout.encode()).hexdigest())
-        if len(set(digests)) > 1:
-            raise PeerLost("the processes lay out the model differently in memory; do all machines have the same torch?")
-
-    def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The gradients that there are, and their places in the buffer; a frozen encoder has none."""
-        pairs = [(view, parameter.grad) for view, parameter in zip(self.views, self.parameters, strict=True)]
-        held = [(view, gradient) for view, gradient in pairs if gradient is not None]
-        return [view for view, _ in held], [gradient for _, gradient in held]
-
-    @torch.no_grad()
-    def pack(self, guard: FiniteGuard) -> None:
-        """Copies gradients and faults into the buffer. On the device only: this may be recorded and replayed."""
-        self.faults.copy_(guard.faults())
-        views, gradients = self._held()
-        torch._foreach_copy_(views, gradients)
-
-    def average(self) -> None:
-        """The buffer, over all processes. Never recorded: NCCL has a stream and a watchdog of its own."""
-        self.is_owed = False
-        self.processes.all_reduce_mean(self.flat)
-
-    @torch.no_grad()
-    def unpack(self, guard: FiniteGuard) -> None:
-        """Each gradient becomes its average, and the guard's faults those of all processes. May be recorded, as `pack`."""
-        views, gradients = self._held()
-        torch._foreach_copy_(gradients, views)
-        guard.take_faults(self.faults)
-
-    @torch.no_grad()
-    def average_in_vain(self) -> None:
-        """Gives the others what they wait for, with a fault: their step changes nothing."""
-        if self.is_owed:
-            self.flat.zero_()
-            self.faults.fill_(1.0)
-            self.average()

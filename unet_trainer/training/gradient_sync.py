@@ -1,0 +1,100 @@
+"""Gradients of the processes of a torchrun job, averaged by torch's own engine. Imported only there."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Literal
+
+import torch
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from unet_trainer.system.distributed import Job
+from unet_trainer.training.step import TrainStep
+
+
+class GradientSync:
+    """DistributedDataParallel around the forward pass of a step. It averages the gradients over the processes within the last
+    backward pass of a group, while that still runs; what they have to know of each other's step follows in one small sum.
+
+    A process that has begun a step owes the others its part of every sum, even if it fails: see `finish_in_vain`.
+    """
+
+    def __init__(
+        self,
+        processes: Job,
+        step: TrainStep,
+        batch: tuple[torch.Tensor, ...],
+        compression: Literal["none", "bf16"] = "none",
+    ) -> None:
+        """For the parameters that are trained now. All processes at once: they compare shapes and strides. `batch`: any images and
+        masks on the device, for three backward passes, which change statistics."""
+        self.processes, self.compression = processes, compression
+        self.faults = torch.zeros(2, device=step.device)  # as FiniteGuard.faults has them
+        self.is_owed = False
+        self.num_reduced = 0  # buckets of gradients, in this step
+        self.trains = [parameter.requires_grad for parameter in step.parameters]
+        images, masks = batch
+        step.forward(images, masks, None)[0].backward()
+        model = _StepForward(step)
+        without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
+        step.optimizer.zero_grad(set_to_none=True)
+        with processes.exchange("comparing models"), warnings.catch_warnings():
+            # broadcast_buffers has another name since torch 2.13; gradients of 1×1 kernels have strides of their own.
+            warnings.simplefilter("ignore")
+            self.model = DistributedDataParallel(
+                model, process_group=processes.gradient_group, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+            self.model.register_comm_hook(self, lambda sync, bucket: sync._reduce(bucket))
+            for _ in range(2):  # it arranges its buckets after the first: a run that is resumed adds up in the same order
+                self(images, masks, None, is_last=True)[0].backward()
+        step.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """The parameters may get another."""
+        self.model.reducer._remove_autograd_hooks()
+        del self.model  # they hold each other
+
+    def begin_step(self) -> None:
+        self.is_owed, self.num_reduced = True, 0
+
+    def __call__(self, *batch: torch.Tensor | None, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's forward pass; gradients are averaged in the backward pass of the last one of a group."""
+        with contextlib.nullcontext() if is_last else self.model.no_sync():
+            return self.model(*batch)
+
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.num_reduced += 1
+        hook = bf16_compress_hook if self.compression == "bf16" else allreduce_hook
+        return hook(self.processes.gradient_group, bucket)
+
+    def average_faults(self) -> None:
+        """Never recorded: NCCL has a stream and a watchdog of its own."""
+        self.is_owed = False
+        self.processes.all_reduce_mean(self.faults)
+
+    @torch.no_grad()
+    def finish_in_vain(self) -> None:
+        """Gives the others what they wait for, with a fault: their step changes nothing."""
+        if self.is_owed:
+            with self.processes.exchange("averaging gradients"):
+                buckets = self.model.reducer._get_zeros_like_grad_buckets()
+                for future in [self._reduce(bucket) for bucket in buckets[self.num_reduced :]]:
+                    future.wait()
+            self.faults.fill_(1.0)
+            self.average_faults()
+
+
+class _StepForward(torch.nn.Module):
+    """What DistributedDataParallel wraps. The step's forward pass may become a compiled one, and uncompiled again."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.network = step.segmenter.network
+        self.step = step
+
+    def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.step.forward(*batch)  # type: ignore[arg-type]
