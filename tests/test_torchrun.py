@@ -197,6 +197,15 @@ def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config,
 
 
 @pytest.mark.soak
+def test_two_compiled_processes_have_the_same_bits(config, tmp_path):
+    """Their backward pass is compiled in parts."""
+    job = ForkedJob({**config, "compile_model": True}, tmp_path / "job")
+    assert job.finish() == [0, 0], job.said()
+    assert "✓ Compiled" in job.log(0)
+    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
+
+
+@pytest.mark.soak
 def test_torchrun_restarts_a_killed_job_and_the_result_is_identical(config, tmp_path):
     """Two machines' worth of processes under one agent; rank 1 is killed in the second epoch of the first start."""
     settings = {**config, "checkpoint_minutes": 1e-6}

@@ -33,7 +33,10 @@ def test_one_process_with_nccl_trains_compiled(config, tmp_path):
     assert "1 on 1 machine, gradients averaged by nccl" in said
     assert "✓ Compiled in" in said
     assert "compiling failed" not in said
+    first, *_, last = records(tmp_path, 0)
     assert all(record["confusion"] == record["alone"] for record in records(tmp_path, 0))
+    assert [record["skips"] for record in records(tmp_path, 0)] == [0, 0, 0]
+    assert last["replays"] >= first["replays"] + 2  # an epoch has at least one step: what follows the backward pass is replayed
 
 
 def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):

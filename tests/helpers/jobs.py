@@ -108,7 +108,7 @@ def install(fault, records, network):
     def noted(self, row, scores):
         improved = judge(self, row, scores)
         with Path(records).open("a") as file:
-            note = {"digest": digest(self.state), "confusion": scores.confusion, "alone": evaluate_alone(self)}
+            note = {"digest": digest(self.state), "confusion": scores.confusion, "alone": evaluate_alone(self), **graphs(self)}
             file.write(json.dumps(note) + "\n")
         return improved
 
@@ -126,7 +126,7 @@ def install(fault, records, network):
     take, count = TrainStep.__call__, [0]
 
     def faulty(self, batch, metrics):
-        if self.sync is not None:  # else it is a trial
+        if self.sync is not None and not self.is_trial:
             count[0] += 1
             if count[0] == int(at):
                 batch = FAULTS[kind](self, batch)
@@ -165,7 +165,11 @@ def _fail_in_forward(step, batch):
 
 def _use_small_buckets():
     """Of gradients: a small network has several, as a large one has."""
+    import torch.distributed
+
     from unet_trainer.training import gradient_sync
+
+    torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 256
 
     class SmallBuckets(gradient_sync.DistributedDataParallel):
         def __init__(self, *arguments, **options):
@@ -284,6 +288,14 @@ def digest(state):
         for value in entry.values():
             total.update(value.cpu().numpy().tobytes())
     return total.hexdigest()
+
+
+def graphs(run):
+    """CUDA graphs: how often inductor did without, and how often ours were replayed."""
+    from torch._dynamo.utils import counters
+
+    replays = getattr(run.components.train_step.launcher, "num_replays", 0)
+    return {"skips": counters["inductor"]["cudagraph_skips"], "replays": replays}
 
 
 def evaluate_alone(run):

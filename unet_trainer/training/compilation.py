@@ -107,6 +107,9 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Co
 
     try:
         torch.compiler.reset()  # else a fifth run in one process finds the cache of compiled code full and stays eager
+        train_step.is_trial = True
+        if train_step.sync is not None:
+            train_step.sync.prepare_compiler()
         train_step.forward = _replayed(torch.compile(train_step.forward, mode=mode, dynamic=False))
         eval_step.forward = _replayed(torch.compile(eval_step.forward, mode=mode, dynamic=False))
         with restoring(components), warnings.catch_warnings(), _without_garbage_collection():
@@ -117,6 +120,8 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Co
         if is_out_of_memory(error):
             raise
         return Compilation(f"{type(error).__name__}: {cause_line(error)[:200]}")
+    finally:
+        train_step.is_trial = False
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
     return Compilation(None, undo)
 
@@ -312,8 +317,8 @@ def fit_into_memory(
 
 
 def connect_gradients(components: Components, loaders: Loaders, config: ResolvedConfig, processes: Job) -> None:
-    """In a job, before an epoch: averages the gradients of the parameters that are trained in it. Trials of a step are each
-    process's own, and come before. All processes at once."""
+    """In a job, before steps are compiled and before each epoch: the gradients of the parameters that are trained from here on are
+    averaged. All processes at once."""
     step = components.train_step
     if processes.is_alone or (step.sync is not None and step.sync.trains == [one.requires_grad for one in step.parameters]):
         return

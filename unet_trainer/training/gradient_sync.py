@@ -58,6 +58,11 @@ class GradientSync:
         self.model.reducer._remove_autograd_hooks()
         del self.model  # they hold each other
 
+    def prepare_compiler(self) -> None:
+        """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed. By
+        itself it is faster as a whole."""
+        torch._dynamo.config.optimize_ddp = self.processes.launch.world_size > 1
+
     def begin_step(self) -> None:
         self.is_owed, self.num_reduced = True, 0
 

@@ -16,7 +16,7 @@ from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar, Console
-from unet_trainer.training.compilation import connect_gradients, restoring
+from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
 
 FACTOR = 1 / 3
@@ -46,8 +46,6 @@ def try_learning_rates(run: Run) -> None:
         return
     pilots: list[Pilot] = []
     chosen = None
-    run.components.set_training_mode(0)
-    connect_gradients(run.components, run.loaders, config, run.processes)
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")

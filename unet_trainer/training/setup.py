@@ -39,7 +39,7 @@ from unet_trainer.training.build import (
 )
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
-from unet_trainer.training.compilation import compile_components, try_components
+from unet_trainer.training.compilation import compile_components, connect_gradients, try_components
 from unet_trainer.training.curves import write_curves
 from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.resume import (
@@ -310,6 +310,8 @@ def _get_ready(run: Run) -> None:
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()
+    run.components.set_training_mode(run.state.epoch)
+    connect_gradients(run.components, run.loaders, run.config, run.processes)
     if run.config.compile_model:
         started = time.perf_counter()
         run.console.say("Compiling the step (once; a minute or two) ...")

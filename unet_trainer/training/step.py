@@ -75,7 +75,8 @@ class TrainStep:
     num_parts: int = 1  # micro-batches that a batch goes through the model in
     max_bad_steps: int = MAX_BAD_STEPS
     launcher: Launcher = field(default_factory=DirectLauncher)  # of the work after the backward pass
-    sync: GradientSync | None = None  # with the other processes of a job; None: there are none, or the steps are trials
+    sync: GradientSync | None = None  # with the other processes of a job
+    is_trial: bool = field(default=False, init=False)  # this process's own: nothing is exchanged with the others
     mid_accumulation: bool = field(default=False, init=False)
     group_size: int = field(default=1, init=False)
     num_begun: int = field(default=0, init=False)  # batches of the group
@@ -134,7 +135,7 @@ class TrainStep:
         if self.sync is None:
             loss, counts = self.forward(images, masks, batch_masks)
         else:
-            is_last = is_last_part and self.num_begun == self.group_size
+            is_last = is_last_part and self.num_begun == self.group_size and not self.is_trial
             loss, counts = self.sync(images, masks, batch_masks, is_last=is_last)
         self.scaler.scale(loss if self.group_size == 1 else loss / self.group_size).backward()
         return loss.detach(), counts
@@ -163,16 +164,19 @@ class TrainStep:
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         key = _addresses([*metrics.tensors().values(), *gradients])
-        if (sync := self.sync) is not None:
+        if (sync := self._partners()) is not None:
             self.launcher.run("faults", key, lambda: sync.faults.copy_(self.guard.faults()))
             sync.average_faults()
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())
         self.mid_accumulation = False
 
+    def _partners(self) -> GradientSync | None:
+        return None if self.is_trial else self.sync
+
     def _optimizer_step(self, metrics: EpochMetrics, gradients: list[torch.Tensor]) -> None:
-        if self.sync is not None:
-            self.guard.take_faults(self.sync.faults)
+        if (sync := self._partners()) is not None:
+            self.guard.take_faults(sync.faults)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:
