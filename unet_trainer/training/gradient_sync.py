@@ -59,8 +59,8 @@ class GradientSync:
         del self.model  # they hold each other
 
     def prepare_compiler(self) -> None:
-        """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed. By
-        itself it is faster as a whole."""
+        """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed.
+        As a whole it is faster by itself."""
         torch._dynamo.config.optimize_ddp = self.processes.launch.world_size > 1
 
     def begin_step(self) -> None:
