@@ -104,6 +104,18 @@ def test_a_process_that_fails_when_half_of_the_gradients_are_averaged_leaves_nob
     assert job.said().count("goes through the model in 2 parts") == 1
 
 
+def test_memory_that_runs_out_before_the_first_epoch_makes_all_take_smaller_parts(config, tmp_path):
+    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory while connecting@1"})
+    assert job.finish() == [0, 0], job.said()
+    assert job.said().count("goes through the model in 2 parts") == 1
+
+
+def test_a_process_that_fails_when_the_others_begin_to_train_the_encoder_too_leaves_nobody_waiting(config, tmp_path):
+    job = ForkedJob({**config, "freeze_encoder_epochs": 1}, tmp_path / "job", faults={0: "bug in save@1"})
+    assert job.finish() == [1, 1], job.said()
+    assert job.said().count("ZeroDivisionError: a bug") == 1
+
+
 def test_a_process_that_fails_between_synchronised_layers_ends_the_job_and_says_why(config, tmp_path):
     """The other waits in a layer, where it cannot be told: it learns of it by the end of the first."""
     settings = {**config, "sync_batchnorm": True, "on_oom": "shrink"}
@@ -157,16 +169,16 @@ def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
 
 
 def test_a_signal_to_one_process_saves_and_ends_all_and_the_bits_are_as_if_it_had_not_come(config, tmp_path):
-    """Three processes: what the sum of three numbers is depends on their order."""
-    config["batch_size"] = 1
-    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight", world_size=3)
+    """Three processes, on two machines: what the sum of three numbers is depends on their order."""
+    config |= {"batch_size": 1, "cache": "ram"}
+    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight", world_size=3, machines=(1, 2))
     assert straight.finish() == [0, 0, 0], straight.said()
-    job = ForkedJob(config, tmp_path / "job", world_size=3, faults={1: "stop@3"})
+    job = ForkedJob(config, tmp_path / "job", world_size=3, machines=(1, 2), faults={1: "stop@3"})
     assert job.finish() == [143, 143, 143], job.said()
     assert len(re.findall("^Error: interrupted by SIGTERM", job.said(), re.M)) == 1
     content = read_run(folder_of(config), print)
     assert (content["epoch"], content["batch"]) == (0, 3)  # within an epoch
-    again = ForkedJob(config, tmp_path / "again", world_size=3)
+    again = ForkedJob(config, tmp_path / "again", world_size=3, machines=(1, 2))
     assert again.finish() == [0, 0, 0], again.said()
     assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
     assert timeless_rows(folder_of(config)) == timeless_rows(folder_of(config, "straight"))

@@ -21,15 +21,17 @@ TORCHRUN_SECONDS = 30  # that torchrun allows the others to end in
 
 
 class ForkedJob:
-    """`faults`: rank → fault, as `install` takes them; `data_dirs`: of ranks that have another. Each process writes rankN.log and rankN.json into the folder."""
+    """`faults`: rank → fault, as `install` takes them; `data_dirs`: of ranks that have another; `machines`: how many processes each
+    has. Each process writes rankN.log and rankN.json into the folder."""
 
-    def __init__(self, settings, folder, world_size=2, faults=None, network="small", data_dirs=None):
+    def __init__(self, settings, folder, world_size=2, faults=None, network="small", data_dirs=None, machines=None):
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         port = str(free_port())
         self.processes = []
-        for rank in range(world_size):
-            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
+        places = [(node, number, size) for node, size in enumerate(machines or [world_size]) for number in range(size)]
+        for rank, (node, number, size) in enumerate(places):
+            numbers = {"RANK": rank, "LOCAL_RANK": number, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": node}
             environment = {name: str(value) for name, value in numbers.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             fault = (faults or {}).get(rank)
@@ -120,6 +122,12 @@ def install(fault, records, network):
     if kind == "no compiler":
         _break_compiler(int(at))
         return
+    if kind == "memory while connecting":
+        _fail_while_connecting()
+        return
+    if kind == "bug in save":
+        _fail_after_save(int(at))
+        return
     if kind == "pilots":
         _shorten_pilots(float(at))
         return
@@ -161,6 +169,33 @@ def _fail_in_forward(step, batch):
 
     list(step.segmenter.network.modules())[-1].register_forward_pre_hook(fail)
     return batch
+
+
+def _fail_while_connecting():
+    import torch
+
+    from unet_trainer.training import compilation
+
+    to_device = compilation.to_device
+
+    def fail(*arguments):
+        compilation.to_device = to_device
+        raise torch.OutOfMemoryError("while connecting")
+
+    compilation.to_device = fail
+
+
+def _fail_after_save(epoch):
+    from unet_trainer.training.run import Run
+
+    save = Run.save_epoch
+
+    def fail(self, *arguments):
+        save(self, *arguments)
+        if self.state.epoch == epoch:
+            raise ZeroDivisionError("a bug")
+
+    Run.save_epoch = fail
 
 
 def _use_small_buckets():
@@ -221,17 +256,17 @@ def _fail_in_backward(step, batch):
     """When some gradients have been averaged, and others not."""
     import torch
 
-    from unet_trainer.training.gradient_sync import GradientSync
+    from unet_trainer.training import gradient_sync
 
-    reduce = GradientSync._reduce
+    reduce, calls = gradient_sync.allreduce_hook, []
 
-    def fail(sync, bucket):
-        if sync.num_reduced == 1:
-            GradientSync._reduce = reduce
+    def fail(group, bucket):
+        calls.append(bucket)
+        if len(calls) == 2:
             raise torch.OutOfMemoryError("in the backward pass")
-        return reduce(sync, bucket)
+        return reduce(group, bucket)
 
-    GradientSync._reduce = fail
+    gradient_sync.allreduce_hook = fail
     return batch
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.ports import free_port
-from helpers.steps import make_batch, make_settings, make_step, plain_segmenter, small_components, take_step
+from helpers.steps import make_batch, make_settings, make_step, plain_segmenter, silent_console, small_components, take_step
 from unet_trainer.system.distributed import Job
 from unet_trainer.training.compilation import connect_gradients, unsynchronized
 from unet_trainer.training.gradient_sync import GradientSync
@@ -34,8 +34,9 @@ def job():
 
 
 def connect(step, job, compression="none"):
-    batch = make_batch(2, seed=9)
-    step.sync = GradientSync(job, step, (batch.images, batch.masks), compression)
+    images, masks, *_ = make_batch(2, seed=9)
+    step.forward(images, masks, None)[0].backward()
+    step.sync = GradientSync(job, step, (images, masks, None), compression)
     return step
 
 
@@ -93,14 +94,13 @@ def test_parameters_that_get_no_gradient_are_left_out(job):
 
 def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_changes_nothing(job):
     components = small_components(freeze_encoder_epochs=1)
-    step, config = components.train_step, make_settings().taken
+    step, settings = components.train_step, make_settings()
     for epoch, num_trained in ((0, 6), (1, 10)):
         components.set_training_mode(epoch)
         before = {name: tensor.clone() for name, tensor in components.state.segmenter.state_dict().items()}
-        connect_gradients(components, None, config, job)
-        first = step.sync
-        connect_gradients(components, None, config, job)
-        assert step.sync is first
+        assert not step.is_connected()
+        connect_gradients(settings, components, None, silent_console(), "nothing is saved", job)
+        assert step.is_connected()
         buckets = step.sync.model.reducer._get_zeros_like_grad_buckets()
         assert sum(len(bucket.parameters()) for bucket in buckets) == num_trained
         for name, tensor in components.state.segmenter.state_dict().items():

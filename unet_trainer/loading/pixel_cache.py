@@ -47,6 +47,10 @@ UNUSED_SECONDS = 14 * 24 * 3600  # a cache that was not used for longer is delet
 Place = Literal["ram", "disk"]
 
 
+class NotWritable(UserError):
+    """There can be no cache on the disk."""
+
+
 class ContentDamage(Exception):
     """The file does not hold what was written; the message says how."""
 
@@ -206,7 +210,9 @@ def fill_cache(
         lock_shared(found.handle)
         return found
     except OSError as error:
-        raise UserError(f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir") from None
+        raise NotWritable(
+            f"cache: disk cannot be written to {path} ({error.strerror}); set cache: none or checkpoint_dir"
+        ) from None
 
 
 def _find_cache(path: Path, every_entry: Sequence[CacheEntry]) -> DiskCache | None:

@@ -38,6 +38,7 @@ START_SECONDS = 300  # within which all processes of a job have to appear
 PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
 BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may still read a large dataset
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
+LATER_SECONDS = 60  # NCCL ends a process that waits for too long: after the hosts have said which one is missing
 POLL_SECONDS = 0.05
 EXIT_LOST = 3
 HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
@@ -263,6 +264,7 @@ class TorchrunJob(Job):
         with self.exchange("connecting"):
             self._control = dist.new_group(backend="gloo", timeout=limit)
             own = device if backend == "nccl" else None
+            limit += timedelta(seconds=LATER_SECONDS)
             self.gradient_group = dist.new_group(backend=backend, timeout=limit, device_id=own)
             self.statistics_group = dist.new_group(backend=backend, timeout=limit)
 
@@ -283,7 +285,7 @@ class TorchrunJob(Job):
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, PeerFailed | PeerLost):
+            if isinstance(error, PeerFailed | PeerLost) or "OutOfMemory" in type(error).__name__:
                 raise
             skip_teardown()
             self._control = None  # of no use any more; leaving it could wait for ever

@@ -30,7 +30,7 @@ from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_im
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.pixel_cache import Place, fill_cache
+from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
@@ -223,7 +223,7 @@ def build_loaders(
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
     if config.cache != "none":
         place: Place = "ram" if config.cache == "ram" and launch.local_world_size == 1 else "disk"
-        with contextlib.nullcontext() if place == "ram" else processes.main_process_first():
+        with processes.main_process_first():
             _fill_caches(config, (train_dataset, val_dataset), console, place)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
@@ -291,6 +291,11 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
                     mask_sizes=dataset.mask_sizes,
                     timeout=config.worker_timeout,
                 )
+            except NotWritable as error:
+                if config.cache == "disk":
+                    raise
+                console.warn(f"{error}; files are read in every epoch")
+                return
             except ReadTimeout:
                 took = f"{config.worker_timeout:g} s (worker_timeout)"
                 raise UserError(f"cache: no pair of {config.data_dir} was read in {took}; is the disk there?") from None

@@ -23,7 +23,6 @@ from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, H
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
 from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import micro_batches
 
 MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "out of memory",
@@ -316,19 +315,34 @@ def fit_into_memory(
         release_device_memory(components.numerics.device, settings.taken.compile_model)
 
 
-def connect_gradients(components: Components, loaders: Loaders, config: ResolvedConfig, processes: Job) -> None:
-    """In a job, before steps are compiled and before each epoch: the gradients of the parameters that are trained from here on are
-    averaged. All processes at once."""
-    step = components.train_step
-    if processes.is_alone or (step.sync is not None and step.sync.trains == [one.requires_grad for one in step.parameters]):
-        return
+def connect_gradients(
+    settings: Settings, components: Components, loaders: Loaders, console: Console, saved: str, processes: Job
+) -> None:
+    """In a job: the gradients of the parameters that are trained from here on are averaged. All processes at once."""
     from unet_trainer.training.gradient_sync import GradientSync
 
+    step = components.train_step
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+    def try_once() -> None:
+        nonlocal batch
+        whole, _ = random_batches(settings.taken, components, loaders)
+        images, masks = to_device((whole.images, whole.masks), step.device)
+        size = -(-len(images) // step.num_parts)
+        batch = images[:size], masks[:size], masks if step.num_parts > 1 else None
+        step.optimizer.zero_grad(set_to_none=True)
+        spare = [torch.empty_like(weight) for weight in step.parameters for _ in range(2)]  # what the averages will take
+        step.forward(*batch)[0].backward()
+        del spare
+
     step.disconnect()
-    batch, _ = random_batches(config, components, loaders)
-    part = next(micro_batches(batch, step.num_parts))
     with restoring(components):
-        step.sync = GradientSync(processes, step, to_device((part.images, part.masks), step.device), config.gradient_compression)
+        fit_into_memory(try_once, settings, components, console, saved, processes)
+        try:
+            step.sync = GradientSync(processes, step, batch, settings.taken.gradient_compression)
+        except torch.OutOfMemoryError as error:  # the others wait for an average
+            processes.leave(first_line(error))
+            raise TrainingFailed(f"{out_of_memory_message(first_line(error), step.device)}; {saved}") from None
 
 
 def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:

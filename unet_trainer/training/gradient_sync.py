@@ -26,18 +26,16 @@ class GradientSync:
         self,
         processes: Job,
         step: TrainStep,
-        batch: tuple[torch.Tensor, ...],
+        batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
         compression: Literal["none", "bf16"] = "none",
     ) -> None:
-        """For the parameters that are trained now. All processes at once: they compare shapes and strides. `batch`: any images and
-        masks on the device, for three backward passes, which change statistics."""
+        """For the parameters that have gradients now, which are dropped. All processes at once: they compare shapes and strides.
+        `batch`: what the forward pass takes, for two steps in vain, which change statistics."""
         self.processes, self.compression = processes, compression
         self.faults = torch.zeros(2, device=step.device)  # as FiniteGuard.faults has them
         self.is_owed = False
         self.num_reduced = 0  # buckets of gradients, in this step
         self.trains = [parameter.requires_grad for parameter in step.parameters]
-        images, masks = batch
-        step.forward(images, masks, None)[0].backward()
         model = _StepForward(step)
         without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
@@ -50,7 +48,7 @@ class GradientSync:
             )
             self.model.register_comm_hook(self, lambda sync, bucket: sync._reduce(bucket))
             for _ in range(2):  # it arranges its buckets after the first: a run that is resumed adds up in the same order
-                self(images, masks, None, is_last=True)[0].backward()
+                self(*batch, is_last=True)[0].backward()
         step.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
@@ -72,9 +70,10 @@ class GradientSync:
             return self.model(*batch)
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self.num_reduced += 1
         hook = bf16_compress_hook if self.compression == "bf16" else allreduce_hook
-        return hook(self.processes.gradient_group, bucket)
+        future = hook(self.processes.gradient_group, bucket)
+        self.num_reduced += 1  # not before: it may have failed for want of memory
+        return future
 
     def average_faults(self) -> None:
         """Never recorded: NCCL has a stream and a watchdog of its own."""

@@ -46,6 +46,8 @@ def try_learning_rates(run: Run) -> None:
         return
     pilots: list[Pilot] = []
     chosen = None
+    run.components.set_training_mode(0)
+    run.connect()  # memory may have run out since the start
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")

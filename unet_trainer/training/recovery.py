@@ -74,6 +74,9 @@ class Recovery:
             with self.run.processes.exchange("averaging gradients"):
                 raise error
         components, sync = self.run.components, self.run.components.train_step.sync
+        if is_out_of_memory(error):  # what the others are given takes some
+            _clear_frames(error)
+            release_device_memory(components.numerics.device, is_compiled=False)
         is_in_step = sync is not None and sync.is_owed and not isinstance(error, PeerFailed)
         if is_in_step and self.run.config.sync_batchnorm:  # the others may wait in any layer of it: none can be told
             self.run.processes.leave(first_line(error))

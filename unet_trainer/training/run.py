@@ -75,6 +75,12 @@ class Run:
         is_stopped = self.has_given_up or self.state.early_stopping.is_out_of_patience(patience)
         return is_stopped or self.state.epoch >= self.config.num_epochs
 
+    def connect(self) -> None:
+        """Before steps that are trained: in a job, all processes average their gradients from here on."""
+        if not self.processes.is_alone and not self.components.train_step.is_connected():
+            saved = self.checkpointer.describe_saved()
+            connect_gradients(self.settings, self.components, self.loaders, self.console, saved, self.processes)
+
     def begin_step(self) -> None:
         """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
         saves. From here on each owes the others its part of the step."""
@@ -205,7 +211,7 @@ class TrainingEpoch:
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
-        connect_gradients(run.components, run.loaders, run.config, run.processes)
+        run.connect()
         run.loaders.prepare(state.epoch, state.batch, is_last=state.epoch + 1 == run.config.num_epochs)
         self.started = time.perf_counter() - state.train_seconds
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)

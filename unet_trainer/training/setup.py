@@ -39,7 +39,7 @@ from unet_trainer.training.build import (
 )
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
-from unet_trainer.training.compilation import compile_components, connect_gradients, try_components
+from unet_trainer.training.compilation import compile_components, try_components
 from unet_trainer.training.curves import write_curves
 from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.resume import (
@@ -96,7 +96,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
-    settings = share_settings(processes, make_settings, device)
+    settings = share_settings(processes, make_settings, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)
     session.on_exit(loaders.close)
@@ -221,14 +221,14 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
         console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; it resumes only with resume=auto")
 
 
-def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device) -> Settings:
-    """Those that rank 0 makes, with this process's own device."""
+def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device, checkpoint_dir: str) -> Settings:
+    """Those that rank 0 makes, with this process's own device and folder: for the cache of its machine."""
     made = make() if processes.is_main else None
     content: dict[str, Any] = processes.broadcast_made(lambda: {} if made is None else made.to_dict())
     if made is not None:
         return made
     settings = Settings.from_dict(content)
-    settings.change("this process's", device=str(device))
+    settings.change("this process's", device=str(device), checkpoint_dir=checkpoint_dir)
     return settings
 
 
@@ -245,7 +245,7 @@ def _build_components(
     launch, components = processes.launch, None
     if processes.is_main:
         components = build_components_with_weights(settings, spec, device, num_batches, console, resumes, launch)
-    settings = share_settings(processes, lambda: settings, device)
+    settings = share_settings(processes, lambda: settings, device, settings.taken.checkpoint_dir)
     return settings, components or build_components(settings.taken, spec, device, num_batches, console, True, launch)
 
 
@@ -311,7 +311,7 @@ def _get_ready(run: Run) -> None:
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()
     run.components.set_training_mode(run.state.epoch)
-    connect_gradients(run.components, run.loaders, run.config, run.processes)
+    run.connect()
     if run.config.compile_model:
         started = time.perf_counter()
         run.console.say("Compiling the step (once; a minute or two) ...")

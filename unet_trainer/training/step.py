@@ -204,6 +204,10 @@ class TrainStep:
             self.scaler._per_optimizer_states.clear()  # else it takes the gradients for unscaled already
         self.launcher.clear()
 
+    def is_connected(self) -> bool:
+        """To the other processes, with the parameters that are trained now."""
+        return self.sync is not None and self.sync.trains == [parameter.requires_grad for parameter in self.parameters]
+
     def disconnect(self) -> None:
         """Gradients are this process's own from here on."""
         if self.sync is not None:
