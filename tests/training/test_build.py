@@ -16,7 +16,7 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
@@ -72,6 +72,20 @@ def test_a_cache_holds_every_pair_and_gives_the_same_batches(cache, config, cons
         batches = [getattr(made, part).read(1, 0) for made in loaders]
         assert torch.equal(batches[0].images, batches[1].images)
         assert torch.equal(batches[0].masks, batches[1].masks)
+
+
+def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_would_share_cannot_be_written(
+    config, console, tmp_path
+):
+    (tmp_path / "file").touch()
+    config = dataclasses.replace(config, cache="ram")
+    dataset, job = build_dataset(config, console, None), Job()
+    job.launch = Launch(0, 2, 0, 2, 0, True)
+    taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file"))
+    assert build_loaders(taken, dataset, CPU, console, job).train.dataset.cache is None
+    assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in said(console)
+    with pytest.raises(UserError, match="cache: disk cannot be written"):
+        build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
 
 
 def test_crops_in_training_and_tiles_in_validation(config, console):
