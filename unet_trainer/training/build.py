@@ -32,6 +32,7 @@ from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHAN
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.model.arm_convolution import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
@@ -358,6 +359,8 @@ def build_components(
         network = synchronize_batch_norm(network, device)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
+    if device.type == "cpu" and config.channels_last and config.number_format == "float32" and not config.compile_model:
+        use_arm_convolutions(network)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
     state = TrainState(
