@@ -359,7 +359,7 @@ def build_components(
         network = synchronize_batch_norm(network, device)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
-    if device.type == "cpu" and config.channels_last and config.number_format == "float32" and not config.compile_model:
+    if device.type == "cpu" and config.channels_last and config.number_format == "float32":
         use_arm_convolutions(network)
     loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
