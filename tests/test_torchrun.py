@@ -86,28 +86,19 @@ def test_two_processes_of_batch_2_train_as_one_of_batch_4(config, tmp_path):
 
 
 def test_what_goes_wrong_in_one_process_is_handled_by_all(config, tmp_path):
-    """Rank 1 has numbers that are not finite in step 3, and rank 0 runs out of memory in step 6."""
-    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={0: "memory@6", 1: "nan@3"})
+    """Rank 1 runs out of memory before the first step and has numbers that are not finite in step 3; rank 0 runs out of memory in
+    step 6, when some of its gradients have been averaged and others not."""
+    settings = {**config, "on_oom": "shrink", "batch_size": 4, "num_epochs": 4}
+    faults = {0: "memory in backward@6", 1: "memory while connecting@1, nan@3"}
+    job = ForkedJob(settings, tmp_path / "job", faults=faults)
     assert job.finish() == [0, 0], job.said()
     first, second = job.records(0), job.records(1)
     assert [one["digest"] for one in first] == [one["digest"] for one in second]
     events = [event for event in read_events(folder_of(config)) if event["kind"] == "epoch"]
-    assert [(event["skipped_steps"], event["nan_steps"]) for event in events] == [(1, 1), (0, 0)]
-    assert job.said().count("goes through the model in 2 parts") == 1
-
-
-def test_a_process_that_fails_when_half_of_the_gradients_are_averaged_leaves_nobody_waiting(config, tmp_path):
-    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory in backward@3"})
-    assert job.finish() == [0, 0], job.said()
-    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
-    assert "in the backward pass" in job.log(0)
-    assert job.said().count("goes through the model in 2 parts") == 1
-
-
-def test_memory_that_runs_out_before_the_first_epoch_makes_all_take_smaller_parts(config, tmp_path):
-    job = ForkedJob({**config, "on_oom": "shrink"}, tmp_path / "job", faults={1: "memory while connecting@1"})
-    assert job.finish() == [0, 0], job.said()
-    assert job.said().count("goes through the model in 2 parts") == 1
+    assert [(event["skipped_steps"], event["nan_steps"]) for event in events] == [(0, 0), (1, 1), (0, 0), (0, 0)]
+    for number, cause in ((2, "while connecting"), (4, "in the backward pass")):
+        (line,) = [line for line in job.said().splitlines() if f"goes through the model in {number} parts" in line]
+        assert cause in line
 
 
 def test_a_process_that_fails_when_the_others_begin_to_train_the_encoder_too_leaves_nobody_waiting(config, tmp_path):

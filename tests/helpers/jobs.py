@@ -93,10 +93,9 @@ def train_rank(settings, folder, environment, fault, network):
 
 
 def install(fault, records, network):
-    """In a process that is to train: a network, what is noted of each epoch, and a fault `kind@batch`, of batches begun."""
+    """In a process that is to train: a network, what is noted of each epoch, and faults `kind@batch, ...`, of batches begun."""
     from unet_trainer.training import build
     from unet_trainer.training.run import Run
-    from unet_trainer.training.step import TrainStep
 
     if network == "small":
         use_small_network()
@@ -116,28 +115,29 @@ def install(fault, records, network):
 
     Run.judge = noted
     _use_small_buckets()
-    if fault is None:
-        return
-    kind, _, at = fault.partition("@")
-    if kind == "no compiler":
-        _break_compiler(int(at))
-        return
-    if kind == "memory while connecting":
-        _fail_while_connecting()
-        return
-    if kind == "bug in save":
-        _fail_after_save(int(at))
-        return
-    if kind == "pilots":
-        _shorten_pilots(float(at))
-        return
+    others = {
+        "no compiler": _break_compiler,
+        "memory while connecting": _fail_while_connecting,
+        "bug in save": _fail_after_save,
+        "pilots": _shorten_pilots,
+    }
+    for kind, _, at in [one.partition("@") for one in (fault or "").split(", ") if one]:
+        if kind in others:
+            others[kind](float(at))
+        else:
+            _fail_at(int(at), FAULTS[kind])
+
+
+def _fail_at(number, fault):
+    from unet_trainer.training.step import TrainStep
+
     take, count = TrainStep.__call__, [0]
 
     def faulty(self, batch, metrics):
         if self.sync is not None and not self.is_trial:
             count[0] += 1
-            if count[0] == int(at):
-                batch = FAULTS[kind](self, batch)
+            if count[0] == number:
+                batch = fault(self, batch)
         return take(self, batch, metrics)
 
     TrainStep.__call__ = faulty
@@ -171,7 +171,7 @@ def _fail_in_forward(step, batch):
     return batch
 
 
-def _fail_while_connecting():
+def _fail_while_connecting(_):
     import torch
 
     from unet_trainer.training import compilation
