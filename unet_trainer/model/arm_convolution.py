@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+SMALL = 2**17  # values, up to which all places of the kernel are taken at once: fewer calls
+
 
 class Convolution(torch.autograd.Function):
     """Kernels k×k without dilation, and stride 1, or one channel each. Shapes are N,C,H,W, channels last in memory."""
@@ -51,17 +53,23 @@ def _of_inputs(
 def _of_weight(
     gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, groups: int
 ) -> torch.Tensor:
-    (outputs, channels, side, _), (height, width) = weight.shape, gradient.shape[2:]
+    outputs, channels, side, _ = weight.shape
     padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, padding, padding, padding, padding))
     given = gradient.permute(0, 2, 3, 1)
+    seen = padded.unfold(1, side, stride).unfold(2, side, stride)  # N,H,W,C, row and column of the kernel
+    if seen.numel() <= SMALL:
+        if groups > 1:
+            return (seen * given[..., None, None]).sum((0, 1, 2))[:, None]
+        columns = seen.permute(0, 1, 2, 4, 5, 3).reshape(-1, side * side * channels)
+        return (given.reshape(-1, outputs).t() @ columns).view(outputs, side, side, channels).permute(0, 3, 1, 2)
     found = weight.new_empty(outputs, side, side, channels)
     for row in range(side):
         for column in range(side):
-            seen = padded[:, row : row + stride * height : stride, column : column + stride * width : stride]
             if groups > 1:
-                found[:, row, column, 0] = (seen * given).sum((0, 1, 2))
+                found[:, row, column, 0] = (seen[..., row, column] * given).sum((0, 1, 2))
             else:
-                torch.mm(given.reshape(-1, outputs).t(), seen.reshape(-1, channels), out=found[:, row, column])
+                places = seen[..., row, column].reshape(-1, channels)
+                torch.mm(given.reshape(-1, outputs).t(), places, out=found[:, row, column])
     return found.permute(0, 3, 1, 2)
 
 
