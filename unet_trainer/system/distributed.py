@@ -264,9 +264,9 @@ class TorchrunJob(Job):
         with self.exchange("connecting"):
             self._control = dist.new_group(backend="gloo", timeout=limit)
             own = device if backend == "nccl" else None
-            limit += timedelta(seconds=LATER_SECONDS)
-            self.gradient_group = dist.new_group(backend=backend, timeout=limit, device_id=own)
-            self.statistics_group = dist.new_group(backend=backend, timeout=limit)
+            later = limit + timedelta(seconds=LATER_SECONDS) if backend == "nccl" else limit
+            self.gradient_group = dist.new_group(backend=backend, timeout=later, device_id=own)
+            self.statistics_group = dist.new_group(backend=backend, timeout=later)
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
