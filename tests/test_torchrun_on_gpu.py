@@ -13,6 +13,7 @@ from unet_trainer.training.checkpoint_file import read_run
 
 pytestmark = pytest.mark.gpu
 
+COMPILING_SECONDS = 400  # after which a job that compiles hangs
 COMPILED = {"device": "cuda", "use_amp": True, "amp_dtype": "bfloat16", "compile_model": True, "image_size": 64, "ema_decay": 0.9}
 
 
@@ -28,7 +29,9 @@ def records(tmp_path, rank):
 def test_one_process_with_nccl_trains_compiled(config, tmp_path):
     """The averaged gradients go through NCCL between replayed graphs."""
     log = tmp_path / "job.log"
-    assert end(torchrun(config, "--nproc-per-node=1", "--standalone", log=log, network="unet")) == 0, log.read_text()
+    assert end(torchrun(config, "--nproc-per-node=1", "--standalone", log=log, network="unet"), COMPILING_SECONDS) == 0, (
+        log.read_text()
+    )
     said = log.read_text()
     assert "1 on 1 machine, gradients averaged by nccl" in said
     assert "✓ Compiled in" in said
@@ -42,7 +45,9 @@ def test_one_process_with_nccl_trains_compiled(config, tmp_path):
 def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):
     """With gloo: NCCL refuses two processes on one GPU."""
     log = tmp_path / "job.log"
-    assert end(torchrun(config, "--nproc-per-node=2", "--standalone", log=log, network="unet")) == 0, log.read_text()
+    assert end(torchrun(config, "--nproc-per-node=2", "--standalone", log=log, network="unet"), COMPILING_SECONDS) == 0, (
+        log.read_text()
+    )
     said = log.read_text()
     assert "Warning: 2 processes share 1 GPU: gradients go through the host (gloo)" in said
     assert "compiling failed" not in said

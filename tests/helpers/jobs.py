@@ -351,10 +351,10 @@ def torchrun(settings, *options, log, fault="", records="", network="small"):
         return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def end(process):
+def end(process, seconds=HANG_SECONDS):
     """Its exit code; a torchrun that hangs takes its workers with it."""
     try:
-        return process.wait(HANG_SECONDS)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

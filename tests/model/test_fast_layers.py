@@ -7,8 +7,9 @@ import copy
 import pytest
 import segmentation_models_pytorch as smp
 import torch
+from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
-from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, StemConv, use_fast_layers
+from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, StemConv, use_fast_layers
 
 
 def gradients(module, inputs):
@@ -56,11 +57,36 @@ def kinds(network):
 def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
     fast = copy.deepcopy(resnet)
     use_fast_layers(fast)
-    assert kinds(fast).count(DecoderBlock) == 5
+    assert kinds(fast).count(DecoderBlock) == 4
+    assert kinds(fast).count(LastDecoderBlock) == 1
     assert kinds(fast).count(StemConv) == 1
     assert kinds(fast).count(HeadConv) == 1
     assert list(fast.state_dict()) == list(resnet.state_dict())
-    assert_same(fast, copy.deepcopy(resnet), torch.randn(2, 3, 32, 64, dtype=torch.float64))
+    plain = copy.deepcopy(resnet)
+    assert_same(fast, plain, torch.randn(2, 3, 32, 64, dtype=torch.float64))
+    for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [DecoderBlock, LastDecoderBlock])
+@pytest.mark.parametrize(("size", "skip_channels"), [((9, 11), 3), ((9, 11), 0), ((10, 12), 3)])
+def test_a_block_takes_odd_sizes_and_skips(kind, size, skip_channels):
+    """Of encoders whose stages do not halve: the plain layers, where cells do not fit."""
+    torch.manual_seed(0)
+    fast = UnetDecoderBlock(4, skip_channels, 8).double()
+    plain = copy.deepcopy(fast)
+    fast.__class__ = kind
+    features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    skip = torch.randn(2, skip_channels, *size, dtype=torch.float64) if skip_channels else None
+    torch.testing.assert_close(fast(features, *size, skip), plain(features, *size, skip))
+
+
+def test_blocks_with_attention_are_left_as_they_are():
+    network = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(16,) * 5, decoder_attention_type="scse").double()
+    fast = copy.deepcopy(network)
+    use_fast_layers(fast)
+    assert kinds(fast).count(UnetDecoderBlock) == 5
+    assert_same(fast, network, torch.randn(2, 3, 32, 64, dtype=torch.float64))
 
 
 def test_the_undo_restores_the_class_of_every_layer(resnet):

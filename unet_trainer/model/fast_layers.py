@@ -14,35 +14,96 @@ from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 LANES = 8  # tensor cores take channels in multiples of this
 
 
+# Cells. A 3×3 convolution of pixels is one of cells of 2×2 pixels, with four times the channels at half the side:
+#
+#     . . | . .      Pixel i of a cell (0 or 1, along one side) takes from pixel u of the cell that lies a cells away (-1, 0 or 1)
+#     . a | b .      by tap 2a + u - i, if that is one of -1, 0, 1. Here a is pixel 1 of its cell: its taps are pixel 0 (tap -1) and
+#     ----+----      itself (tap 0), and b, pixel 0 of the next cell: 2 + 0 - 1 = tap 1.
+#     . . | . .
+#     . . | . .      After a nearest upsampling the pixels of a cell are equal, and the taps on them add up: upsampling and
+#                    convolution are one convolution at the low resolution, and the large map is never made.
+#
+# Few channels on large maps are what convolutions of a GPU are slowest at. Weights are rearranged in each step, so parameters and
+# checkpoints are those of the plain layers. In memory a cell is (its 2 rows, its 2 columns, channels), channels innermost.
+
+
 class DecoderBlock(UnetDecoderBlock):
-    """Doubles the feature map by repeating pixels: the gradient is a sum over 2×2 instead of an index_put."""
+    """Upsampling and its part of the first convolution are one; the skip's part is added. Nothing is concatenated."""
 
     def forward(
         self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
     ) -> torch.Tensor:
         if (target_height, target_width) != (2 * feature_map.shape[2], 2 * feature_map.shape[3]):
             return super().forward(feature_map, target_height, target_width, skip_connection)
-        feature_map = repeat_pixels(feature_map)
+        convolution, norm, activation = self.conv1
+        of_map, of_skip = convolution.weight.split([feature_map.shape[1], convolution.in_channels - feature_map.shape[1]], dim=1)
+        pixels = to_pixels(F.conv2d(feature_map, upsampling_weight(of_map), padding=1))
         if skip_connection is not None:
-            feature_map = self.attention1(torch.cat([feature_map, skip_connection], dim=1))
-        return self.attention2(self.conv2(self.conv1(feature_map)))
+            pixels = pixels + F.conv2d(skip_connection, of_skip, padding=1)
+        return self.conv2(activation(norm(pixels)))
 
 
-def repeat_pixels(features: torch.Tensor) -> torch.Tensor:
-    """N,C,H,W → N,C,2H,2W, channels last inside: each pixel becomes 2×2."""
-    batch, channels, height, width = features.shape
-    rows = features.permute(0, 2, 3, 1)[:, :, None, :, None, :].expand(batch, height, 2, width, 2, channels)
-    return rows.reshape(batch, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
+class LastDecoderBlock(UnetDecoderBlock):
+    """Without a skip its output stays in cells, which HeadConv takes."""
+
+    def forward(
+        self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        is_doubled = (target_height, target_width) == (2 * feature_map.shape[2], 2 * feature_map.shape[3])
+        if skip_connection is not None or not is_doubled:
+            return super().forward(feature_map, target_height, target_width, skip_connection)
+        cells = _norm_pixels(self.conv1, F.conv2d(feature_map, upsampling_weight(self.conv1[0].weight), padding=1))
+        return _norm_pixels(self.conv2, F.conv2d(cells, cell_weight(self.conv2[0].weight), padding=1))
+
+
+def _norm_pixels(block: torch.nn.Sequential, cells: torch.Tensor) -> torch.Tensor:
+    """What follows the convolution treats each pixel alike: N,4C,H,W cells are N,C,H,4W pixels of some order, without a copy."""
+    batch, channels, height, width = cells.shape
+    pixels = cells.permute(0, 2, 3, 1).reshape(batch, height, 4 * width, channels // 4).permute(0, 3, 1, 2)
+    _, norm, activation = block
+    return activation(norm(pixels)).permute(0, 2, 3, 1).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def to_pixels(cells: torch.Tensor) -> torch.Tensor:
+    """N,4C,H,W → N,C,2H,2W."""
+    batch, channels, height, width = cells.shape
+    places = cells.permute(0, 2, 3, 1).reshape(batch, height, width, 2, 2, channels // 4).permute(0, 1, 3, 2, 4, 5)
+    return places.reshape(batch, 2 * height, 2 * width, channels // 4).permute(0, 3, 1, 2)
+
+
+def _taps(like: torch.Tensor) -> torch.Tensor:
+    """i,u,a,t: 1 where pixel i takes from pixel u of the cell a away by tap t, else 0."""
+    two, three = torch.arange(2, device=like.device), torch.arange(3, device=like.device) - 1
+    return (three == 2 * three[:, None] + two[:, None, None] - two[:, None, None, None]).to(like.dtype)
+
+
+def cell_weight(weight: torch.Tensor) -> torch.Tensor:
+    """O,C,3,3 for pixels → 4O,4C,3,3 for cells. Channels come last in memory, as for StemConv."""
+    taps, (outputs, channels) = _taps(weight), weight.shape[:2]
+    with torch.autocast(weight.device.type, enabled=False):
+        cells = torch.einsum("oyxc,iuay,jvbx->ijoabuvc", weight.permute(0, 2, 3, 1), taps, taps)
+    return cells.reshape(4 * outputs, 3, 3, 4 * channels).permute(0, 3, 1, 2)
+
+
+def upsampling_weight(weight: torch.Tensor) -> torch.Tensor:
+    """O,C,3,3 for pixels that are repeated 2×2 → 4O,C,3,3 for the pixels before."""
+    taps, (outputs, channels) = _taps(weight).sum(1), weight.shape[:2]
+    with torch.autocast(weight.device.type, enabled=False):
+        cells = torch.einsum("oyxc,iay,jbx->ijoabc", weight.permute(0, 2, 3, 1), taps, taps)
+    return cells.reshape(4 * outputs, 3, 3, channels).permute(0, 3, 1, 2)
 
 
 class HeadConv(torch.nn.Conv2d):
-    """Few output channels, padded to a multiple of 8: with one alone, cuDNN converts the memory layout back and forth."""
+    """Few output channels, padded to a multiple of 8: with one alone, cuDNN converts the memory layout back and forth. Takes pixels
+    or cells, and returns pixels."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        missing = -self.out_channels % LANES
-        weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, missing))
-        bias = None if self.bias is None else F.pad(self.bias, (0, missing))
-        return F.conv2d(features, weight, bias, self.stride, self.padding)[:, : self.out_channels]
+        are_cells = features.shape[1] == 4 * self.in_channels
+        weight = cell_weight(self.weight) if are_cells else self.weight
+        missing = -weight.shape[0] % LANES
+        logits = F.conv2d(features, F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing)), padding=self.padding)[:, : weight.shape[0]]
+        logits = to_pixels(logits) if are_cells else logits
+        return logits if self.bias is None else logits + self.bias[:, None, None]
 
 
 class StemConv(torch.nn.Conv2d):
@@ -69,6 +130,15 @@ class StemConv(torch.nn.Conv2d):
         return F.conv2d(pixels, weight, self.bias)
 
 
+def _is_plain(block: UnetDecoderBlock) -> bool:
+    """With a norm, which makes a bias of no use, and without attention."""
+    return block.get_submodule("conv1.0").bias is None and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
+
+
+def _geometry(layer: torch.nn.Conv2d) -> tuple[object, ...]:
+    return layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode
+
+
 def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
     """Swaps, in place, the layers that have a faster version here, and returns a function that undoes it. Sides must be even."""
     swapped: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []
@@ -77,16 +147,18 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
         swapped.append((module, type(module)))
         module.__class__ = faster
 
-    for module in network.modules():
-        if type(module) is UnetDecoderBlock and module.interpolation_mode == "nearest":
-            swap(module, DecoderBlock)
-        elif type(module) is torch.nn.Conv2d and module.in_channels <= 4:
-            shape = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode)
-            if shape == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros"):
-                swap(module, StemConv)
     head = getattr(network, "segmentation_head", [None])[0]
-    if type(head) is torch.nn.Conv2d and head.out_channels % LANES and head.groups == 1 and head.dilation == (1, 1):
+    has_head = type(head) is torch.nn.Conv2d and _geometry(head) == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+    blocks = [module for module in network.modules() if type(module) is UnetDecoderBlock]
+    for block in blocks:
+        if block.interpolation_mode == "nearest" and _is_plain(block):
+            swap(block, LastDecoderBlock if block is blocks[-1] and has_head else DecoderBlock)
+    if has_head:
         swap(head, HeadConv)
+    for module in network.modules():
+        is_small = type(module) is torch.nn.Conv2d and module.in_channels <= 4
+        if is_small and _geometry(module) == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros"):
+            swap(module, StemConv)
 
     def restore() -> None:
         for module, original in swapped:
