@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import numpy as np
 import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.rasterize import fill_runs
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import encode_image, read_image
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.system.console import Console
@@ -93,6 +96,28 @@ def rle_with_joined_ids(data):
     write_csv(data / "train.csv", ("ImageId_ClassId", "EncodedPixels"), *rows)
 
 
+# nnU-Net
+
+
+def nnunet(data, labels):
+    for index in range(COUNT):
+        for channel in range(2):
+            write(data / f"Dataset001_Fish/imagesTr/s{index:02d}_{channel:04d}.png", photo(index)[:, :, channel])
+        write(data / f"Dataset001_Fish/labelsTr/s{index:02d}.png", ids(index))
+        write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0000.png", photo(index)[:, :, 0])
+        write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0001.png", photo(index)[:, :, 1])
+    text = {"channel_names": {"0": "red", "1": "green"}, "labels": labels, "numTraining": COUNT, "file_ending": ".png"}
+    (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
+
+
+def nnunet_2(data):
+    nnunet(data, {"background": 0, "head": 1, "tail": 2})
+
+
+def nnunet_1(data):
+    nnunet(data, {"0": "background", "1": "head", "2": "tail"})
+
+
 # The report of each
 
 
@@ -102,7 +127,12 @@ FORMS = {
     rle_with_classes: NAMES,
     rle_along_rows: NAMES,
     rle_with_joined_ids: ("background", "class 1", "class 2"),
+    nnunet_1: NAMES,
+    nnunet_2: NAMES,
 }
+
+
+CHANGED = dict.fromkeys([nnunet_1, nnunet_2], lambda index: photo(index)[:, :, :2])
 
 
 @pytest.fixture
@@ -124,23 +154,21 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
     for index, pair in enumerate(sorted(found.pairs, key=lambda pair: pair.name)):
         wanted = ids(index) if len(names) > 1 else ids(index) > 0
         assert np.array_equal(read_mask(pair.mask), wanted)
-        assert read_image(pair.image).shape == (HEIGHT, WIDTH, 3)
+        assert np.array_equal(read_image(pair.image), CHANGED.get(make, photo)(index)) or pair.image.suffix == ".jpg"
     assert len(found.pairs) == COUNT
 
 
 @pytest.mark.parametrize(
     ("cell", "reason"),
     [
-        ("1 2 3", "line 8: run lengths that are not pairs of a start, from 1 on, and a length"),
-        ("0 2", "line 8: run lengths that are not pairs of a start, from 1 on, and a length"),
-        ("1 x", "line 8: run lengths that are not whole numbers with spaces between them"),
-        ("9" * 30 + " 1", "line 8: run lengths that are not whole numbers with spaces between them"),
-        ("480 2", "line 8: run lengths beyond the 480 pixels of the image, 24×20"),
-        ("1 400 1 400", "line 8: run lengths beyond the 480 pixels of the image, 24×20"),
+        ("1 2 3", "not pairs of a start, from 1 on, and a length"),
+        ("0 2", "not pairs of a start, from 1 on, and a length"),
+        ("1 x", "not whole numbers with spaces between them"),
+        ("9" * 30 + " 1", "not whole numbers with spaces between them"),
+        ("480 2", "beyond the 480 pixels of the image, 24×20"),
+        ("1 400 1 400", "beyond the 480 pixels of the image, 24×20"),
     ],
 )
-def test_bad_run_lengths_are_named_with_their_line(cell, reason, tmp_path, report):
-    photos(tmp_path / "data")
-    rows = [(f"s{index:02d}", runs(head(index))) for index in range(COUNT)]
-    write_csv(tmp_path / "data/rle.csv", ("ImageId", "EncodedPixels"), *rows, ("s00", cell))
-    assert report().blocking_message.endswith(f"\n  rle.csv, image 's00': {reason}")
+def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
+    with pytest.raises(DataError, match=reason):
+        fill_runs(cell, HEIGHT, WIDTH, down_columns=True)

@@ -122,10 +122,7 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
-    if any(
-        path.suffix.lower() == ".csv" and "submission" not in path.stem.lower() for path in texts
-    ):  # Kaggle's examples of answers
-        texts = [path for path in texts if path.suffix.lower() != ".csv" or "submission" not in path.stem.lower()]
+    texts = [path for path in texts if not path.name.startswith("sample_submission")]  # an example of an answer, of Kaggle
     files: dict[str, list[tuple[Path, Any]]] = defaultdict(list)
     unknown: list[str] = []
     broken: list[str] = []
