@@ -24,7 +24,7 @@ import numpy as np
 from unet_trainer.datasets.name_matching import File, best_match
 from unet_trainer.datasets.pairs import Pair, Part
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels, encode_image
+from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
 from unet_trainer.system.atomic_files import write_atomically
@@ -262,6 +262,32 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
     assert merged is not None  # there is a file
     return merged, {**facts, "overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())} if classes else {}
+
+
+# Channels in files of their own
+
+
+def join_channels(converter: Converter, part: Part, cases: Mapping[tuple[str, str], Sequence[File]]) -> list[Converted]:
+    """One file for each image, by its folder and name, with the channels of its files in their order."""
+    conversions = [
+        Conversion(f"{part}/{folder}{stem}", paths, partial(_join_channels, paths), ".npy")
+        for (folder, stem), files in cases.items()
+        for paths in [[file.path for file in files]]
+    ]
+    return converter.write("channels", None, conversions, "Joining the channels of each image:")
+
+
+def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
+    read: list[Pixels] = []
+    for path in paths:
+        try:
+            read.append(read_image(path))
+        except ReadError as error:
+            raise DataError(f"{path}: {error}") from None
+        if read[-1].shape[:2] != read[0].shape[:2]:
+            (height, width), (first_height, first_width) = read[-1].shape[:2], read[0].shape[:2]
+            raise DataError(f"{path}: {width}×{height}, the other channels of this image are {first_width}×{first_height}")
+    return np.concatenate(read, axis=2), {}
 
 
 # Pages of stacks

@@ -53,6 +53,7 @@ class Search:
     notices: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)  # where each class has its files: their names, without the background
     has_background: bool = False  # some pixels belong to none of them
+    origins: dict[Path, str] = field(default_factory=dict)  # of images that were made from several files: what messages name
 
     def names_are_given(self, classes: Sequence[str]) -> bool:
         """Whether class_names says that these are classes, with or without the background."""
@@ -277,6 +278,7 @@ def _pair_part(
     _refuse_same_names(images, masks)
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
+    images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
     match = best_match(images, masks, image_group.place, preferred)
     if lists is not None:  # masks of other images, and test images without one, do not matter
         match = match._replace(images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[])
@@ -285,16 +287,15 @@ def _pair_part(
     if in_step is not None and config.unpaired == "error":
         raise _ask_about_offset(found, in_step)
     found.match = in_step or match
-    if not found.match.is_complete:
-        _refuse_channels(images, masks, image_group.place)
-        if not is_one_folder and not config.mask_suffix:
-            parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
-            parts = converted.find_class_files(images, masks, image_group.place) if parts is None else parts
-            if not parts:
-                found.match = _choose_kind(search, mask_group.place, images, masks, match)
-            elif _merge_files(search, found, images, parts, part):
-                return found
+    if not found.match.is_complete and not is_one_folder and not config.mask_suffix:
+        parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
+        parts = converted.find_class_files(images, masks, image_group.place) if parts is None else parts
+        if not parts:
+            found.match = _choose_kind(search, mask_group.place, images, masks, match)
+        elif _merge_files(search, found, images, parts, part):
+            return found
     _take_plain(search, found, part)
+    found.rule += channels
     return found
 
 
@@ -345,7 +346,10 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
 
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
     """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix says so."""
-    pairs = [Pair(f"{image.folder}{image.stem}", image.path, mask.path) for image, mask in found.match.pairs]
+    pairs = [
+        Pair(f"{image.folder}{image.stem}", image.path, mask.path, image_origin=search.origins.get(image.path, ""))
+        for image, mask in found.match.pairs
+    ]
     found.pairs = sorted(pairs, key=lambda pair: pair.name)
     if not pairs:
         return
@@ -392,16 +396,33 @@ def _choose_kind(search: Search, place: Path, images: Sequence[File], masks: Seq
     return match._replace(masks=[])
 
 
-def _refuse_channels(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> None:
-    """Raises DataError where each channel of an image is a file of its own, as in nnU-Net."""
-    cases = {mask.folder + mask.stem for mask in masks} if name_matching.is_channel_folder(image_folder) else set()
-    counts = Counter(image.folder + name_matching.CHANNEL.sub("", image.stem) for image in images)
-    case = next((case for case, count in counts.items() if count > 1 and case in cases), None)
-    if case is not None:
-        raise DataError(
-            f"image_dir: {image_folder} has {counts[case]} channel files for {case}; "
-            "an image must be one file: merge its channels, or set image_dir to a folder with one channel"
-        )
+def _join_channels(
+    search: Search, images: list[File], masks: Sequence[File], place: Path, part: Part, problems: list[Problem]
+) -> tuple[list[File], str]:
+    """The images, those whose channels are files of their own (nnU-Net: a_0000.png, a_0001.png for the mask a.png) joined; and what
+    the rule says of them. Raises DataError where an image lacks channels of others."""
+    cases: dict[tuple[str, str], list[File]] = defaultdict(list)
+    for image in sorted(images):
+        cases[image.folder, name_matching.CHANNEL.sub("", image.stem)].append(image)
+    most, stems = max(map(len, cases.values()), default=0), {(mask.folder, mask.stem) for mask in masks}
+    if most < 2 or not any(case in stems for case in cases) or any((image.folder, image.stem) in stems for image in images):
+        return images, ""
+    for (folder, stem), files in cases.items():
+        wanted = [f"{stem}_{number:04d}" for number in range(most)]
+        if [file.stem for file in files] != wanted:
+            there = first_few(file.path.name for file in files)
+            raise DataError(
+                f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need {first_few(wanted)}"
+            )
+    joined = converted.join_channels(search.converter, part, cases)
+    if unreadable := tuple(one.problem for one in joined if one.problem):
+        problems.append(Problem("unreadable", *UNREADABLE, unreadable, "repair these files"))
+    made = []
+    for (case, files), one in zip(cases.items(), joined, strict=True):
+        if not one.problem:
+            made.append(File(one.path, *case))
+            search.origins[one.path] = f"{files[0].path} and {len(files) - 1} more"
+    return made, f", {most} files as the channels of each image"
 
 
 # Which files are images and which are masks

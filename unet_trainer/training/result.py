@@ -25,6 +25,7 @@ from unet_trainer.training.history import Row, column, write_result
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
+from unet_trainer.training.run_summary import NO_USE
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
@@ -191,14 +192,12 @@ def judge_model(
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     findings: list[tuple[str, list[str]]] = []
     if gain < MIN_GAIN:
-        problem = (
-            f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
-        )
+        problem = f"{NO_USE}: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives {baseline.iou:.3f}"
         if train_gain >= MIN_TRAIN_GAIN:
-            problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
+            problem += f". Training did learn (train IoU {train_iou:.3f}): the model knows its training images only"
             advice = _overfitting_advice(settings)
         else:
-            problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
+            problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
             pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
             masks = f"{pairs}; or be read with the wrong mask_values: {_check_command(config)}"
             advice = [masks, _rate_advice(settings)]
