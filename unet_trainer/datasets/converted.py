@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match
 from unet_trainer.datasets.pairs import Pair, Part
-from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels, encode_image, read_image
+from unet_trainer.images.file_bytes import DataError, ReadError, open_file
+from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
 from unet_trainer.system.atomic_files import write_atomically
@@ -46,11 +47,11 @@ MAX_LABEL = 65535
 
 
 class Conversion(NamedTuple):
-    """A file to make. `make` gives its pixels and counts of what they hold; raises DataError for bad sources."""
+    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad sources."""
 
     name: str  # relative path, without extension
     sources: Sequence[Path]
-    make: Callable[[], tuple[Pixels, Mapping[str, int]]]
+    make: Callable[[], tuple[Pixels | bytes, Mapping[str, int]]]
     extension: str = ".png"
 
 
@@ -123,9 +124,9 @@ class Converter:
         ]
 
 
-def _write(path: Path, pixels: Pixels) -> str:
+def _write(path: Path, pixels: Pixels | bytes) -> str:
     """Why it cannot be written; empty if it was."""
-    data = encode_image(pixels, path.suffix)
+    data = pixels if isinstance(pixels, bytes) else encode_image(pixels, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(data))
@@ -288,6 +289,77 @@ def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
             (height, width), (first_height, first_width) = read[-1].shape[:2], read[0].shape[:2]
             raise DataError(f"{path}: {width}×{height}, the other channels of this image are {first_width}×{first_height}")
     return np.concatenate(read, axis=2), {}
+
+
+# Rows of parquet files, as of Hugging Face: images and masks are structs of the file's bytes and its name
+
+
+def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list[Pair]:
+    """A pair of files for each row; empty if the file has no column of images. Raises DataError."""
+    with _parquet(path) as file:
+        columns = [
+            field.name for field in file.schema_arrow if {"bytes", "path"} <= {inner.name for inner in _fields_of(field.type)}
+        ]
+        kinds = {column: KINDS.get(re.sub(r"[\W_]", "", column.lower())) for column in columns}
+        images = [column for column in columns if kinds[column] == "image"]
+        masks = [column for column in columns if column not in images and kinds[column] == "mask"]
+        masks = masks or [column for column in columns if column not in images]
+        if not columns:
+            return []
+        if len(images) != 1 or len(masks) != 1:
+            raise DataError(f"{path} has the columns of images {', '.join(columns)}; need one image and one mask (image, mask)")
+        chosen = images[0], masks[0]
+        paths = file.read([f"{column}.path" for column in chosen], use_threads=False)
+        names = [[str((cell or {}).get("path") or "") for cell in paths.column(column).to_pylist()] for column in chosen]
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+    stems = [Path(name).stem for name in names[0]]
+    are_names = all(stems) and len(set(stems)) == len(stems)
+    rows = [(group, row) for group, size in enumerate(sizes) for row in range(size)]
+    conversions, pairs = [], []
+    for number, (group, row) in enumerate(rows):
+        name = f"{path.stem}/{stems[number] if are_names else f'{number:0{len(str(len(rows)))}d}'}"
+        for column, listed in zip(chosen, names, strict=True):
+            suffix = Path(listed[number]).suffix.lower()
+            make = partial(_cell, path, group, row, column)
+            conversions.append(Conversion(f"{column}/{name}", [path], make, suffix if suffix in IMAGE_EXTENSIONS else ".png"))
+        origins = (f"{path}, row {number}, {column}" for column in chosen)
+        pairs.append(Pair(name, path, path, part, "", *origins))
+    written = converter.write("rows", str(path.relative_to(converter.data_dir)), conversions, "Writing the rows as files:")
+    if problem := next((row.problem for row in written if row.problem), ""):
+        raise DataError(problem)
+    files = [row.path for row in written]
+    return [replace(pair, image=image, mask=mask) for pair, image, mask in zip(pairs, files[::2], files[1::2], strict=True)]
+
+
+def _fields_of(kind: Any) -> list[Any]:
+    return [kind.field(index) for index in range(kind.num_fields)]
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Without threads: conversions run in forked processes."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(f"{path} is a parquet file; pip install pyarrow reads it") from None
+    try:
+        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
+            yield file
+    except (parquet.core.pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path} is not a parquet file that can be read ({str(error)[:100]})") from None
+
+
+@lru_cache(maxsize=2)  # images and masks
+def _read_group(path: Path, group: int, column: str) -> Any:
+    with _parquet(path) as file:
+        return file.read_row_group(group, [column], use_threads=False).column(column)
+
+
+def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[str, int]]:
+    content = (_read_group(path, group, column)[row].as_py() or {}).get("bytes")
+    if not content:
+        raise DataError(f"{path}: no bytes in column {column}, row {row} of group {group}")
+    return content, {}
 
 
 # Pages of stacks

@@ -19,7 +19,7 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
-from unet_trainer.datasets.folder_pairs import find_in_folders
+from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import (
     VOID,
@@ -493,7 +493,9 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
 
 
 def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
-    """Masks in folders come first; where there are none, annotations are looked for."""
+    """What a table lists comes first, then masks in folders; where there are none, annotations are looked for."""
+    if (listed := find_in_tables(config, data_dir, console)) is not None:
+        return listed
     try:
         found = find_in_folders(config, data_dir, console)
     except DataError as error:

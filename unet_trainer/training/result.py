@@ -15,7 +15,7 @@ import torch
 from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import class_names, id_names
+from unet_trainer.config.schema import OWN, class_names, id_names
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
@@ -139,7 +139,8 @@ def say_result(run: Run, result: TrainResult) -> None:
     if result.stopped_early:
         epochs, counting = counted(stopping.epochs_since_best, "epoch"), stopping.patience_used
         how = f", {counting} of which counted against early_stopping_patience" if counting < stopping.epochs_since_best else ""
-        console.say(f"Stopped early: no better {run.config.monitor} in {epochs}{how}")
+        why = "by a callback" if run.is_stopped else f"no better {run.config.monitor} in {epochs}{how}"
+        console.say(f"Stopped early: {why}")
     if has_best:
         compared = "" if baseline is None else f" ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
         console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}{compared}")
@@ -154,6 +155,9 @@ def say_result(run: Run, result: TrainResult) -> None:
     weights = folder / (BEST if has_best else LAST)
     report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""  # a signal or an error may have left it out
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    if OWN in (run.config.architecture, *run.config.loss):
+        console.say("Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see docs/extending.md")
+        return
     model = shlex.quote(str(folder if has_best else weights))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     if num_test:
