@@ -252,8 +252,8 @@ def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
 
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
     """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head, s0_tail; of
-    objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings are clear: several, classes
-    of several images, and none for readers or for views of one mask."""
+    objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings are clear: several, of
+    classes with several images, and none for readers or for views of one mask."""
     by_core = {(image.folder, image.stem): image for image in images}
     found: dict[str, dict[File, File]] = defaultdict(dict)
     endings: dict[str, set[str]] = defaultdict(set)
